@@ -1,4 +1,6 @@
-"""Writing on a disk that may be full: a write waits for room, says so once, and goes on when there is room again.
+"""Writing on a disk that may be full.
+
+A write waits for room, says so once, and goes on when there is room again.
 
 Guarantees that only a lack of space is waited out (every other error is raised), that each shortage and its end are
 logged once for each file system, and that a heartbeat can show what this process waits for (`SHORTAGES`).

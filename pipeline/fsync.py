@@ -7,7 +7,10 @@ __all__ = ["fsync", "make_folder", "sync_tree"]
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on disk: after a rename, those of its folder."""
+    """Wait until a file's content, or the names in a folder, are on disk.
+
+    After a rename, those of its folder.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

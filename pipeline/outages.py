@@ -1,4 +1,6 @@
-"""Whether an exception of somebody else's code says that a service it needs is away. Pure; no client is imported.
+"""Whether an exception of somebody else's code says that a service it needs is away.
+
+Pure; no client is imported.
 
 An outage says nothing about what was being judged, so the call is repeated; anything else is the fault of the code or
 of what it was given, and repeating it would not help. The rule goes by the names of an exception's classes, since the

@@ -1,4 +1,6 @@
-"""Whether a trainer can use a rollout group: one rule for the edges that take groups in and for the trainer itself.
+"""Whether a trainer can use a rollout group.
+
+One rule for the edges that take groups in and for the trainer itself.
 
 Pure. What an edge can know is refused there; what reaches a trainer all the same costs its own group, never a batch.
 """
@@ -45,7 +47,9 @@ class TrainerLimits(NamedTuple):
 
 
 def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
-    """Return why a trainer with these limits cannot use `group`, None if it can; the columns have been checked.
+    """Return why a trainer with these limits cannot use `group`, None if it can.
+
+    The columns have been checked.
 
     The reason does not name the group, so that groups with the same fault give the same text.
     """

@@ -86,12 +86,18 @@ class Access:
 
 
 def identity_of(service: str, part: str) -> str:
-    """Return the identity of a process of `service` that plays `part`: each environment has a key of its own."""
+    """Return the identity of a process of `service` that plays `part`.
+
+    Each environment has a key of its own.
+    """
     return f"{ENVIRONMENT}-{part}" if service == ENVIRONMENT else service
 
 
 def roles(identity: str) -> tuple[str, ...]:
-    """Return the names under which processes of `identity` speak: its own, and one for each role it can play."""
+    """Return the names under which processes of `identity` speak.
+
+    Its own, and one for each role it can play.
+    """
     parts = _INFERENCE_ROLES if identity == "inference" else ()
     return (identity, *(f"{identity}-{part}" for part in parts))
 

@@ -1,4 +1,6 @@
-"""Annotations: what the stages derive from rollouts. Each is keyed by (kind, group, revision); the first stored wins.
+"""Annotations: what the stages derive from rollouts.
+
+Each is keyed by (kind, group, revision); the first stored wins.
 
 One message carries whatever a stage had ready for several groups of one environment; inside it each group is an item
 with a column per quantity. Every item carries the stage stamps gathered on its way, which never enter a digest.
@@ -340,7 +342,10 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
 
     @property
     def ends_rollout(self) -> bool:
-        """Whether the rollout at `seq` ends with this letter: not if the stage is one that a batch can do without."""
+        """Whether the rollout at `seq` ends with this letter.
+
+        Not if the stage is one that a batch can do without.
+        """
         return self.stream == ROLLOUTS and self.stage in {"scorer", "normalizer", "batcher"}
 
 

@@ -14,7 +14,10 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def new_group_id() -> str:
-    """Return a new 128-bit id as 32 hex digits: 48 bits of Unix time in ms, then random bits (as UUID version 7)."""
+    """Return a new 128-bit id as 32 hex digits.
+
+    48 bits of Unix time in ms, then random bits (as UUID version 7).
+    """
     ms = time.time_ns() // 1_000_000
     random = int.from_bytes(os.urandom(10), "big")
     value = (ms << 80) | random

@@ -1,4 +1,6 @@
-"""The ledger: which groups were batched, in which order, and what became of every other one. It is the source of truth.
+"""The ledger: which groups were batched, in which order, and what became of every other one.
+
+It is the source of truth.
 
 One writer (the batcher) appends entries to `rl.ledger.<run>.<trainer>`. Each names the hash of the one before, so that
 a consumer that kept a position can tell the same history from another. An entry is also the writer's whole state: a

@@ -1,4 +1,6 @@
-"""How the large parts of a rollout travel: token ids in as many bits as the largest needs, texts compressed.
+"""How the large parts of a rollout travel.
+
+Token ids in as many bits as the largest needs, texts compressed.
 
 What goes in and comes out are bytes. Guarantees that what is unpacked is bounded before it is allocated, whatever the
 sender claims, and that nothing but `SchemaError` is raised.

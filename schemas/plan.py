@@ -119,7 +119,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traceparent(group: str, *, sampled: bool) -> str:
-    """Return the W3C trace context of a group: its id is the trace id, so any stage can name the trace of any group.
+    """Return the W3C trace context of a group.
+
+    Its id is the trace id, so any stage can name the trace of any group.
 
     The root span's id is the second half of the group id, all of which is random.
     """

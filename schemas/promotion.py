@@ -1,4 +1,6 @@
-"""Promotions: which revision judges a run's rollouts from which of them on. Stored in ROLLOUTS, among the rollouts.
+"""Promotions: which revision judges a run's rollouts from which of them on.
+
+Stored in ROLLOUTS, among the rollouts.
 
 One subject a run holds the list of all its promotions, whole in each message, the newest message counting. The ledger's
 entries name the newest one as well, and are what decides (`pipeline.promotion.logic` has the protocol).

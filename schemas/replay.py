@@ -1,4 +1,6 @@
-"""Re-scored history: what a revision is, and its commits. Both are stored in REPLAY; the live run never sees them.
+"""Re-scored history: what a revision is, and its commits.
+
+Both are stored in REPLAY; the live run never sees them.
 
 A revision is defined once, by the first message on its own subject; every later start must mean the same. Its commits
 hold scores and rewards of some groups of one environment together, with the state of the fold and the position in

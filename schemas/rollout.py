@@ -50,7 +50,10 @@ _WORD = re.compile(r"[!-~]{1,128}")  # what one field of the planning header may
 
 
 def is_word(text: str) -> bool:
-    """Return whether `text` can name a producer or a lease: 1 to 128 visible ASCII characters, but not "-" alone."""
+    """Return whether `text` can name a producer or a lease.
+
+    1 to 128 visible ASCII characters, but not "-" alone.
+    """
     return bool(_WORD.fullmatch(text)) and text != "-"
 
 

@@ -175,7 +175,10 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         return self if halves is None else msgspec.structs.replace(self, tokens=halves[0], token_bits=halves[1])
 
     def widened(self) -> Self:
-        """Return the columns with int32 tokens. Raises `SchemaError` when the narrowed ones do not fit together."""
+        """Return the columns with int32 tokens.
+
+        Raises `SchemaError` when the narrowed ones do not fit together.
+        """
         if self.token_bits is None:
             return self
         return msgspec.structs.replace(self, tokens=join_tokens(self.tokens, self.token_bits), token_bits=None)

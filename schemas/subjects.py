@@ -165,7 +165,10 @@ def blob(kind: str, run: str, name: str = "*") -> str:
 
 
 def promotion(run: str, revision: str) -> str:
-    """Where the promotions of the run's `revision` are listed: among the rollouts, whose order says who judges."""
+    """Where the promotions of the run's `revision` are listed.
+
+    Among the rollouts, whose order says who judges.
+    """
     return f"rl.promotion.{run}.{revision}"
 
 
@@ -200,7 +203,10 @@ def offline_trainer(run: str, trainer: str) -> str:
 
 
 def lease(run: str, env: str = "*") -> str:
-    """Request/reply subject of the governor; each environment has its own, so that none takes another's leases."""
+    """Request/reply subject of the governor.
+
+    Each environment has its own, so that none takes another's leases.
+    """
     return f"rl.lease.{run}.{env}"
 
 
@@ -258,5 +264,8 @@ def _ends(name: str) -> tuple[str, ...]:
 
 
 def durable(stage: str, run: str, revision: str) -> str:
-    """Name of the durable consumer that all replicas of a stateless stage share: `=` occurs in none of its parts."""
+    """Name of the durable consumer that all replicas of a stateless stage share.
+
+    `=` occurs in none of its parts.
+    """
     return f"{stage}={run}={revision}"

@@ -58,7 +58,10 @@ def check_plain(what: str, value: Any) -> None:
 
 
 def text_length(value: Any) -> int:
-    """Return the characters of all texts in a free-form value, keys left out; see `check_plain` for what it may be."""
+    """Return the characters of all texts in a free-form value, keys left out.
+
+    See `check_plain` for what it may be.
+    """
     length, level = 0, [value]
     while level:
         item = level.pop()

@@ -10,26 +10,26 @@ from rich.console import Console
 from rich.table import Table
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.collect import build_group, collect_group
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.environments.rollout import build_group, collect_group
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.model.policy import PolicyModel, load_model
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.rewards.estimators.estimator import GroupAdvantage
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
-from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer, samples_of
+from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import PolicyModel, load_model
 from lachesis.pipeline.training.sequences import training_sequences
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["SERVICES", "ServiceSpec", "Stage", "find", "load_stage"]
@@ -39,7 +39,10 @@ SERVICES = {
     spec.name: spec
     for spec in (
         ServiceSpec(
-            "governor", "flow.stage:run_governor", 1, "grants leases, so that nothing is generated that cannot be used"
+            "governor",
+            "admission.stage:run_governor",
+            1,
+            "grants leases, so that nothing is generated that cannot be used",
         ),
         ServiceSpec(
             "batcher", "batching.stage:run_batcher", 1, "joins annotations, forms batches and writes the ledger"
@@ -89,7 +92,10 @@ def find(name: str) -> ServiceSpec:
 
 
 def load_stage(spec: ServiceSpec) -> Stage:
-    """Import a service's stage. Raises `StartupError`, which names the extra to install, when a package is missing."""
+    """Import a service's stage.
+
+    Raises `StartupError`, which names the extra to install, when a package is missing.
+    """
     module, _, function = spec.stage.partition(":")
     try:
         run = getattr(importlib.import_module(f"lachesis.pipeline.{module}"), function)

@@ -17,15 +17,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from lachesis.pipeline.batching.marks import ResolvedSet
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.newest import decode_owned
+from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
-from lachesis.pipeline.flow.retention import read_record as retention_record
-from lachesis.pipeline.stage.deadletter import REQUEUED_HEADER
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
+from lachesis.pipeline.retention.holds import read_record as retention_record
+from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent
 from lachesis.schemas.catalog import channel_of
@@ -66,7 +66,10 @@ class RequeueCase:
 
 
 async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, DeadLetter]]) -> list[RequeueCase]:
-    """Return one case a message, by the sequence of its newest letter. Reads the ledger and what was derived."""
+    """Return one case a message, by the sequence of its newest letter.
+
+    Reads the ledger and what was derived.
+    """
     newest = {(letter.stream, letter.seq): (seq, letter) for seq, letter in letters}
     rollouts = {seq for stream, seq in newest if stream == subjects.ROLLOUTS}
     record = await _RequeueRecord.load(bus, config) if rollouts else _RequeueRecord()
@@ -103,7 +106,10 @@ class Requeuer:
         self._counter = 0
 
     async def requeue_case(self, case: RequeueCase) -> int:
-        """Store the message of a case that qualifies and return its new sequence; waits for a lease without bound."""
+        """Store the message of a case that qualifies and return its new sequence.
+
+        Waits for a lease without bound.
+        """
         if case.message is None:
             raise ValueError(f"letter {case.seq} does not qualify: {case.refusal}")
         if case.letter.stream == subjects.ROLLOUTS:

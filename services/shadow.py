@@ -13,10 +13,10 @@ import msgspec
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.logic.fold import FoldCommit
-from lachesis.pipeline.replay.logic.rolling import RollingComparison
-from lachesis.pipeline.replay.stage import ReplayProgress, ReplayRequest, run_replay
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.offline.compare.rolling import RollingComparison
+from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
+from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode

@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.schemas.subjects import BUCKET, STREAMS
 
 settings.register_profile(

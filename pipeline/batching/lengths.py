@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from lachesis.pipeline.batching.join import PendingRollout
+from lachesis.pipeline.ledger.join import PendingRollout
 from lachesis.schemas.ledger import GroupRef
 
 __all__ = ["RecentLengths", "stale_lengths"]

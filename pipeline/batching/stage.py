@@ -1,4 +1,6 @@
-"""The batcher: memberships and annotations in, ledger entries out. The single writer of one trainer's ledger.
+"""The batcher: memberships and annotations in, ledger entries out.
+
+The single writer of one trainer's ledger.
 
 What goes in: headers of ROLLOUTS, and rewards, teacher pointers and dead letters of the run's revision from EVENTS; and
 which revision the run is to go on with, of which the ledger says from where on.
@@ -16,24 +18,24 @@ from typing import get_args
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.evidence import check_evidence
-from lachesis.pipeline.batching.former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
-from lachesis.pipeline.batching.join import Joiner, PendingRollout, Wanted
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
-from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.standing import EnvironmentStatuses
+from lachesis.pipeline.health.environment_status import EnvironmentStatuses
+from lachesis.pipeline.ledger.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain
+from lachesis.pipeline.ledger.evidence import check_evidence
+from lachesis.pipeline.ledger.join import Joiner, PendingRollout, Wanted
+from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, publish_decision
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.incidents import follow_incidents
-from lachesis.pipeline.stage.inputs import InputSource, open_bursts
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.incidents import follow_incidents
+from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
@@ -53,7 +55,10 @@ _MAX_WAITING_LETTERS = 1024
 
 
 async def run_batcher(service: Service, config: RunConfig) -> None:
-    """Write the ledger of the run's trainer until the service drains. Raises `FencedError` when another one does."""
+    """Write the ledger of the run's trainer until the service drains.
+
+    Raises `FencedError` when another one does.
+    """
     try:
         await _write_ledger(service, config)
     except* InfrastructureError:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from lachesis.pipeline.batching.join import PendingRollout
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.ledger.join import PendingRollout
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans, stage_subject
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Times, batch_span, batch_trace
 from lachesis.schemas import subjects
@@ -33,7 +33,9 @@ def trace_entry(
     *,
     ends_batched: bool = False,
 ) -> None:
-    """Export the spans of a stored entry, begun at `start_ns`. `members` are those batched or settled in it.
+    """Export the spans of a stored entry, begun at `start_ns`.
+
+    `members` are those batched or settled in it.
 
     `ends_batched`: no trainer of the run will end the traces of what is batched.
     """

@@ -1,4 +1,6 @@
-"""A run's accounts as nats-server takes them: one that holds the streams, and one for each identity. Pure.
+"""A run's accounts as nats-server takes them: one that holds the streams, and one for each identity.
+
+Pure.
 
 The server checks where a client publishes, but not where it asks for the answer. With all identities in one account, a
 client could name a foreign subject for it, and the server itself would store its answer there, or take it as a request

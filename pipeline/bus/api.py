@@ -1,4 +1,6 @@
-"""The bus as the rest of the tree sees it: an interface, implemented by `NatsBus` and, in memory, by `MemoryBus`.
+"""The bus as the rest of the tree sees it.
+
+An interface, implemented by `NatsBus` and, in memory, by `MemoryBus`.
 
 A bus is opened for one run, which has streams and a key-value bucket of its own. A stream is named by its kind
 (`subjects.ROLLOUTS`...), a key by `schemas.keys`; subjects name the run themselves.
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies
-from lachesis.pipeline.bus.stalls import ServerStall
+from lachesis.pipeline.bus.server_waits import ServerStall
 
 __all__ = [
     "Bus",
@@ -144,7 +146,10 @@ class Bus(Protocol):
 
     @property
     def stall(self) -> ServerStall | None:
-        """The wait for the server that has lasted longest, once it is more than a few seconds; None: there is none."""
+        """The wait for the server that has lasted longest, once it is more than a few seconds.
+
+        None: there is none.
+        """
 
     @property
     def unanswered(self) -> RefusedReplies:

@@ -1,4 +1,7 @@
-"""Background tasks of one context: they end with it, and an error arrives as itself instead of in a group of one."""
+"""Background tasks of one context.
+
+They end with it, and an error arrives as itself instead of in a group of one.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -52,7 +52,10 @@ class BlobHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 def claimed_size(head: bytes) -> int:
-    """Return the bytes of the large message with this head; 0 where no message with that head could be read."""
+    """Return the bytes of the large message with this head.
+
+    0 where no message with that head could be read.
+    """
     try:
         size = msgspec.msgpack.decode(head, type=BlobHead).size
     except _UNREADABLE:
@@ -68,7 +71,9 @@ class BlobStore:
         self._fetch = fetch
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
-        """Store `data` as chunks and a head; returns the head's acknowledgement. Raises `DataError` when too large.
+        """Store `data` as chunks and a head; returns the head's acknowledgement.
+
+        Raises `DataError` when too large.
 
         Chunks that were swept away meanwhile are sent again; `InfrastructureError` when that happens time and again.
         """
@@ -100,7 +105,10 @@ class BlobStore:
         )
 
     async def join(self, message: StoredMessage) -> StoredMessage:
-        """Return a message with its whole data. Raises `DataError` when a chunk is gone or the content is not whole."""
+        """Return a message with its whole data.
+
+        Raises `DataError` when a chunk is gone or the content is not whole.
+        """
         subject = message.headers.get(LARGE_HEADER)
         if subject is None:
             return message

@@ -1,4 +1,7 @@
-"""The NATS client with what the stock one leaves out: TLS that is never given up, hostile messages, a chosen server."""
+"""The NATS client with what the stock one leaves out.
+
+TLS that is never given up, hostile messages, a chosen server.
+"""
 
 import asyncio
 import re
@@ -50,7 +53,10 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
             self._transport = _QuietTransport(self._transport)
 
     async def move_to(self, server: ParseResult) -> None:
-        """Connect to `server`, one of `servers`, in place of the present one. If that fails, to any other as ever."""
+        """Connect to `server`, one of `servers`, in place of the present one.
+
+        If that fails, to any other as ever.
+        """
 
         def choose(servers: list[Server], _: object) -> tuple[Server | None, float]:
             self._reconnect_to_server_handler = None  # once

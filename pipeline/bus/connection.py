@@ -17,7 +17,6 @@ import anyio
 import msgspec
 import nats.errors
 
-from lachesis.pipeline.bus.answers import error_in
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.client import NatsClient
@@ -25,8 +24,9 @@ from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.failover import Failover
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.link import ServerLink, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
+from lachesis.pipeline.bus.replies import error_in
+from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_text

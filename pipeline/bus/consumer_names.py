@@ -1,4 +1,7 @@
-"""Names and descriptions of consumers, by which their list shows whose each is and what it reads. Pure."""
+"""Names and descriptions of consumers, by which their list shows whose each is and what it reads.
+
+Pure.
+"""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +18,9 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9_=-]+")
 
 
 def reader_name(client: str, stream: str, filters: Sequence[str], suffix: str) -> str:
-    """Return the name of a reader's consumer: service, run, stream, kinds of messages, and a suffix that is its own.
+    """Return the name of a reader's consumer.
+
+    Service, run, stream, kinds of messages, and a suffix that is its own.
 
     `client` is the connection's name, `<run>.<service>`. None of the parts holds a `=`, so that a durable consumer,
     which has two of them, never has this name.
@@ -35,7 +40,10 @@ def reader_names(identity: str) -> list[str]:
 
 
 def reader_description(client: str, filters: Sequence[str], start: int, suffix: str) -> str:
-    """Return what a reader's consumer is for; `suffix` is its own, so that the server takes no two for the same."""
+    """Return what a reader's consumer is for.
+
+    `suffix` is its own, so that the server takes no two for the same.
+    """
     text = f"Lachesis: {client or 'a client'} reads {', '.join(filters) or 'all'} from {start} on"
     return f"{text[: _MAX_DESCRIPTION - len(suffix) - 1]} {suffix}"
 

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
-from lachesis.pipeline.bus.answers import NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
+from lachesis.pipeline.bus.replies import NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
 from lachesis.pipeline.config.secrets import without_secrets
 
 if TYPE_CHECKING:
-    from lachesis.pipeline.bus.link import ServerLink
+    from lachesis.pipeline.bus.server_link import ServerLink
 
 __all__ = ["DIAGNOSIS_S", "explain", "servers_away", "stream_info"]
 

@@ -25,7 +25,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.config import ServerConfig
-from lachesis.pipeline.bus.private import write_private
+from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.disk import is_disk_full, write_when_room
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_file
@@ -153,7 +153,9 @@ class EmbeddedServer:
         return self.store / "nats-server.log"
 
     async def start(self) -> None:
-        """Start the server and wait until it takes connections, also for room on its disk. Raises `StartupError`.
+        """Start the server and wait until it takes connections, also for room on its disk.
+
+        Raises `StartupError`.
 
         One that is killed while it starts is started again, several times.
         """
@@ -242,8 +244,10 @@ class EmbeddedServer:
         return await self._process.wait()
 
     async def end(self) -> None:
-        """End the server's process cleanly, or kill it when that takes too long. The store stays held, so that it can
-        be started again in its place: `wait` returns."""
+        """End the server's process cleanly, or kill it when that takes too long.
+
+        The store stays held, so that it can be started again in its place: `wait` returns.
+        """
         process = self._process
         if process is None or process.returncode is not None:
             return

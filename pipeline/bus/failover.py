@@ -12,10 +12,10 @@ from urllib.parse import ParseResult
 
 import anyio
 
-from lachesis.pipeline.bus.answers import error_in, has_quorum
 from lachesis.pipeline.bus.diagnosis import explain, stream_info
-from lachesis.pipeline.bus.link import ServerLink, is_no_responder
-from lachesis.pipeline.bus.stalls import ServerWait
+from lachesis.pipeline.bus.replies import error_in, has_quorum
+from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
+from lachesis.pipeline.bus.server_waits import ServerWait
 from lachesis.schemas.subjects import LEDGER, stream_name
 
 __all__ = ["LEAVE_AFTER_S", "Failover"]

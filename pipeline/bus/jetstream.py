@@ -1,4 +1,6 @@
-"""`NatsBus`: the bus over NATS JetStream. Each operation lives in a module of its own; here they share one link.
+"""`NatsBus`: the bus over NATS JetStream.
+
+Each operation lives in a module of its own; here they share one link.
 
 Here a stream's kind becomes the server's name for the run's own stream; below, streams go by that name.
 """
@@ -9,8 +11,7 @@ from typing import Self
 
 from nats.aio.client import Client
 
-from lachesis.pipeline.bus import consumers, key_watch, kv, streams, talk, trimming
-from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
+from lachesis.pipeline.bus import consumers, key_watch, kv, request_reply, streams, trimming
 from lachesis.pipeline.bus.api import (
     ConsumerLag,
     Delivery,
@@ -24,14 +25,15 @@ from lachesis.pipeline.bus.api import (
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, BlobStore
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.direct_get import DirectGetter
 from lachesis.pipeline.bus.failover import Failover
-from lachesis.pipeline.bus.getter import DirectGetter
-from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
+from lachesis.pipeline.bus.replies import ConsumerInfo, to_ns
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
-from lachesis.pipeline.bus.stalls import ServerStall
+from lachesis.pipeline.bus.server_link import ServerLink
+from lachesis.pipeline.bus.server_waits import ServerStall
 from lachesis.schemas.subjects import BUCKET, stream_name
 
 __all__ = ["NatsBus"]
@@ -71,9 +73,9 @@ class NatsBus:
         return self._link.nc
 
     @property
-    def micro_client(self) -> talk.MicroClient:
+    def micro_client(self) -> request_reply.MicroClient:
         """Client for a service of the NATS micro protocol."""
-        return talk.MicroClient(self._link)
+        return request_reply.MicroClient(self._link)
 
     @property
     def server(self) -> tuple[str, int] | None:
@@ -126,11 +128,17 @@ class NatsBus:
         return await streams.describe(self._link)
 
     async def runs(self) -> list[str]:
-        """Return the runs that have streams on the server. Raises `ConfigError` where it has streams of old builds."""
+        """Return the runs that have streams on the server.
+
+        Raises `ConfigError` where it has streams of old builds.
+        """
         return await streams.runs(self._link)
 
     async def reserved_bytes(self) -> dict[str, int]:
-        """Return by run what its streams may hold together, bytes; other streams of the account by their names."""
+        """Return by run what its streams may hold together, bytes.
+
+        Other streams of the account by their names.
+        """
         return await streams.reserved_bytes(self._link)
 
     async def delete_stream(self, stream: str) -> None:
@@ -138,7 +146,10 @@ class NatsBus:
         await streams.delete(self._link, self._name(stream))
 
     async def stored_subjects(self, stream: str, filters: Sequence[str]) -> list[str]:
-        """Return the subjects within `filters` that messages are on, in order. Raises `NotFoundError`: no stream."""
+        """Return the subjects within `filters` that messages are on, in order.
+
+        Raises `NotFoundError`: no stream.
+        """
         return await streams.stored_subjects(self._link, self._name(stream), filters)
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -172,7 +183,10 @@ class NatsBus:
         await trimming.delete_all(self._link, self._name(stream), filters)
 
     async def consumer_names(self, stream: str) -> list[str]:
-        """Return the names of a stream's consumers, or the bucket's, in order. Raises `NotFoundError`: no stream."""
+        """Return the names of a stream's consumers, or the bucket's, in order.
+
+        Raises `NotFoundError`: no stream.
+        """
         return await consumers.names(self._link, self._name(stream))
 
     async def forget(self, stream: str, durable: str) -> None:
@@ -271,13 +285,13 @@ class NatsBus:
     # -- not stored ----------------------------------------------------------------------------------------------
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        return await talk.request(self._link, subject, data, timeout_s)
+        return await request_reply.request(self._link, subject, data, timeout_s)
 
     def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
-        return talk.serve(self._link, subject, handler)
+        return request_reply.serve(self._link, subject, handler)
 
     async def broadcast(self, subject: str, data: bytes) -> None:
-        await talk.broadcast(self._link, subject, data)
+        await request_reply.broadcast(self._link, subject, data)
 
     def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[StoredMessage]]:
-        return talk.listen(self._link, subject, limit)
+        return request_reply.listen(self._link, subject, limit)

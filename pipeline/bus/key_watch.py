@@ -1,4 +1,6 @@
-"""Watching a key of the run's bucket: its value, and every later one, of several missed ones the newest alone.
+"""Watching a key of the run's bucket.
+
+Its value, and every later one, of several missed ones the newest alone.
 
 The server says of each value that it has stored one; the value itself is then read. That takes no consumer, so any
 number of processes may watch, and none of them can use up the consumers that a bucket may have. What is said while the
@@ -14,9 +16,9 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import kv
 from lachesis.pipeline.bus.api import Entry
-from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import check_key
+from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError
 from lachesis.schemas.subjects import key_change
 

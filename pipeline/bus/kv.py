@@ -1,4 +1,7 @@
-"""The run's key-value bucket: a stream with one message a key, in the layout of every NATS client's buckets."""
+"""The run's key-value bucket.
+
+A stream with one message a key, in the layout of every NATS client's buckets.
+"""
 
 import secrets
 

@@ -1,4 +1,6 @@
-"""Reads that decide something: answered by the stream's leader alone, never by a replica that lags behind.
+"""Reads that decide something.
+
+Answered by the stream's leader alone, never by a replica that lags behind.
 
 A leader cut off from the others may answer for some seconds what was true before. So a task that decides by one of
 these also commits with a fence: a commit needs most of the servers, and is refused where the answer was an old one.
@@ -13,9 +15,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.answers import StreamInfo, StreamState, decode_answer, stored_message
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.link import ServerLink, backoff_s
+from lachesis.pipeline.bus.replies import StreamInfo, StreamState, decode_answer, stored_message
+from lachesis.pipeline.bus.server_link import ServerLink, backoff_s
 from lachesis.schemas.errors import DamagedError, NotFoundError
 
 __all__ = ["by_sequence", "last", "last_readable", "newest_that_reads", "state"]
@@ -48,7 +50,10 @@ async def last(link: ServerLink, stream: str, subject: str, *, patient: bool = F
 
 
 def damage(stream: str, subject: str, messages: int, readable: int) -> str:
-    """Return what to say of a subject whose newest of `messages` cannot be read; `readable`: the newest that can."""
+    """Return what to say of a subject whose newest of `messages` cannot be read.
+
+    `readable`: the newest that can.
+    """
     upto = f"the newest that can be read is at sequence {readable}" if readable else "none of them can be read"
     return (
         f"stream {stream} is damaged: it counts {messages} messages on {subject}, but the server cannot read the "
@@ -59,7 +64,10 @@ def damage(stream: str, subject: str, messages: int, readable: int) -> str:
 
 
 async def last_readable(link: ServerLink, stream: str, subject: str) -> StoredMessage | None:
-    """Return the newest message on `subject` that the server can read, None without any; for damaged streams."""
+    """Return the newest message on `subject` that the server can read, None without any.
+
+    For damaged streams.
+    """
     end = (await state(link, stream, subject)).last_seq
     return await newest_that_reads(end, lambda seq: _next(link, stream, subject, seq))
 
@@ -67,7 +75,9 @@ async def last_readable(link: ServerLink, stream: str, subject: str) -> StoredMe
 async def newest_that_reads(
     end: int, next_from: Callable[[int], Awaitable[StoredMessage | None]]
 ) -> StoredMessage | None:
-    """Return the newest message up to sequence `end`. `next_from` finds the first at or after a sequence that reads.
+    """Return the newest message up to sequence `end`.
+
+    `next_from` finds the first at or after a sequence that reads.
 
     By halves: about log2(`end`) questions.
     """

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import anyio
 
 from lachesis.pipeline.bus import leader
-from lachesis.pipeline.bus.answers import error_in, to_pub_ack
 from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.diagnosis import explain
-from lachesis.pipeline.bus.link import ServerLink, backoff_s, is_no_responder, patience_s
+from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
+from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
 from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
 
 __all__ = ["EXPECTED_HEADER", "PublishWindow", "Publisher"]
@@ -151,8 +151,10 @@ class Publisher:
             ) from None
 
     async def append(self, stream: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
-        """As `commit`, for a subject that one process alone writes: any server may say what lies on it last, and no
-        right to read the stream is needed. Raises `FencedError`, also where it is not sure.
+        """As `commit`, for a subject that one process alone writes.
+
+        Any server may say what lies on it last, and no right to read the stream is needed. Raises `FencedError`, also
+        where it is not sure.
         """
         try:
             return (await self.store(subject, data, {**headers, EXPECTED_HEADER: str(after)})).seq

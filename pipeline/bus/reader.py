@@ -20,16 +20,16 @@ import msgspec
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import leader
-from lachesis.pipeline.bus.answers import ConsumerInfo, NameTakenError, plain_headers
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import BlobStore
 from lachesis.pipeline.bus.consumer_names import reader_description, reader_name, reader_names
-from lachesis.pipeline.bus.link import ServerLink
+from lachesis.pipeline.bus.consumer_pull import AckMetadata, ConsumerPull, weight
 from lachesis.pipeline.bus.permissions import identity_in
-from lachesis.pipeline.bus.puller import AckMetadata, ConsumerPull, weight
+from lachesis.pipeline.bus.replies import ConsumerInfo, NameTakenError, plain_headers
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.pipeline.bus.stalls import ServerWait
+from lachesis.pipeline.bus.server_link import ServerLink
+from lachesis.pipeline.bus.server_waits import ServerWait
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError, LachesisError, NotFoundError
 from lachesis.schemas.subjects import kind_of
 

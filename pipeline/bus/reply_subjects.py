@@ -1,4 +1,6 @@
-"""Decides where an answer may go: only to an inbox. Counts the requests that asked for another subject. Pure.
+"""Decides where an answer may go: only to an inbox.
+
+Counts the requests that asked for another subject. Pure.
 
 Whoever may send a request chooses its reply subject, so a service must not publish on just any of them. Whose inboxes
 a service may answer to is up to the server's permissions; that the server refuses an answer ends nothing.
@@ -20,7 +22,10 @@ _LOG_INTERVAL_S = 60.0
 
 
 def is_inbox(subject: str, own_prefix: str = "_INBOX") -> bool:
-    """Return whether `subject` is an inbox: one under `own_prefix` or that of any identity, or another account's."""
+    """Return whether `subject` is an inbox.
+
+    One under `own_prefix` or that of any identity, or another account's.
+    """
     if len(subject) > MAX_REPLY_CHARS or not subject.isascii() or not subject.isprintable():
         return False
     if subject.lower().startswith(f"{own_prefix.lower()}."):

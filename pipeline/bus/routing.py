@@ -35,7 +35,10 @@ BROKEN_HEADER = "Lachesis-Broken"
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Return whether `subject` is covered by `pattern`: `*` stands for one token, a final `>` for one or more."""
+    """Return whether `subject` is covered by `pattern`.
+
+    `*` stands for one token, a final `>` for one or more.
+    """
     wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         if len(tokens) < len(wanted):

@@ -1,4 +1,6 @@
-"""A run's streams and its bucket on the server: made where missing, changed in place where they differ.
+"""A run's streams and its bucket on the server.
+
+Made where missing, changed in place where they differ.
 
 `ensure_streams` may run at any time, from any number of processes: it ends with the same streams. What the server
 cannot change in place (storage, retention) is an error that names the stream, never a deletion. Further copies
@@ -12,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.bus.answers import DeleteAnswer, StreamInfo, StreamList, StreamNames, SubjectsOverlapError
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.link import ServerLink
+from lachesis.pipeline.bus.replies import DeleteAnswer, StreamInfo, StreamList, StreamNames, SubjectsOverlapError
+from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.subjects import (
     BUCKET,
@@ -105,7 +107,10 @@ async def stream_info(link: ServerLink, name: str, request: dict[str, Any] | Non
 
 
 async def stored_subjects(link: ServerLink, stream: str, filters: Sequence[str]) -> list[str]:
-    """Return the subjects within `filters` that messages of a stream are on, in order. Raises `NotFoundError`."""
+    """Return the subjects within `filters` that messages of a stream are on, in order.
+
+    Raises `NotFoundError`.
+    """
     found: set[str] = set()
     for pattern in filters:
         offset = 0
@@ -132,7 +137,9 @@ def to_usage(info: StreamInfo) -> StreamUsage:
 
 
 async def ensure(link: ServerLink, config: StreamsConfig) -> list[str]:
-    """Create or change the run's streams; return one line for each thing done, none when all was as it should be.
+    """Create or change the run's streams.
+
+    Return one line for each thing done, none when all was as it should be.
 
     Raises `ConfigError` where a stream cannot become what it should be.
     """
@@ -217,7 +224,10 @@ async def delete(link: ServerLink, name: str) -> None:
 
 
 async def runs(link: ServerLink) -> list[str]:
-    """Return the runs that have streams on the server, in order. Raises `ConfigError` where it has shared ones."""
+    """Return the runs that have streams on the server, in order.
+
+    Raises `ConfigError` where it has shared ones.
+    """
     names = await _names(link, ">")
     shared = [name for name in names if name in STREAMS]
     if shared:

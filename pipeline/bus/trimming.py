@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.bus.answers import PurgeAnswer
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.blobs import BlobStore
-from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
+from lachesis.pipeline.bus.replies import PurgeAnswer
 from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
+from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError, DamagedError
 from lachesis.schemas.subjects import BLOB_KINDS, blob, kind_of

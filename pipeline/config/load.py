@@ -66,7 +66,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     sets: Iterable[str] = (),
 ) -> LoadedConfig[C]:
-    """Return the configuration. Raises `ConfigError` on an unknown key, a wrong type or an unreadable file."""
+    """Return the configuration.
+
+    Raises `ConfigError` on an unknown key, a wrong type or an unreadable file.
+    """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if file is not None:

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath, ProgramPath
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import EngineConfig
@@ -98,7 +98,10 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the gateway publishes for it: the run has no process that generates, and draws none of its tasks."""
+        """Whether the gateway publishes for it.
+
+        The run has no process that generates, and draws none of its tasks.
+        """
         return self.kind == "gateway"
 
 
@@ -369,7 +372,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def trains_text_only(self) -> bool:
-        """Whether the run's own trainer trains it, which reads text tokens alone; another may read whole groups."""
+        """Whether the run's own trainer trains it, which reads text tokens alone.
+
+        Another may read whole groups.
+        """
         return self.mode == "train"
 
     def advantage_of(self, env: str) -> AdvantageConfig:

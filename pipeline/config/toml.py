@@ -11,7 +11,10 @@ __all__ = ["to_toml", "toml_value"]
 
 
 def to_toml(config: msgspec.Struct) -> str:
-    """Return the configuration as TOML that loads to an equal one. What is None is left out, as TOML has no null."""
+    """Return the configuration as TOML that loads to an equal one.
+
+    What is None is left out, as TOML has no null.
+    """
     lines: list[str] = []
     _table(lines, (), msgspec.to_builtins(config))
     return "\n".join(lines).lstrip() + "\n"

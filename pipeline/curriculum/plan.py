@@ -13,7 +13,10 @@ def curriculum_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig
 
 
 def reason_no_curriculum(config: RunConfig, env: str) -> str | None:
-    """Return why the environment has no curriculum; None if it has one, or if the configuration does not know it."""
+    """Return why the environment has no curriculum.
+
+    None if it has one, or if the configuration does not know it.
+    """
     settings = config.environments.get(env)
     if settings is None or not settings.is_foreign:
         return None

@@ -24,10 +24,10 @@ from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.stage.commitlog import RestoredState
-from lachesis.pipeline.stage.inputs import InputSource
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
+from lachesis.pipeline.runtime.commitlog import RestoredState
+from lachesis.pipeline.runtime.inputs import InputSource
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode

@@ -16,8 +16,8 @@ from typing import Any
 import anyio
 
 from lachesis.pipeline.environments.session import Reply, Session
-from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.environments.tools import ParsedCalls, describe_tools, run_tools, tools_of
+from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 from lachesis.schemas.rollout import Message
 
@@ -75,7 +75,10 @@ class Environment:
         return run_tools(tools, ParsedCalls(reply.tool_calls, reply.tool_errors), self.tool_timeout_s) if tools else []
 
     def reward(self, task: Task, session: Session) -> Reward | Awaitable[Reward]:
-        """Return the finished sample's reward, or several by name; None means "cannot tell". Default: raters judge."""
+        """Return the finished sample's reward, or several by name; None means "cannot tell".
+
+        Default: raters judge.
+        """
         return {}
 
     async def score(self, task: Task, session: Session) -> float | None:

@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import msgspec
 
-from lachesis.pipeline.environments.collect import GroupDraft, collect_group, deciding_error
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.inference import Inference
+from lachesis.pipeline.environments.rollout import GroupDraft, collect_group, deciding_error
 from lachesis.pipeline.environments.session import Session
-from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, PolicyMovedError
 from lachesis.schemas.ids import PolicyVersion
 

@@ -23,8 +23,8 @@ from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, is_held_out
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.weights.traces import traced_update
+from lachesis.pipeline.inference.weight_traces import traced_update
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode

@@ -109,7 +109,9 @@ class InferenceRequests:
     async def finish(
         self, prompt_ids: Sequence[int], generation: GeneratedSample, sampling: SamplingParams
     ) -> ModelTurn:
-        """Return the turn a sample makes; an aborted one is continued from its own tokens until it stops or is full.
+        """Return the turn a sample makes.
+
+        An aborted one is continued from its own tokens until it stops or is full.
 
         Raises InfrastructureError when `attempts` continuations in a row bring no token.
         """

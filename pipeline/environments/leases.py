@@ -6,7 +6,7 @@ is away means waiting, not generating. Leases held are renewed until they are se
 
 import anyio
 
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
@@ -54,7 +54,10 @@ class ProducerLeases:
         return None
 
     def settled(self, lease: str) -> None:
-        """Renew a lease no more whose group is stored, or may be: it ends when the governor reads that, or runs out."""
+        """Renew a lease no more whose group is stored, or may be.
+
+        It ends when the governor reads that, or runs out.
+        """
         self._held.pop(lease, None)
 
     async def release(self, lease: str) -> None:

@@ -6,8 +6,8 @@ Its parameters are checked.
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.pipeline.environments.binding import bind_arguments, nearest
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.tasks.binding import bind_arguments, nearest
 from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError
 

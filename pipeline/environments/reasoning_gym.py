@@ -1,4 +1,6 @@
-"""Tasks of reasoning-gym as an environment: any of its datasets by name, with its parameters and its own scorer.
+"""Tasks of reasoning-gym as an environment.
+
+Any of its datasets by name, with its parameters and its own scorer.
 
 In: a dataset's name, a seed, the split that is wanted. Out: tasks whose `task` is `{"dataset", "question", "answer",
 "metadata"}`, which is all that `score_answer` needs to judge an answer anywhere.
@@ -11,11 +13,11 @@ import anyio
 import anyio.to_process
 import msgspec
 
-from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.environments.environment import Environment, Reward
-from lachesis.pipeline.environments.gym_datasets import Split, create_dataset, draw, load_scorer, score_answer, split_of
 from lachesis.pipeline.environments.session import Session
-from lachesis.pipeline.environments.task import Task, prompt_hash
+from lachesis.pipeline.tasks.binding import nearest
+from lachesis.pipeline.tasks.gym_datasets import Split, create_dataset, draw, load_scorer, score_answer, split_of
+from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 

@@ -1,4 +1,6 @@
-"""Spelling made-up words backward: a task that needs no data and no package, for first runs and for the demo.
+"""Spelling made-up words backward.
+
+A task that needs no data and no package, for first runs and for the demo.
 
 In: a seed, the split that is wanted, lengths of words. Out: tasks with an `answer`; difficulty is the word's length.
 Guarantees that splits have no word in common, whatever their seeds and sizes, and that a larger pool begins as a
@@ -9,9 +11,9 @@ import random
 from collections.abc import Iterator
 
 from lachesis.pipeline.environments.environment import Environment, Reward
-from lachesis.pipeline.environments.gym_datasets import Split, split_of
 from lachesis.pipeline.environments.session import Session
-from lachesis.pipeline.environments.task import Task, prompt_hash
+from lachesis.pipeline.tasks.gym_datasets import Split, split_of
+from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["SpellBackward"]

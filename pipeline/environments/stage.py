@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.logic.sampler import Sampler
-from lachesis.pipeline.environments.collect import build_group, collect_group
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.environments.rollout import build_group, collect_group
+from lachesis.pipeline.environments.sampler import Sampler
 from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span

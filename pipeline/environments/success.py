@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 
 from lachesis.pipeline.config.run import EnvironmentConfig
-from lachesis.pipeline.environments.collect import GroupDraft, build_group
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.evaluate import GroupScorer
+from lachesis.pipeline.environments.rollout import GroupDraft, build_group
 from lachesis.pipeline.scoring.config import ScoringConfig
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
 
 __all__ = ["success_scorer"]
@@ -23,7 +23,9 @@ __all__ = ["success_scorer"]
 def success_scorer(
     env: Environment, name: str, settings: EnvironmentConfig, scoring: ScoringConfig, run: str
 ) -> GroupScorer:
-    """Return a scorer for `evaluate`: 1.0 of a session that succeeded, 0.0 of one that did not, None if nobody knows.
+    """Return a scorer for `evaluate`.
+
+    1.0 of a session that succeeded, 0.0 of one that did not, None if nobody knows.
 
     `settings` says by which rater and from what rating on, where raters decide. What it raises: EnvironmentCodeError
     when the environment's `score` fails, else as `EnvironmentScorer.score`.

@@ -1,4 +1,6 @@
-"""A fake inference server for unit tests of environments: no model, no network, the same answers every time.
+"""A fake inference server for unit tests of environments.
+
+No model, no network, the same answers every time.
 
 Text is split into characters. Its chat template writes `<role>content<end>` and a newline for each message and
 `<assistant>` to prompt an answer, with `<...>` as single tokens, so that masks can be checked by eye: `show(ids)`.

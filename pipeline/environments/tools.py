@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.environments.binding import bind_arguments, nearest
+from lachesis.pipeline.tasks.binding import bind_arguments, nearest
 from lachesis.schemas.errors import ToolError
 from lachesis.schemas.rollout import Message, ToolCall
 
@@ -42,7 +42,10 @@ class ParsedCalls(NamedTuple):
 
 
 def tool(function: Function) -> Function:
-    """Mark a method of an environment as a tool. Parameters are checked and converted by their annotations."""
+    """Mark a method of an environment as a tool.
+
+    Parameters are checked and converted by their annotations.
+    """
     setattr(function, MARK, True)
     return function
 

@@ -6,7 +6,7 @@ The inference server has exported its part already, below spans of ours; without
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, generate_span, root_span
 
 __all__ = ["traced_if_abandoned"]
@@ -16,7 +16,10 @@ __all__ = ["traced_if_abandoned"]
 def traced_if_abandoned(
     service: Service, group: str, env: str, started_ns: int, chats: Sequence[Span]
 ) -> Iterator[None]:
-    """Export the requests for a sampled group, and its root, if an exception leaves the context: it is abandoned."""
+    """Export the requests for a sampled group, and its root, if an exception leaves the context.
+
+    It is abandoned.
+    """
     try:
         yield
     except BaseException as error:

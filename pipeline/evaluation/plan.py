@@ -26,7 +26,10 @@ def is_held_out(config: RunConfig, env: str) -> bool:
 
 
 def held_out_tasks(config: RunConfig, env: str, size: int) -> NDArray[np.int64]:
-    """Return which of an environment's `size` tasks are held out: int64 [n] in the order of the choice, often empty."""
+    """Return which of an environment's `size` tasks are held out.
+
+    Int64 [n] in the order of the choice, often empty.
+    """
     if not is_held_out(config, env):
         return np.empty(0, np.int64)
     plan = config.evaluate

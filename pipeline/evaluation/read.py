@@ -1,4 +1,7 @@
-"""The evaluations of a run, read from its events, where all of them stay: only `lachesis gc` deletes any."""
+"""The evaluations of a run, read from its events, where all of them stay.
+
+Only `lachesis gc` deletes any.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

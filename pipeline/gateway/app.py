@@ -1,4 +1,6 @@
-"""The HTTP face of the gateway: the environments' side of the Atropos trajectory API, as a Starlette application.
+"""The HTTP face of the gateway.
+
+The environments' side of the Atropos trajectory API, as a Starlette application.
 
 Guarantees: an answer of success means stored; what is invalid gets 422 with the reason, what does not arrive in time
 408, what cannot be taken in time 503 with Retry-After; where a token is set nobody but its holder is answered; and no
@@ -33,7 +35,7 @@ from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
 from lachesis.pipeline.gateway.store import GatewayStore
-from lachesis.pipeline.stage.http import BrowserGuard
+from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 
@@ -244,7 +246,10 @@ class Gateway:
         return {"status": "success"}
 
     async def reset_data(self, _: Request) -> Any:
-        """Forget who has registered and what waits in buffers. What was stored stays: history is not deleted here."""
+        """Forget who has registered and what waits in buffers.
+
+        What was stored stays: history is not deleted here.
+        """
         async with self._registering:
             await self._set_registry(self._store.registry.reset())
         await self._intake.forget()

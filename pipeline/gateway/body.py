@@ -126,7 +126,10 @@ def unpacked(request: Request, data: bytes, most_bytes: int) -> bytes:
 
 
 def unzipped(data: bytes, limit: int) -> bytes:
-    """Return what gzip `data` holds. Raises `BrokenGzipError`, and `DataError` when that is more than `limit` bytes."""
+    """Return what gzip `data` holds.
+
+    Raises `BrokenGzipError`, and `DataError` when that is more than `limit` bytes.
+    """
     inflate = zlib.decompressobj(wbits=31)
     try:
         found = inflate.decompress(data, limit + 1)

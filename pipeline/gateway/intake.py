@@ -25,7 +25,7 @@ from lachesis.pipeline.gateway.logic.registry import Registration
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.pipeline.gateway.store import GatewayStore
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
 from lachesis.pipeline.trainability import TrainerLimits
@@ -97,7 +97,10 @@ class Intake:
                 tasks.start_soon(leases.renew)
 
     async def convert_groups(self, body: bytes, *, several: bool, caller: SpanLink | None = None) -> list[IntakeGroup]:
-        """Return the groups of a body, converted. Raises `DataError` saying what is wrong with the first bad one."""
+        """Return the groups of a body, converted.
+
+        Raises `DataError` saying what is wrong with the first bad one.
+        """
         arrived_ns = self._service.now_ns()
         parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
         origins = [self._origin(data, arrived_ns) for _, data in parsed]

@@ -18,9 +18,9 @@ from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
 from lachesis.pipeline.private_file import write_private
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
-from lachesis.pipeline.stage.http import HttpServer, RequestCounter, http_within
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.heartbeats import read_heartbeat
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, http_within
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError, StartupError
 

@@ -18,16 +18,16 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.plan import evaluated_environments
-from lachesis.pipeline.health.ledger import LedgerReader, rules_of
+from lachesis.pipeline.health.environment_status import stops_of
+from lachesis.pipeline.health.ledger_reader import LedgerReader, rules_of
+from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.pipeline.health.logic.check import RunSettings
-from lachesis.pipeline.health.logic.ledger import LedgerProblem
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
-from lachesis.pipeline.health.logic.news import AlertNovelty
-from lachesis.pipeline.health.standing import stops_of
-from lachesis.pipeline.stage.commitlog import RestoredState
-from lachesis.pipeline.stage.inputs import InputSource
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
+from lachesis.pipeline.ledger.audit import LedgerProblem
+from lachesis.pipeline.runtime.commitlog import RestoredState
+from lachesis.pipeline.runtime.inputs import InputSource
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent

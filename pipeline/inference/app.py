@@ -43,10 +43,10 @@ from lachesis.pipeline.inference.protocol import (
 )
 from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, forbidden, unless_disconnected
 from lachesis.pipeline.inference.requests import SampleResult
-from lachesis.pipeline.stage.http import BrowserGuard
-from lachesis.pipeline.training.model import PolicyModel
-from lachesis.pipeline.weights.files import path_inside, read_weights
-from lachesis.pipeline.weights.tensors import policy_tensors
+from lachesis.pipeline.model.policy import PolicyModel
+from lachesis.pipeline.model.tensors import policy_tensors
+from lachesis.pipeline.model.weight_files import path_inside, read_weights
+from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import check_plain, text_length

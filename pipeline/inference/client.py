@@ -127,7 +127,10 @@ class InferenceClient:
         return [self._generation(choice) for choice in sorted(response.choices, key=lambda choice: choice.index)]
 
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return float32 [T]: the logprob of each given token given those before it, nats, at temperature 1; 0 at 0."""
+        """Return float32 [T]: the logprob of each given token given those before it, nats, at temperature 1.
+
+        0 at 0.
+        """
         token_ids = list(token_ids)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         response = await self._generate(token_ids, params, "tokens")

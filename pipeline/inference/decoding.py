@@ -36,7 +36,10 @@ class DecodingBatch:
         self.__init__(self._model)  # type: ignore[misc]
 
     def prefill(self, sequences: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
-        """Read `sequences` in one pass and append `copies[i]` rows for the i-th of them: its samples share the pass."""
+        """Read `sequences` in one pass and append `copies[i]` rows for the i-th of them.
+
+        Its samples share the pass.
+        """
         width = max(map(len, sequences))
         tokens = torch.zeros(len(sequences), width, dtype=torch.long)
         mask = torch.zeros(len(sequences), width, dtype=torch.long)

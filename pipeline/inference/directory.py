@@ -1,4 +1,6 @@
-"""Where the inference servers of a run are: each registers its URL under (run, role), and clients look it up.
+"""Where the inference servers of a run are.
+
+Each registers its URL under (run, role), and clients look it up.
 
 Guarantees that a client made by `open_role` follows a server that moved: a call that fails for infrastructure reasons
 is answered by the next look-up, so callers only retry. Of several servers of one role the last to register is asked;
@@ -33,7 +35,9 @@ _SILENT_S = 2.0
 
 
 def control_token(folder: Path, role: str) -> str:
-    """Return what the servers of `role` want of who changes their state: the run's own processes, by its folder.
+    """Return what the servers of `role` want of who changes their state.
+
+    The run's own processes, by its folder.
 
     Raises `StartupError` when it can be neither read nor written.
     """

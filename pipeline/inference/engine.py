@@ -26,7 +26,7 @@ from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logpro
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow
 from lachesis.pipeline.inference.sampling import processed_logprobs, sample
-from lachesis.pipeline.weights.tensors import load_tensors
+from lachesis.pipeline.model.tensors import load_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
 
 __all__ = ["Engine", "EngineFullError"]

@@ -1,4 +1,7 @@
-"""Prompt logprobs: what the model thought of tokens it was given, at temperature 1. Pure but for the model's pass."""
+"""Prompt logprobs: what the model thought of tokens it was given, at temperature 1.
+
+Pure but for the model's pass.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def score_prompts(model: Any, prompts: Sequence[list[int]], top_k: Sequence[int]
 
 
 def top_logprobs(logprobs_V: torch.Tensor, k: int) -> list[tuple[int, float]]:
-    """Return the k likeliest tokens with their logprobs, likeliest first; those of probability 0 are left out."""
+    """Return the k likeliest tokens with their logprobs, likeliest first.
+
+    Those of probability 0 are left out.
+    """
     values, tokens = logprobs_V.topk(min(k, len(logprobs_V)))
     return [(t, v) for t, v in zip(tokens.tolist(), values.tolist(), strict=True) if v != -float("inf")]
 

@@ -1,4 +1,6 @@
-"""Replies of the HTTP server: values as JSON, errors as vLLM's error bodies, and waiting for the engine.
+"""Replies of the HTTP server.
+
+Values as JSON, errors as vLLM's error bodies, and waiting for the engine.
 
 Guarantees that every error this package raises on purpose has one status code, and that work is cancelled when the one
 who waits for it is gone.
@@ -37,7 +39,10 @@ class _UnauthorizedError(DataError):
 
 
 def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Awaitable[Response]]:
-    """Turn a handler's value into JSON, and its errors into vLLM's error bodies; `token`: what a request must bear."""
+    """Turn a handler's value into JSON, and its errors into vLLM's error bodies.
+
+    `token`: what a request must bear.
+    """
 
     async def endpoint(request: Request) -> Response:  # noqa: PLR0911 - one for each kind of error
         try:

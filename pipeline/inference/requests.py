@@ -61,7 +61,10 @@ class GenerationRequest:
         self.rows = [SampleRow(self, random.Random(f"{seed}/{index}")) for index in range(params.n)]
 
     def finish(self) -> None:
-        """Settle the future, unless it was cancelled. A row that has not ended by itself is reported as aborted."""
+        """Settle the future, unless it was cancelled.
+
+        A row that has not ended by itself is reported as aborted.
+        """
         if self.future.set_running_or_notify_cancel():
             samples = [row.result() for row in self.rows]
             ended_ns = time.perf_counter_ns()

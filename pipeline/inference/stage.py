@@ -1,4 +1,6 @@
-"""An inference server as a service: the reference server, or vLLM as a child; register its URL, follow the policy.
+"""An inference server as a service: the reference server, or vLLM as a child.
+
+Register its URL, follow the policy.
 
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
@@ -18,14 +20,14 @@ from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.stage.http import HttpServer, RequestCounter, host_of, http_within
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.model import PolicyModel, load_model, load_tokenizer
-from lachesis.pipeline.training.tokenizer import tokenizer_hash
-from lachesis.pipeline.weights.follow import follow_policy
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokenizer
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.tokenizer import tokenizer_hash
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["run_inference"]

@@ -1,4 +1,6 @@
-"""The reference server's part in a trace: a request, its wait for a place in the batch, its generation.
+"""The reference server's part in a trace.
+
+A request, its wait for a place in the batch, its generation.
 
 The request's span lies below the client's, which its `traceparent` header names, as real vLLM's does; requests without
 one, or of groups that are not sampled, are not traced.
@@ -9,7 +11,7 @@ from collections.abc import Container, Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lachesis.pipeline.inference.requests import GenerationResult
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.spans import Attributes, Span, SpanLink, Times, sampled_parent, span_id
 
@@ -29,8 +31,10 @@ def request_spans(
     clock: Clock,
     error: str | None = None,
 ) -> list[Span]:
-    """Return the spans of one request. `times` are Unix ns; `result` is None where there was none: then `error` says
-    why."""
+    """Return the spans of one request.
+
+    `times` are Unix ns; `result` is None where there was none: then `error` says why.
+    """
     request = span_id(parent.trace, parent.span, _REQUEST, times[0])
     spans = [
         Span(

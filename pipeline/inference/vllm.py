@@ -1,4 +1,6 @@
-"""Real vLLM as a child process: how it is started for a role of the run, when it is ready, how it ends.
+"""Real vLLM as a child process.
+
+How it is started for a role of the run, when it is ready, how it ends.
 
 Guarantees: its routes for weights take a token that the run's own processes alone have, it may read weights from the
 run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
@@ -96,8 +98,9 @@ class Vllm:
 async def start_vllm(
     settings: InferenceConfig, model: str, *, role: str, folder: Path, tokenizer_hash: str, token: str
 ) -> AsyncIterator[Vllm]:
-    """Start vLLM for `role` and yield it, ready or not; it is stopped at the end. `folder`: the run's. `token`:
-    what a request must bear that changes its state.
+    """Start vLLM for `role` and yield it, ready or not; it is stopped at the end.
+
+    `folder`: the run's. `token`: what a request must bear that changes its state.
 
     Raises StartupError when there is no such interpreter.
     """

@@ -1,4 +1,6 @@
-"""vLLM's half of a weight update: a transfer backend that loads a policy's file. Runs inside vLLM's own processes.
+"""vLLM's half of a weight update: a transfer backend that loads a policy's file.
+
+Runs inside vLLM's own processes.
 
 In: the path and version of a policy record. Out: the model under those weights. Guarantees: a file is taken only from
 the run's weights folder, and only if it has the version's digest and every tensor of the checkpoint that vLLM was
@@ -27,7 +29,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
-from lachesis.pipeline.weights.files import path_inside, read_weights
+from lachesis.pipeline.model.weight_files import path_inside, read_weights
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 

@@ -51,8 +51,9 @@ def undecided_promotion(promotions: Sequence[Promotion]) -> Promotion | None:
 
 
 def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
-    """Return the list with `asked`; None where it is there: undecided, or in force. What waits for unavailable raters
-    may be given up later than the promotion was asked for.
+    """Return the list with `asked`; None where it is there: undecided, or in force.
+
+    What waits for unavailable raters may be given up later than the promotion was asked for.
 
     Raises `ConfigError` while another one is undecided.
     """
@@ -70,7 +71,9 @@ def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotion
 
 
 def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int) -> Promoted | None:
-    """Return what the ledger is to say of the undecided promotion; None where nothing is to be decided any more.
+    """Return what the ledger is to say of the undecided promotion.
+
+    None where nothing is to be decided any more.
 
     `recorded` is what the newest entry says, `stored_at` the sequence of ROLLOUTS at which `known` is stored.
     """
@@ -88,7 +91,10 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int
 
 
 def publish_decision(run: str, known: Sequence[Promotion], recorded: Promoted | None) -> Promotions | None:
-    """Return the list with what the ledger has decided; None where it is there already, or nothing is decided."""
+    """Return the list with what the ledger has decided.
+
+    None where it is there already, or nothing is decided.
+    """
     asked = undecided_promotion(known)
     if asked is None or recorded is None or not _is(asked, recorded):
         return None

@@ -1,4 +1,7 @@
-"""The list of a run's promotions: read, changed by compare-and-set, and looked at by whoever judges rollouts."""
+"""The list of a run's promotions.
+
+Read, changed by compare-and-set, and looked at by whoever judges rollouts.
+"""
 
 import logging
 from typing import Any
@@ -7,7 +10,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.newest import decode_owned, read_last_event
+from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.promotion.logic import (
     active_promotion,

@@ -1,4 +1,7 @@
-"""The rule that turns an environment's scores into rewards, by the configuration: one for the live run and replays."""
+"""The rule that turns an environment's scores into rewards, by the configuration.
+
+One for the live run and replays.
+"""
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.rewards.logic.reward import RewardRule

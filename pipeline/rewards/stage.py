@@ -22,13 +22,13 @@ from lachesis.pipeline.rewards.logic.generations import (
 )
 from lachesis.pipeline.rewards.logic.normalizer import ReadyGroup
 from lachesis.pipeline.rewards.logic.reward import RewardRule, reliability_shares, shaping_metrics
-from lachesis.pipeline.rewards.lost import UnreadableScores
 from lachesis.pipeline.rewards.rules import reward_rule
-from lachesis.pipeline.stage.commitlog import RestoredState
-from lachesis.pipeline.stage.deadletter import dead_letter, store_dead_letter
-from lachesis.pipeline.stage.inputs import InputSource
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage, run_stateful
+from lachesis.pipeline.rewards.unreadable import UnreadableScores
+from lachesis.pipeline.runtime.commitlog import RestoredState
+from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
+from lachesis.pipeline.runtime.inputs import InputSource
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage, run_stateful
 from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp

@@ -40,7 +40,10 @@ class EnsembleRater:
 
 
 def load_members(configs: Sequence[RaterConfig]) -> list[EnsembleRater]:
-    """Load the raters of an ensemble. Raises ConfigError with all that is wrong, also if two have the same name."""
+    """Load the raters of an ensemble.
+
+    Raises ConfigError with all that is wrong, also if two have the same name.
+    """
     members: list[EnsembleRater] = []
     problems: list[LachesisError] = []
     for config in configs:

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.outages import is_outage
-from lachesis.pipeline.scoring.breaker import CircuitBreaker, SuspectArguments
+from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArguments
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.telemetry.recorder import traced

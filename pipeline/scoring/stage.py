@@ -14,11 +14,11 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
-from lachesis.pipeline.scoring.judge import EnvironmentScorer, load_scorer
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.scoring.logic.agreement import RaterAgreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateless import StatelessStage, StoredRollout, run_stateless
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.pipeline.trainability import TrainerLimits, why_nothing_to_train, why_untrainable
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp

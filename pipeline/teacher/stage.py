@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateless import StatelessStage, StoredRollout, run_stateless
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.logic import group_logprobs
 from lachesis.pipeline.telemetry.messages import message_name, publish_attributes
 from lachesis.pipeline.telemetry.recorder import traced

@@ -1,4 +1,6 @@
-"""Spans of messages: waiting for one, working on it, storing one; by OpenTelemetry's conventions for messaging. Pure.
+"""Spans of messages: waiting for one, working on it, storing one.
+
+By OpenTelemetry's conventions for messaging. Pure.
 
 Every stage adds a wait and its work to the trace of a group, whether it exports them on the way or they are rebuilt
 from its stamps at the end. NATS has no conventions of its own: a message is named `{stream}:{sequence}`, the consumer
@@ -54,7 +56,10 @@ def stage_spans(
     children: Iterable[Span] = (),
     error: BaseException | None = None,
 ) -> list[Span]:
-    """Return the wait and the work of one stage on one group, with the work's own children; `error` ended the work."""
+    """Return the wait and the work of one stage on one group, with the work's own children.
+
+    `error` ended the work.
+    """
     wait_s = max(0, stamp.start_ns - stamp.stored_ns) / 1e9
     waited = _wait_spans(
         stamp.stage, group, span_id(group, "wait", stamp.stage, stamp.attempt), subject,
@@ -205,7 +210,10 @@ def consume_spans(
 
 
 def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
-    """Return a whole trace that nobody exported on the way, as far as the stamps tell: root, generation, stages."""
+    """Return a whole trace that nobody exported on the way, as far as the stamps tell.
+
+    Root, generation, stages.
+    """
     stamps = sorted(stamps, key=lambda stamp: stamp.start_ns)
     stored = [stamp.stored_ns for stamp in stamps]
     spans = [generate_span(end.group, end.env, (end.started_ns, min(stored)))] if stored else []
@@ -232,7 +240,10 @@ def stamp_spans(end: RolloutEnd, stamp: Stamp, failure: tuple[str, str] | None =
 
 
 def message_name(subject: str) -> str:
-    """Return what a span's name says of a subject: its template, which is the same for all runs and environments."""
+    """Return what a span's name says of a subject.
+
+    Its template, which is the same for all runs and environments.
+    """
     return _template(subject)[0]
 
 

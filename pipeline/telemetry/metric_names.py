@@ -61,7 +61,10 @@ _UNITS = (
 
 
 def metric_name(figure: str) -> MetricName:
-    """Return how the figure of a heartbeat is exported. What no rule knows keeps its name, dots for slashes."""
+    """Return how the figure of a heartbeat is exported.
+
+    What no rule knows keeps its name, dots for slashes.
+    """
     unit = next((unit for pattern, unit in _UNITS if pattern.search(figure)), "")
     for pattern, name, attributes in _RULES:
         if (match := pattern.fullmatch(figure)) is not None:

@@ -96,7 +96,10 @@ class OtlpExporter:
         self._figures = figures
 
     def close(self) -> None:
-        """Deliver what is left, for `close_s` seconds at most. What is left then is dropped, and the log says so."""
+        """Deliver what is left, for `close_s` seconds at most.
+
+        What is left then is dropped, and the log says so.
+        """
         self._closing = True
         self._due.set()
         self._thread.join(self._close_s)

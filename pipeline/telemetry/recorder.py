@@ -38,7 +38,10 @@ _UNSAMPLED: ContextVar[str | None] = ContextVar("unsampled", default=None)
 
 @contextmanager
 def recording(clock: Clock, service: str, trace: str, parent: str) -> Iterator[list[Span]]:
-    """Record what `traced` sees until the context ends, as children of span `parent`; yields the growing list."""
+    """Record what `traced` sees until the context ends, as children of span `parent`.
+
+    Yields the growing list.
+    """
     recorder = _Recorder(clock, service, trace, parent)
     token = _CURRENT.set(recorder)
     try:
@@ -68,7 +71,10 @@ def current_traceparent() -> str | None:
 def traced(
     name: str, kind: SpanKind = "internal", attributes: Attributes | None = None
 ) -> AbstractContextManager[dict[str, Value]]:
-    """Record the time that the context takes as a span. Yields a dictionary for attributes that come to be known."""
+    """Record the time that the context takes as a span.
+
+    Yields a dictionary for attributes that come to be known.
+    """
     recorder = _CURRENT.get()
     return nullcontext({}) if recorder is None else _recorded(recorder, name, kind, attributes)
 

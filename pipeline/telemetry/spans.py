@@ -1,4 +1,6 @@
-"""The trace model: one flat trace for each rollout group, one for each batch. Pure: stamps in, spans out.
+"""The trace model: one flat trace for each rollout group, one for each batch.
+
+Pure: stamps in, spans out.
 
 A group's id is its trace id, and the root span's id is the id's second half, so every stage can add to the trace of any
 group it names. Each stage adds two children of the root: `queue.wait`, from being stored to being taken up, and
@@ -139,7 +141,10 @@ def batch_trace(run: str, trainer: str, number: int) -> str:
 def batch_span(
     service: str, trace: str, groups: Sequence[str], times: Times, attributes: Attributes, *, kept: Iterable[str]
 ) -> Span:
-    """Return the root of a batch's trace. It names all groups and links to the `kept` ones: others have no trace."""
+    """Return the root of a batch's trace.
+
+    It names all groups and links to the `kept` ones: others have no trace.
+    """
     return Span(
         service=service,
         name="assemble batch",

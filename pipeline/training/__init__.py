@@ -1,1 +1,4 @@
-"""Learning side: the policy model, batches, loss, optimizer steps and checkpoints. Needs the `train` extra (torch)."""
+"""Learning side: the policy model, batches, loss, optimizer steps and checkpoints.
+
+Needs the `train` extra (torch).
+"""

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
+from lachesis.pipeline.model.tensors import has_adapters
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.config import LoraConfig
-from lachesis.pipeline.training.model import ModelSetup, PolicyModel, load_model
-from lachesis.pipeline.weights.tensors import has_adapters
 from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 
@@ -39,7 +39,9 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> PolicyModel:
-    """Load a model as the trainer is to train it: with fresh adapters where the configuration asks for them.
+    """Load a model as the trainer is to train it.
+
+    With fresh adapters where the configuration asks for them.
 
     Fresh adapters change nothing that the model says. Raises `ConfigError` as `load_model` does, and where the model
     has no modules of the names that `training.lora.targets` gives.

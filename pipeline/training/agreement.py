@@ -2,11 +2,11 @@
 
 import torch
 
+from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.logprobs import SampledLogprobs
 from lachesis.pipeline.training.loss import loss_denominator, policy_loss
-from lachesis.pipeline.training.model import PolicyModel
 
 __all__ = ["losses"]
 

@@ -27,20 +27,20 @@ import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
+from lachesis.pipeline.model.tokenizer import tokenizer_hash
+from lachesis.pipeline.model.weight_files import weights_path, write_weights
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.sequences import TrainableBatch
-from lachesis.pipeline.training.tokenizer import tokenizer_hash
-from lachesis.pipeline.weights.files import weights_path, write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.errors import CheckpointError, LachesisError, leaves
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, TrainReport, Void
@@ -59,7 +59,9 @@ def batches(
     position: LedgerPosition | None = None,
     pad_id: int = 0,
 ) -> BatchReader:
-    """Return the batches of `run`: iterate them as they are, or open them first (`async with`) to publish weights.
+    """Return the batches of `run`.
+
+    Iterate them as they are, or open them first (`async with`) to publish weights.
 
     `nats` is a server's URL, a connection's settings or an open bus; left out, the run's embedded server is found by
     its folder (default `runs/<run>`). `trainer` names the ledger. `position` goes before what was committed.
@@ -176,7 +178,10 @@ class BatchReader:
         self._drops = [drops for drops in self._drops if drops.batch != batch.batch.number]
 
     def limits(self, batch: LedgerBatch) -> TrainerLimits:
-        """Return what the packed tensors can hold: by the run's policy, else what most of the batch's groups hold."""
+        """Return what the packed tensors can hold.
+
+        By the run's policy, else what most of the batch's groups hold.
+        """
         if self.feed.policy is not None:
             return TrainerLimits.of(self.feed.policy, text_only=True)
         hashes = Counter(group.tokenizer_hash for _, group, _ in batch.groups)
@@ -243,16 +248,21 @@ class FetchedBatch:
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """The tensors, one row a sequence, of the groups that can be used: `dropped` names the others, and the commit
-        records them. Raises `DataError` when none can be: then `void` the batch.
+        """The tensors, one row a sequence, of the groups that can be used.
+
+        `dropped` names the others, and the commit records them. Raises `DataError` when none can be: then `void` the
+        batch.
         """
         self._owner.drop(self.fed, self._selected)
         return pack(self._selected.sequences, pad_id=self._owner.pad_id)
 
     @property
     def dropped(self) -> dict[str, str]:
-        """By group id, why the group is not in `packed`: a token id that the model does not know, an image, a per-token
-        column, a payload that is gone. Raises `DataError` as `packed`."""
+        """By group id, why the group is not in `packed`.
+
+        A token id that the model does not know, an image, a per-token column, a payload that is gone. Raises
+        `DataError` as `packed`.
+        """
         names = {ref.seq: ref.group for ref in self.fed.batch.groups}
         return {names[seq]: reason for seq, reason in self._selected.dropped.items()}
 

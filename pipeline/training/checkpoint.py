@@ -30,14 +30,21 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.ledger.checkpoint_state import (
+    PARTIAL,
+    POINTER,
+    STATE,
+    TrainerState,
+    best_checkpoint,
+    write_pointer,
+)
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
+from lachesis.pipeline.training.checksums import verify_sums, write_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import ModelSetup, PolicyModel, save_policy
-from lachesis.pipeline.training.state import PARTIAL, POINTER, STATE, TrainerState, best_checkpoint, write_pointer
-from lachesis.pipeline.training.sums import verify_sums, write_sums
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, Void
@@ -108,7 +115,9 @@ def save_checkpoint(
     numerics: Numerics | None = None,
     keep: int = 3,
 ) -> TrainerState:
-    """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest; return its state.
+    """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest.
+
+    Return its state.
 
     The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed. A save
     that fails (on a full disk, say) leaves nothing behind.

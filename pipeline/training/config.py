@@ -1,4 +1,7 @@
-"""Configuration of the learning side. Values are validated on construction; the defaults fit pretrained models."""
+"""Configuration of the learning side.
+
+Values are validated on construction; the defaults fit pretrained models.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The feed: a trainer's side of the ledger. Batches in, policy records and reports of durable progress out.
+"""The feed: a trainer's side of the ledger.
+
+Batches in, policy records and reports of durable progress out.
 
 What `lachesis.batches` and the trainer service share. A position is the number of ledger entries consumed and the
 digest of the last of them; following verifies the chain from there on. Reports and policy records are fenced: of two
@@ -15,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.evidence import describe_known_checkpoint
-from lachesis.pipeline.batching.read import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import read_last_event
-from lachesis.pipeline.stage.retries import retry_outages
+from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
+from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position, follow_ledger
+from lachesis.pipeline.runtime.retries import retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
 from lachesis.schemas import keys, subjects
@@ -67,7 +69,9 @@ class LedgerBatch:
         return {ref.group: group.started_ns for ref, group, _ in self.groups}
 
     def select(self, limits: TrainerLimits, *, shuffle_seed: int | None = None) -> TrainableBatch:
-        """Return what a trainer with these limits can use of the batch. Raises `DataError`, saying why, if nothing.
+        """Return what a trainer with these limits can use of the batch.
+
+        Raises `DataError`, saying why, if nothing.
 
         `shuffle_seed`: see `shuffled`.
         """

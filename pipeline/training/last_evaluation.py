@@ -8,8 +8,8 @@ import anyio
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.overheard import PeerMetrics
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.training.peer_metrics import PeerMetrics
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, NotFoundError
 
 __all__ = ["last_evaluation"]

@@ -17,10 +17,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.logprobs import SampledLogprobs
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.step_size import (
@@ -30,7 +31,6 @@ from lachesis.pipeline.training.step_size import (
     describe_large_step,
     shorten_step,
 )
-from lachesis.pipeline.weights.tensors import has_adapters, vocabulary_of
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["Learner", "NonFiniteError", "StepMetrics", "train_soundly"]

@@ -1,4 +1,7 @@
-"""The figures of one optimizer step, under the names that logs, plots and wandb share. Pure: no clock, no I/O."""
+"""The figures of one optimizer step, under the names that logs, plots and wandb share.
+
+Pure: no clock, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lachesis.pipeline.batching.join import OfflineStart
+from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
-from lachesis.pipeline.training.rolling import BatchTimings, durations
+from lachesis.pipeline.training.rolling_stats import BatchTimings, durations
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.rollout import RolloutGroup
@@ -92,7 +95,10 @@ def mismatch_of(step: StepMetrics) -> Mismatch:
 
 
 def latencies(batch: BatchTimings) -> dict[str, float]:
-    """Return exact p50, p95, p99 in seconds over a batch's groups: wait and process time by stage, and end to end."""
+    """Return exact p50, p95, p99 in seconds over a batch's groups.
+
+    Wait and process time by stage, and end to end.
+    """
     found: defaultdict[str, list[float]] = defaultdict(list)
     for name, seconds in durations(batch):
         found[name].append(seconds)

@@ -1,4 +1,6 @@
-"""Where a trainer goes on: its newest checkpoint, compared with the ledger and with what was reported; or at step 0.
+"""Where a trainer goes on: its newest checkpoint, compared with the ledger and with what was reported.
+
+Or at step 0.
 
 Guarantees that a trainer begins only where the three agree. What does not is refused before anything is published, and
 the text says how to fix it: a broker that was rolled back is the usual reason.
@@ -13,12 +15,12 @@ import anyio.to_thread
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
 from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import ModelSetup, PolicyModel, load_model, model_setup
-from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
 __all__ = ["load_reference", "resume"]
@@ -29,7 +31,9 @@ log = logging.getLogger("lachesis")
 async def resume(
     config: RunConfig, feed: BatchFeed, device: torch.device
 ) -> tuple[PolicyModel, Learner, Checkpoint | None]:
-    """Return what to train, on `device`, and the checkpoint it is from (None: none yet); place the feed after it.
+    """Return what to train, on `device`, and the checkpoint it is from (None: none yet).
+
+    Place the feed after it.
 
     Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
     weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was

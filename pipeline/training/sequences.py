@@ -119,7 +119,9 @@ def training_sequences(
 
 
 def shuffled(ref: GroupRef, seed: int) -> GroupRef:
-    """Return the reference with its advantages shuffled among the samples: a control from which nothing can be learned.
+    """Return the reference with its advantages shuffled among the samples.
+
+    A control from which nothing can be learned.
 
     The order depends on the seed and the group alone.
     """

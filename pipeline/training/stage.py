@@ -23,36 +23,36 @@ import anyio.to_thread
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role
-from lachesis.pipeline.stage.incidents import follow_incidents
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.inference.policy_follower import follow_policy
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
+from lachesis.pipeline.ledger.join import OfflineStart
+from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.model.policy import PolicyModel
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
+from lachesis.pipeline.model.weight_files import prune_weights, weights_path, write_weights
+from lachesis.pipeline.runtime.incidents import follow_incidents
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
-from lachesis.pipeline.training.device import prepare_device
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
-from lachesis.pipeline.training.model import PolicyModel
 from lachesis.pipeline.training.numerics import numerics_of
-from lachesis.pipeline.training.overheard import PeerMetrics
+from lachesis.pipeline.training.peer_metrics import PeerMetrics
 from lachesis.pipeline.training.resume import resume
-from lachesis.pipeline.training.rolling import BatchTimings, RollingTrainingStats
+from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.sequences import TrainableBatch
-from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
-from lachesis.pipeline.weights.files import prune_weights, weights_path, write_weights
-from lachesis.pipeline.weights.follow import follow_policy
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, Void

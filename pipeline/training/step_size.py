@@ -86,7 +86,10 @@ class WeightsBeforeStep:
 def shorten_step(
     before: WeightsBeforeStep, probe: StepProbe, logprobs: Logprobs, full_kl: float, max_kl: float
 ) -> StepSize:
-    """Move the weights back until the step, which was of `full_kl`, is within `max_kl`; return what was left of it."""
+    """Move the weights back until the step, which was of `full_kl`, is within `max_kl`.
+
+    Return what was left of it.
+    """
     after = [parameter.detach().clone() for parameter in before.parameters]
     kl, share = full_kl, 1.0
     while not kl <= max_kl:  # a step into NaN is too large as well

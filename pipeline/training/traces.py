@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.messages import consume_spans
 from lachesis.pipeline.telemetry.sampling import is_late
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, Times, batch_trace, group_links, span_id, step_span
@@ -31,7 +31,9 @@ def trace_step(
     dropped: Mapping[int, str],
     teacher: bool,
 ) -> list[str]:
-    """Export a step and end its rollouts; return those whose traces are kept, of the groups that could be fetched.
+    """Export a step and end its rollouts.
+
+    Return those whose traces are kept, of the groups that could be fetched.
 
     `void` says why nothing was learned, None if something was; `dropped` why groups were left out, by their sequence;
     `teacher` whether batches wait for one.

@@ -1,4 +1,6 @@
-"""Where the figures of a step go: a JSON-lines file in the run's folder, and wandb when a project is set.
+"""Where the figures of a step go.
+
+A JSON-lines file in the run's folder, and wandb when a project is set.
 
 Guarantees that the file holds each step once: a trainer that goes on from a checkpoint trains the steps after it again,
 and what a life before wrote of those is cut off first. A run goes on under the same wandb id, with the step of the

@@ -14,15 +14,17 @@ from collections.abc import Iterable
 import torch
 from torch.nn import functional
 
+from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.training.config import WarmStartConfig
-from lachesis.pipeline.training.model import PolicyModel
 from lachesis.schemas.errors import DataError
 
 __all__ = ["warm_start"]
 
 
 def warm_start(policy: PolicyModel, pairs: Iterable[tuple[str, str]], config: WarmStartConfig) -> list[float]:
-    """Train `policy.model` in place on next-token cross-entropy of the answers; return the loss (nats) of each step.
+    """Train `policy.model` in place on next-token cross-entropy of the answers.
+
+    Return the loss (nats) of each step.
 
     The learning rate rises linearly over a tenth of the steps and falls along a cosine to a tenth of its value.
     Raises DataError when there are no pairs or a pair does not fit into the model's context.

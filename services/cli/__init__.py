@@ -1,4 +1,6 @@
-"""The command line. `main` is the entry point `lachesis`; expected errors are one line and exit code 2.
+"""The command line.
+
+`main` is the entry point `lachesis`; expected errors are one line and exit code 2.
 
 Each command is a module: its options, its help and its work. `commands` is the table that names them.
 """

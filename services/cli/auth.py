@@ -24,7 +24,7 @@ import typer
 
 from lachesis.pipeline.bus.accounts import accounts_config, accounts_of
 from lachesis.pipeline.bus.permissions import Permissions, permissions
-from lachesis.pipeline.bus.private import write_private
+from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_file

@@ -9,10 +9,10 @@ import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.logic.compare import METRICS, Comparison
-from lachesis.pipeline.replay.logic.compare import compare as compare_scores
-from lachesis.pipeline.replay.logic.condition import Condition, parse_condition
-from lachesis.pipeline.replay.revisions import conversation, read_revision
+from lachesis.pipeline.offline.compare.condition import Condition, parse_condition
+from lachesis.pipeline.offline.compare.logic import METRICS, Comparison
+from lachesis.pipeline.offline.compare.logic import compare as compare_scores
+from lachesis.pipeline.offline.replay.revisions import conversation, read_revision
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.options import Json, Options, with_options

@@ -13,7 +13,7 @@ import typer
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.annotations import DeadLetter

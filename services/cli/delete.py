@@ -33,7 +33,10 @@ def delete(
 
 
 def delete_named(options: Options, *, yes: bool, as_json: bool) -> None:
-    """Show what there is of the run that is named, and delete it once that is confirmed. Exits with 1 if it is not."""
+    """Show what there is of the run that is named, and delete it once that is confirmed.
+
+    Exits with 1 if it is not.
+    """
     if as_json and not yes:
         raise ConfigError("--json asks nothing: give --yes with it")
     config = options.config()

@@ -2,8 +2,8 @@
 
 import typer
 
-from lachesis.pipeline.environments.gym_datasets import import_reasoning_gym
 from lachesis.pipeline.environments.load import BUILTIN
+from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.options import Json
 from lachesis.services.output import print_json

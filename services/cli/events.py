@@ -32,7 +32,10 @@ _ENVELOPE = ("stream", "subject", "seq", "time_ns")
 
 
 def to_plain(message: StoredMessage, channel: Channel, *, full: bool = False) -> dict[str, Any]:
-    """Return the event that `message` holds. What no event of the channel fits is `{"error": ..., "bytes": n}`."""
+    """Return the event that `message` holds.
+
+    What no event of the channel fits is `{"error": ..., "bytes": n}`.
+    """
     errors = []
     for kind in channel.events:
         try:
@@ -89,7 +92,9 @@ def json_line(message: StoredMessage, event: dict[str, Any]) -> str:
 
 
 def text_line(message: StoredMessage, event: dict[str, Any], *, full: bool = False) -> str:
-    """Return one line for a person: time (UTC), subject, sequence, and what the event says beyond its subject.
+    """Return one line for a person.
+
+    Time (UTC), subject, sequence, and what the event says beyond its subject.
 
     Stamps, digests and positions are shown in full lines alone.
     """
@@ -132,7 +137,10 @@ class FieldFilter:
 
     @classmethod
     def parse(cls, text: str, channels: Sequence[Channel]) -> "FieldFilter":
-        """Read a filter. Raises `ConfigError` when it is malformed or no event of the channels has such a field."""
+        """Read a filter.
+
+        Raises `ConfigError` when it is malformed or no event of the channels has such a field.
+        """
         path, equals, value = text.partition("=")
         if not equals or not path:
             raise ConfigError(f"--where {text!r}: write it as field=value")

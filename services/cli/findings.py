@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from lachesis.pipeline.verification.checks import NumericFinding
+from lachesis.pipeline.offline.verification.checks import NumericFinding
 from lachesis.services.output import print_table
 
 __all__ = ["exit_with", "print_findings"]

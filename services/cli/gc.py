@@ -9,8 +9,8 @@ import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.sizes import parse_bytes
-from lachesis.pipeline.flow.collect import GarbageCollector, GcLimits, GcPlan
-from lachesis.pipeline.flow.garbage import GcDecision
+from lachesis.pipeline.retention.collector import GarbageCollector, GcLimits, GcPlan
+from lachesis.pipeline.retention.garbage import GcDecision
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY

@@ -1,5 +1,7 @@
-"""`lachesis health` and `lachesis resume`: what the health checks found, where that leaves each environment, and the
-way on."""
+"""`lachesis health` and `lachesis resume`.
+
+What the health checks found, where that leaves each environment, and the way on.
+"""
 
 import sys
 import time
@@ -177,7 +179,9 @@ def _number(value: float | None) -> str | None:
 
 
 async def follow_health(config: RunConfig, as_json: bool) -> None:
-    """Print each alert, and each change of a standing, as it comes; until interrupted or until the run ends.
+    """Print each alert, and each change of a standing, as it comes.
+
+    Until interrupted or until the run ends.
 
     Of a run that has ended all are printed.
     """

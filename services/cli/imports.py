@@ -9,12 +9,12 @@ import msgspec
 import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
-from lachesis.pipeline.archive.files import format_of
-from lachesis.pipeline.archive.importing import PRODUCER, Importer, ImportRequest, ImportSummary
-from lachesis.pipeline.archive.logic.atropos import UNKNOWN_POLICY, ImportAssumptions
-from lachesis.pipeline.archive.reading import check_kind
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.offline.archive.files import format_of
+from lachesis.pipeline.offline.archive.importer import PRODUCER, Importer, ImportRequest, ImportSummary
+from lachesis.pipeline.offline.archive.logic.atropos import UNKNOWN_POLICY, ImportAssumptions
+from lachesis.pipeline.offline.archive.reader import check_kind
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion

@@ -13,7 +13,10 @@ __all__ = ["init"]
 
 @with_options
 def init(options: Options) -> None:
-    """Create the run's streams and bucket on the server, or change them to fit the configuration. Safe to repeat."""
+    """Create the run's streams and bucket on the server, or change them to fit the configuration.
+
+    Safe to repeat.
+    """
     anyio.run(_init, options.config())
 
 

@@ -1,4 +1,7 @@
-"""`lachesis load-check`: loads what a configuration names, in a process that may hang; `doctor` and `up` start it."""
+"""`lachesis load-check`: loads what a configuration names, in a process that may hang.
+
+`doctor` and `up` start it.
+"""
 
 import os
 import signal

@@ -59,7 +59,10 @@ class Options:
 
     @property
     def names_run(self) -> bool:
-        """Whether anything says which run is meant; else it is the one in runs/run here, and none of elsewhere."""
+        """Whether anything says which run is meant.
+
+        Else it is the one in runs/run here, and none of elsewhere.
+        """
         return bool(self.file or self._name())
 
     def _name(self) -> str | None:
@@ -104,8 +107,10 @@ class Options:
         return config
 
     def config_with_environments(self, whose: str = "the run's") -> "RunConfig":
-        """Return the configuration for what has to know its environments. Raises `ConfigError` where it has none, which
-        says `whose` configuration is needed."""
+        """Return the configuration for what has to know its environments.
+
+        Raises `ConfigError` where it has none, which says `whose` configuration is needed.
+        """
         from lachesis.schemas.errors import ConfigError
 
         config = self.config()

@@ -42,7 +42,10 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
 
 
 async def drain_on_signal(draining: anyio.Event, drain: Callable[[], None]) -> None:
-    """Call `drain`, which sets `draining`, on SIGINT or SIGTERM; told again, end at once: nothing but time is lost."""
+    """Call `drain`, which sets `draining`, on SIGINT or SIGTERM.
+
+    Told again, end at once: nothing but time is lost.
+    """
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if draining.is_set():

@@ -10,12 +10,12 @@ import anyio
 import typer
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import read_last_event
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.offline.replay.logic.selection import differences
+from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.promotion.logic import request
 from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
-from lachesis.pipeline.replay.logic.selection import differences
-from lachesis.pipeline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.rewards.estimators.registry import describe_estimator
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR

@@ -8,10 +8,10 @@ import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.config import ReplayPace
-from lachesis.pipeline.replay.judging import collect_seldom
-from lachesis.pipeline.replay.logic.fold import FoldCommit
-from lachesis.pipeline.replay.stage import ReplayProgress, ReplayRequest, run_replay
+from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
+from lachesis.pipeline.offline.replay.scoring import collect_seldom
+from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.replay import Unscored
 from lachesis.services.cli.options import Json, Options, with_options

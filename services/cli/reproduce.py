@@ -13,10 +13,10 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.replay.past import past_record
-from lachesis.pipeline.reproduction.batches import LedgerReplayFacts, Progress, verify_batches
-from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
-from lachesis.pipeline.verification.checks import NumericFinding
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
+from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress, verify_batches
+from lachesis.pipeline.offline.trainer.ledger import past_record
+from lachesis.pipeline.offline.verification.checks import NumericFinding
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError, NotFoundError
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
@@ -141,7 +141,7 @@ async def _weights(
     if why is not None:
         text = f"not compared: {why}"
         return [NumericFinding(check="weights", subject=config.training.name, verdict="warn", text=text)]
-    from lachesis.pipeline.reproduction.weights import RetrainStart, retrain
+    from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
 
     path, state = _begin(config, wish.begin, kept)
     try:

@@ -1,4 +1,7 @@
-"""`lachesis shadow`: a revision that follows the run in a process of its own; which there are; telling one to end."""
+"""`lachesis shadow`: a revision that follows the run in a process of its own.
+
+Which there are; telling one to end.
+"""
 
 import os
 import sys
@@ -9,11 +12,11 @@ import msgspec
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.config import ReplayPace
-from lachesis.pipeline.replay.logic.rolling import RollingFigures
-from lachesis.pipeline.replay.revisions import following
-from lachesis.pipeline.replay.stage import ReplayProgress, ReplayRequest
-from lachesis.pipeline.stage.service import open_service
+from lachesis.pipeline.offline.compare.rolling import RollingFigures
+from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.revisions import following
+from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest
+from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import InfrastructureError, NotFoundError

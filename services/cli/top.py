@@ -19,10 +19,10 @@ from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.newest import read_last_event
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import read_last_event
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas import subjects
@@ -74,7 +74,10 @@ def trace(
 
 
 def run_trace(options: Options, name: str, *, as_json: bool) -> None:
-    """Print one rollout's timeline. `name`: its id or any part of it. Raises `ConfigError`, `NotFoundError`."""
+    """Print one rollout's timeline.
+
+    `name`: its id or any part of it. Raises `ConfigError`, `NotFoundError`.
+    """
     timeline = anyio.run(_find, options.config(), name)
     if as_json:
         print_json(timeline)
@@ -202,7 +205,10 @@ def _console() -> Console:
 
 
 def render(timeline: Timeline, width: int = _PLAIN_WIDTH) -> RenderableType:
-    """Return the waterfall: what was done to the rollout, when, and for how long it waited before; `width` wide."""
+    """Return the waterfall: what was done to the rollout, when, and for how long it waited before.
+
+    `width` wide.
+    """
     legend = Text("░ waits for the service to take it up   █ the service works on it", style="dim")
     return Group(*_head(timeline), Text(), _waterfall(timeline, width), Text(), legend)
 

@@ -1,4 +1,7 @@
-"""`lachesis train`: a second trainer, on the past as a revision judged it. Nothing live is steered or touched."""
+"""`lachesis train`: a second trainer, on the past as a revision judged it.
+
+Nothing live is steered or touched.
+"""
 
 import sys
 import time
@@ -14,13 +17,13 @@ import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
-from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.replay.past import OfflineRequest, past_trainer
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
+from lachesis.pipeline.ledger.join import OfflineStart
+from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_trainer
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.schemas.ledger import LedgerEntry
@@ -149,8 +152,8 @@ def past_config(config: RunConfig, record: PastRecord, steps: int | None) -> Run
 
 
 def _tokenizer_hash(model: str) -> str:
-    from lachesis.pipeline.training.model import load_tokenizer
-    from lachesis.pipeline.training.tokenizer import tokenizer_hash
+    from lachesis.pipeline.model.policy import load_tokenizer
+    from lachesis.pipeline.model.tokenizer import tokenizer_hash
 
     return tokenizer_hash(load_tokenizer(model))
 

@@ -21,7 +21,7 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.late_output import keep_output
-from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
 from lachesis.services.cli.options import Options, with_options

@@ -1,4 +1,6 @@
-"""The demo (`lachesis demo`, `make demo`): the whole pipeline on real tasks, and a verdict on whether it learned.
+"""The demo (`lachesis demo`, `make demo`).
+
+The whole pipeline on real tasks, and a verdict on whether it learned.
 
 settings    the run's configuration, from `demo.toml` and the command line
 prepare     the model to train: tokenizer, random weights, supervised warm start; cached

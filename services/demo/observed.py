@@ -89,7 +89,10 @@ class RunObservation:
         self.heartbeats.add(beat, beat.time_ns / 1e9)
 
     def stored(self, message: StoredMessage) -> None:
-        """Take in one message; those before `next_seq` are known already. What is no event of ours is passed over."""
+        """Take in one message; those before `next_seq` are known already.
+
+        What is no event of ours is passed over.
+        """
         if message.seq < self.next_seq.get(message.stream, 1):
             return
         self.next_seq[message.stream] = message.seq + 1

@@ -30,8 +30,8 @@ __all__ = ["PreparedModel", "cache_folder", "cache_key", "check_disjoint", "prep
 WARM_START_PAIRS = 3000
 ERROR_RATE = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
-_CODE = ("config.py", "model.py", "tokenizer.py", "warmstart.py")
-"""Modules of lachesis.pipeline.training that decide what the warm start makes."""
+_CODE = ("training/config.py", "model/policy.py", "model/tokenizer.py", "training/warmstart.py")
+"""Modules of lachesis.pipeline that decide what the warm start makes."""
 _LIBRARIES = ("tokenizers", "torch", "transformers")
 
 
@@ -46,7 +46,9 @@ class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> PreparedModel:
-    """Make the model, or find it in `cache`, and put a copy into the run's folder. Imports torch only to make one.
+    """Make the model, or find it in `cache`, and put a copy into the run's folder.
+
+    Imports torch only to make one.
 
     Raises ConfigError when the environments are others than the demo's.
     """
@@ -100,7 +102,10 @@ def cache_key(
 
 
 def cache_folder(environ: Mapping[str, str], fallback: Path) -> Path:
-    """Return where prepared models are kept: the user's cache, or `fallback` where there is none to write to."""
+    """Return where prepared models are kept.
+
+    The user's cache, or `fallback` where there is none to write to.
+    """
     home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
     if home:
         folder = Path(home) / "lachesis" / "demo"
@@ -126,8 +131,8 @@ def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
     """Train the model in a folder beside `target` and move it there, so that a half-made one is never found."""
     import torch
 
-    from lachesis.pipeline.training.model import build_tiny_policy, save_policy
-    from lachesis.pipeline.training.tokenizer import common_beginning
+    from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+    from lachesis.pipeline.model.tokenizer import common_beginning
     from lachesis.pipeline.training.warmstart import warm_start
 
     torch.set_num_threads(threads)
@@ -147,7 +152,7 @@ def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
 
 
 def _code() -> dict[str, bytes]:
-    folder = Path(__file__).parents[2] / "pipeline" / "training"
+    folder = Path(__file__).parents[2] / "pipeline"
     return {name: (folder / name).read_bytes() for name in _CODE}
 
 

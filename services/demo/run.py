@@ -25,10 +25,10 @@ from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError, StartupError
-from lachesis.services.demo.keep import LOG, keep_supervisor
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare
 from lachesis.services.demo.report import render
+from lachesis.services.demo.restarting import LOG, keep_supervisor
 from lachesis.services.demo.settings import DemoOptions, demo_config
 from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import showing

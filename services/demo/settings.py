@@ -39,7 +39,10 @@ class DemoOptions:
 
 
 def demo_config(options: DemoOptions) -> RunConfig:
-    """Return the configuration. Raises `ConfigError`, also where it would be no demo: no trainer, no held-out set."""
+    """Return the configuration.
+
+    Raises `ConfigError`, also where it would be no demo: no trainer, no held-out set.
+    """
     run = options.run or time.strftime("demo-%Y%m%d-%H%M%S")
     given: dict[str, Any] = {"run": run, "folder": str(options.folder or Path("runs") / run), "seed": options.seed}
     given |= {"training.steps": options.steps} if options.steps is not None else {}

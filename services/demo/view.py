@@ -64,7 +64,10 @@ def _shortened(points: list[str]) -> list[str]:
 
 
 def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAIN_WIDTH) -> str:
-    """Return the state of the run in one line of at most `width` characters; the last figures are left out first."""
+    """Return the state of the run in one line of at most `width` characters.
+
+    The last figures are left out first.
+    """
     trainer = observed.metrics("trainer")
     groups_per_s, tokens_per_s = observed.rates(time.time_ns())
     curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))

@@ -1,4 +1,6 @@
-"""Watching a run over the bus: heartbeats, rollouts' headers, events and the ledger into an `RunObservation`.
+"""Watching a run over the bus.
+
+Heartbeats, rollouts' headers, events and the ledger into an `RunObservation`.
 
 Nothing is written and no consumer is made. A watch ends with the supervisor's life that it belongs to; the next one
 goes on where it stopped.
@@ -13,7 +15,7 @@ import psutil
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import StartupError

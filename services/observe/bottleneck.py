@@ -34,7 +34,10 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_bottleneck(rows: Sequence[StageRow], flow: Mapping[str, float]) -> Bottleneck | None:
-    """Return what limits the run, None where nothing is under way. `flow`: the governor's figures, empty if unknown."""
+    """Return what limits the run, None where nothing is under way.
+
+    `flow`: the governor's figures, empty if unknown.
+    """
     by_name = {row.service: row for row in rows}
     governor = by_name.get("governor")
     if governor is not None and governor.state in {"stale", "silent"}:

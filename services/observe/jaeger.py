@@ -1,4 +1,6 @@
-"""Jaeger's v3 API, as far as `lachesis trace --follow` needs it: which rollouts of a run are worth a look, and why.
+"""Jaeger's v3 API, as far as `lachesis trace --follow` needs it.
+
+Which rollouts of a run are worth a look, and why.
 
 Written against the published API (jaeger-idl, `swagger/api_v3/query_service.openapi.yaml`: `/api/v3/trace-summaries`,
 `/api/v3/traces/{trace_id}`), in its JSON form: names in camel case, 64 bit numbers as text, what is zero left out.

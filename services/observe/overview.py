@@ -1,4 +1,7 @@
-"""The whole of what `lachesis top` shows: stages, what limits them, and how the training goes. Pure: no bus."""
+"""The whole of what `lachesis top` shows: stages, what limits them, and how the training goes.
+
+Pure: no bus.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
@@ -147,8 +150,10 @@ def overview_at(
 
 
 def finished(overview: Overview) -> Overview:
-    """Return a run whose last step is taken: services of which nothing is heard any more have ended, and nothing limits
-    it."""
+    """Return a run whose last step is taken.
+
+    Services of which nothing is heard any more have ended, and nothing limits it.
+    """
     stages = [
         msgspec.structs.replace(row, state="finished") if row.state in {"silent", "stale"} else row
         for row in overview.stages

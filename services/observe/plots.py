@@ -1,4 +1,7 @@
-"""The pictures of a run, PNG: rewards, held-out rates, latency by stage. What has no data yet is not drawn."""
+"""The pictures of a run, PNG: rewards, held-out rates, latency by stage.
+
+What has no data yet is not drawn.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,8 +14,10 @@ __all__ = ["draw_run"]
 
 
 def draw_run(folder: Path, steps: Sequence[Mapping[str, float]], evaluations: Sequence[EvalEvent]) -> list[Path]:
-    """Write the pictures into `folder` and return their paths. `steps`: the figures of each step. Raises ImportError
-    without matplotlib."""
+    """Write the pictures into `folder` and return their paths.
+
+    `steps`: the figures of each step. Raises ImportError without matplotlib.
+    """
     from matplotlib.figure import Figure
 
     drawings = {

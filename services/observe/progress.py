@@ -103,7 +103,10 @@ def _figures(row: bytes) -> dict[str, float] | None:
 
 
 def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequence[str] = ()) -> str:
-    """Return how far the training is, in one line. `held_out`: the newest evaluations, in a few words each."""
+    """Return how far the training is, in one line.
+
+    `held_out`: the newest evaluations, in a few words each.
+    """
     reward, staleness = figures.get("reward/mean"), figures.get("staleness/mean")
     reported = "" if reward is None else f", reward {reward:.3g}"
     means = {env: one.mean for env, one in rewards_of(figures).items() if one.mean is not None}

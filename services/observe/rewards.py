@@ -28,7 +28,10 @@ def rewards_of(figures: Mapping[str, float]) -> dict[str, EnvRewards]:
 
 
 def describe_rewards(mean: float | None, rewards: Mapping[str, EnvRewards]) -> str:
-    """Return the rewards in a few words, empty where none is known: `0.72; sums 0.5 (numeric 0.4, format 0.9); ...`."""
+    """Return the rewards in a few words, empty where none is known.
+
+    `0.72; sums 0.5 (numeric 0.4, format 0.9); ...`.
+    """
     named = len(rewards) > 1
     parts = ["" if mean is None else f"{mean:.3g}"]
     for env, one in rewards.items():

@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint, state_of
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent

@@ -1,4 +1,6 @@
-"""Services by what their heartbeats say since they started, replicas taken together. Pure: no bus, no clock.
+"""Services by what their heartbeats say since they started, replicas taken together.
+
+Pure: no bus, no clock.
 
 What goes in: heartbeats, and the services that the run should have. What comes out: one row a service, in the order of
 the pipeline, in which None means "not known".

@@ -15,7 +15,7 @@ import msgspec
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.newest import read_last_event
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
@@ -146,7 +146,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look_at_run(config: RunConfig, show: Callable[["RunSnapshot"], None]) -> None:
-    """Call `show` with the snapshot, `ANSWER_S` after the call at the latest; what it takes to hang up comes later.
+    """Call `show` with the snapshot, `ANSWER_S` after the call at the latest.
+
+    What it takes to hang up comes later.
 
     What the server does not answer by then is not known, and `problems` says why; where it cannot be reached at all,
     the run's folder tells what there is. Raises `NotFoundError` when the server has other runs and knows nothing of

@@ -5,7 +5,7 @@ When it is full, the streams and the whole run stop.
 
 import time
 
-from lachesis.pipeline.bus.store_room import StoreFinding, assess, stored_bytes
+from lachesis.pipeline.bus.disk_room import StoreFinding, assess, stored_bytes
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import disk_room
 

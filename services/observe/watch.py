@@ -14,4 +14,7 @@ class RunWatcher(Protocol):
         """Look on until cancelled."""
 
     async def finish(self, bus: Bus) -> None:
-        """Take in what came last, once every service has ended. Must not raise where the server is unavailable."""
+        """Take in what came last, once every service has ended.
+
+        Must not raise where the server is unavailable.
+        """

@@ -1,4 +1,6 @@
-"""The stages of a run over the last seconds: from heartbeats and consumer info to one row a stage. Pure: no bus.
+"""The stages of a run over the last seconds: from heartbeats and consumer info to one row a stage.
+
+Pure: no bus.
 
 What goes in: heartbeats, whose figures count from the start of each instance, and what the server says of the durable
 consumers. What comes out: rates, lag and its trend, load, and quantiles of what happened within the window, which are

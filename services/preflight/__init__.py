@@ -1,1 +1,4 @@
-"""Checks before a run starts, and by `lachesis doctor`: each yields findings that say how to fix what is wrong."""
+"""Checks before a run starts, and by `lachesis doctor`.
+
+Each yields findings that say how to fix what is wrong.
+"""

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import nats.errors
 
-from lachesis.pipeline.bus.answers import NO_LEADER
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.replies import NO_LEADER
 from lachesis.schemas import subjects
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 

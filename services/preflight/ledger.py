@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_REPAIR_HINT, LedgerReader
+from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
+from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes

@@ -26,7 +26,7 @@ from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
-from lachesis.pipeline.scoring.judge import EnvironmentScorer, load_scorer
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas.errors import LachesisError
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]

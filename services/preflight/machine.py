@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
+from lachesis.pipeline.bus.disk_room import assess, stored_bytes
 from lachesis.pipeline.bus.embedded import find_binary
-from lachesis.pipeline.bus.store_room import assess, stored_bytes
-from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.disk import device_of, disk_room
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
+from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.plan import plan
@@ -66,7 +66,10 @@ def needed_extras(config: RunConfig) -> set[str]:
 
 
 def packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
-    """Compare what is installed with what the distribution requires, extra by extra; those `needed` must be there."""
+    """Compare what is installed with what the distribution requires, extra by extra.
+
+    Those `needed` must be there.
+    """
     try:
         required = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environments import load as environments
-from lachesis.pipeline.environments.binding import nearest
+from lachesis.pipeline.model.source import find_model
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS
 from lachesis.pipeline.scoring import raters
-from lachesis.pipeline.training.model_source import find_model
+from lachesis.pipeline.tasks.binding import nearest
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.plan import plan
 from lachesis.services.run.checkpoints import newest_checkpoint

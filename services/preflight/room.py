@@ -1,4 +1,6 @@
-"""Checks that the server can hold what the streams may take: the account's limits, and the server's own `max_file`.
+"""Checks that the server can hold what the streams may take.
+
+The account's limits, and the server's own `max_file`.
 
 What goes in: the server's answers. An account does not learn `max_file` through NATS, so the server's monitoring is
 asked for it, where it listens on its usual port.
@@ -112,7 +114,10 @@ def _reserved(present: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 async def read_monitor(host: str, server_id: str, *, port: int = MONITOR_PORT) -> ServerStorage | None:
-    """Return what the monitoring of the server called `server_id` says; None if it is not there, or another's."""
+    """Return what the monitoring of the server called `server_id` says.
+
+    None if it is not there, or another's.
+    """
     try:
         async with httpx.AsyncClient(timeout=_MONITOR_S, trust_env=False) as client:
             answer = await client.get(f"http://{host}:{port}/jsz")

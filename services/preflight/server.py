@@ -1,4 +1,7 @@
-"""Checks of the run's server: it answers, has JetStream and room, its streams are as configured, its clock is ours."""
+"""Checks of the run's server.
+
+It answers, has JetStream and room, its streams are as configured, its clock is ours.
+"""
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -8,8 +11,8 @@ from typing import Any
 import msgspec
 import nats.errors
 
-from lachesis.pipeline.bus.answers import NO_LEADER, to_ns
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.replies import NO_LEADER, to_ns
 from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
@@ -133,7 +136,10 @@ def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> DoctorFinding | Non
 
 
 async def clock_offset_s(bus: NatsBus, stream: str) -> float:
-    """Return the server's clock minus ours, seconds, by the quickest of a few answers; off by half its time at most."""
+    """Return the server's clock minus ours, seconds, by the quickest of a few answers.
+
+    Off by half its time at most.
+    """
     samples = []
     for _ in range(_CLOCK_TRIES):
         before_ns = time.time_ns()

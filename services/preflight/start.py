@@ -1,4 +1,6 @@
-"""Checks of what `lachesis up` is to start: that all it names is there, can be loaded and has what it needs.
+"""Checks of what `lachesis up` is to start.
+
+That all it names is there, can be loaded and has what it needs.
 
 `lachesis doctor` shows these findings and `lachesis up` refuses to start with one that fails, so the two agree.
 """
@@ -16,7 +18,10 @@ __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
 
 async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: float) -> AsyncIterator[DoctorFinding]:
-    """Yield every finding. `load_s`: seconds after which environments and raters that still load are left alone."""
+    """Yield every finding.
+
+    `load_s`: seconds after which environments and raters that still load are left alone.
+    """
     if not config.environments:
         yield fail(
             "environments",
@@ -32,7 +37,10 @@ async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: fl
 
 
 def machine_failures(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding]:
-    """Yield what of this machine keeps the run from starting. `running`: its own server answers, so ports are taken."""
+    """Yield what of this machine keeps the run from starting.
+
+    `running`: its own server answers, so ports are taken.
+    """
     checks = [*packages(needed_extras(config)), binary(config), budgets(config), *([] if running else ports(config))]
     yield from (finding for finding in checks if finding.level == "FAIL")
 

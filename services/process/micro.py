@@ -10,7 +10,7 @@ from nats.micro.service import ServiceConfig
 
 from lachesis import __version__
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.services.process.single_writer import WriterPlace
 

@@ -1,4 +1,7 @@
-"""The name of a process among those of its service: a number on one machine, the host's name in containers."""
+"""The name of a process among those of its service.
+
+A number on one machine, the host's name in containers.
+"""
 
 import os
 import re
@@ -13,7 +16,9 @@ _MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
 def replica_name(number: int | None, environ: Mapping[str, str] = os.environ, host: str | None = None) -> str:
-    """Return `number`, if one was given; else the host's name in a container, which is unique there, and 1 elsewhere.
+    """Return `number`, if one was given.
+
+    Else the host's name in a container, which is unique there, and 1 elsewhere.
 
     It is part of the identity of producers and in telemetry: two processes with one name would be taken for one.
     """

@@ -1,4 +1,6 @@
-"""The life of a service's process: connect, announce, work, drain when told to, say clearly why it ended.
+"""The life of a service's process.
+
+Connect, announce, work, drain when told to, say clearly why it ended.
 
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
 supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
@@ -22,12 +24,12 @@ from anyio.abc import TaskStatus
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.late_output import flush_output, keep_output
 from lachesis.pipeline.os_errors import explain_os_error
-from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.pipeline.retention.budget_check import check_budgets
+from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas.access import identity_of
 from lachesis.schemas.errors import (

@@ -53,7 +53,9 @@ class _WriterAnswer(WriterPlace, frozen=True, kw_only=True):
 async def refuse_writers_beside(
     bus: Bus, config: RunConfig, services: Iterable[str], *, replaces: WriterPlace | None = None
 ) -> None:
-    """Return once none of `services` that is a single writer runs in another process. Raises StartupError naming it.
+    """Return once none of `services` that is a single writer runs in another process.
+
+    Raises StartupError naming it.
 
     One that drains is waited for. A supervisor `replaces` those of its predecessor in the same folder, which drain.
     """

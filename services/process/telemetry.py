@@ -29,7 +29,9 @@ _CLOCK_REQUESTS = 5
 
 @contextmanager
 def open_tracing(config: RunConfig, name: str, replica: str) -> Iterator[Tracing]:
-    """Yield what the service `name` knows of traces; what is left is exported at the end, within `close_s` seconds.
+    """Yield what the service `name` knows of traces.
+
+    What is left is exported at the end, within `close_s` seconds.
 
     Raises `StartupError` where an export is asked for and its packages are missing, `ConfigError` as `open_otlp`.
     """

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError
 
 __all__ = ["newest_checkpoint"]

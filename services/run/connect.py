@@ -14,9 +14,9 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.newest import read_last_event
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.telemetry.heartbeat_log import SILENCE_S, HeartbeatLog
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
@@ -63,9 +63,11 @@ class RunHistory(NamedTuple):
 async def connect_run(
     config: RunConfig, name: str, identity: str, *, patience_s: float | None = None, needs_jetstream: bool = True
 ) -> NatsBus:
-    """Return the bus, to be used as a context. `name` is shown in the server's own monitoring, `identity` (a service,
-    `access.OPERATOR` or `access.OBSERVER`) says whose key is used where the run has keys. `patience_s` bounds what one
-    call waits for the server; without `needs_jetstream` what it stores may be out of reach.
+    """Return the bus, to be used as a context.
+
+    `name` is shown in the server's own monitoring, `identity` (a service, `access.OPERATOR` or `access.OBSERVER`) says
+    whose key is used where the run has keys. `patience_s` bounds what one call waits for the server; without
+    `needs_jetstream` what it stores may be out of reach.
 
     Raises `StartupError` when there is no server or an unfit one, `AccessError` when it refuses the credentials.
     """
@@ -115,7 +117,10 @@ def has_history(config: RunConfig) -> bool:
 
 
 async def until_ended(bus: Bus, config: RunConfig) -> None:
-    """Return once the run has ended: with its own server, or, where it has another one, as `has_ended` says."""
+    """Return once the run has ended.
+
+    With its own server, or, where it has another one, as `has_ended` says.
+    """
     while True:
         with suppress(InfrastructureError):  # the server is unavailable: what it holds is asked for again
             if await has_ended(bus, config):
@@ -124,8 +129,11 @@ async def until_ended(bus: Bus, config: RunConfig) -> None:
 
 
 async def has_ended(bus: Bus, config: RunConfig) -> bool:
-    """Whether nothing of the run goes on: its own server was stopped; or, where it has another one, its last step is on
-    record and no service speaks any more, for which they are listened to for some seconds."""
+    """Whether nothing of the run goes on: its own server was stopped.
+
+    Or, where it has another one, its last step is on record and no service speaks any more, for which they are listened
+    to for some seconds.
+    """
     if config.nats is None:
         return not (config.path / NATS_FOLDER / "endpoint.json").exists()
     return await is_trained(bus, config) and await _is_silent(bus, config.run)
@@ -213,7 +221,10 @@ def server_version(bus: NatsBus) -> str:
 
 
 async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
-    """Return the runs that the server has if it has no streams of this one, else nothing. Raises as `NatsBus.runs`."""
+    """Return the runs that the server has if it has no streams of this one, else nothing.
+
+    Raises as `NatsBus.runs`.
+    """
     runs = await bus.runs()
     return [] if config.run in runs else runs
 

@@ -19,8 +19,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.flow.collect import GarbageCollector
 from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -72,8 +72,9 @@ class RunContents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) -> tuple[RunContents, bool]:
-    """Delete a run if `confirm`, which is asked once it is known to be over, says so. Return what there was of it, and
-    whether it was deleted.
+    """Delete a run if `confirm`, which is asked once it is known to be over, says so.
+
+    Return what there was of it, and whether it was deleted.
 
     Raises `NotFoundError` where there is nothing of the run; `ConfigError` and `StartupError` where it is not over, is
     read, or its server cannot be reached.
@@ -180,8 +181,10 @@ def measure_folder(folder: Path) -> FolderContents:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete what a run made in its folder, and the folder itself if nothing else is in it. What says that it is a run,
-    and half deleted, goes last."""
+    """Delete what a run made in its folder, and the folder itself if nothing else is in it.
+
+    What says that it is a run, and half deleted, goes last.
+    """
     for entry in _own_entries(folder):
         if entry.name not in _LAST:
             _delete(entry)

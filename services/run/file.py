@@ -1,4 +1,6 @@
-"""The configuration that a run goes by, `run.toml` in its folder: what `--run NAME` reads, and every service is given.
+"""The configuration that a run goes by, `run.toml` in its folder.
+
+What `--run NAME` reads, and every service is given.
 
 Guarantees that the file is there whole or not at all, that only this user can read it (an address may hold a
 password), that it belongs to its folder wherever that is moved, and that no file of somebody's is written over: beside
@@ -49,7 +51,10 @@ def is_written_here(file: Path) -> bool:
 
 
 async def write_run_file(config: RunConfig) -> Path:
-    """Write the configuration into the run's folder, when there is room, unless the same is there; return its path."""
+    """Write the configuration into the run's folder, when there is room, unless the same is there.
+
+    Return its path.
+    """
     file = run_file_of(config)
     if _says(file, config):
         return file

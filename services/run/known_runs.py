@@ -31,7 +31,10 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register_run(config: RunConfig, file: Path | None) -> None:
-    """Record where a run lies. Where that cannot be written, `--run` finds it in its own folder's parent alone."""
+    """Record where a run lies.
+
+    Where that cannot be written, `--run` finds it in its own folder's parent alone.
+    """
     record = KnownRun(run=config.run, folder=str(config.path), config=None if file is None else str(file.absolute()))
     path = _record(config.path)
     if path is None:
@@ -67,7 +70,9 @@ def known_runs() -> list[KnownRun]:
 
 
 def find_run(name: str, file: Path | None = None) -> Path | None:
-    """Return the folder of the run called `name`: runs/NAME here, else the recorded one; None if there is none.
+    """Return the folder of the run called `name`: runs/NAME here, else the recorded one.
+
+    None if there is none.
 
     With the configuration `file` that it is asked for, only a run that was started with that file. Raises `ConfigError`
     where several runs of that name are recorded.

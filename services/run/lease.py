@@ -222,8 +222,11 @@ class RunLease:
 
 @contextmanager
 def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
-    """Hold the run's folder. Raises `StartupError` when another supervisor does, or where the run's deletion was begun
-    and this is not to finish it (`deletes`)."""
+    """Hold the run's folder.
+
+    Raises `StartupError` when another supervisor does, or where the run's deletion was begun and this is not to finish
+    it (`deletes`).
+    """
     with (folder / LOCK_FILE).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

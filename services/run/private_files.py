@@ -1,4 +1,7 @@
-"""Keeps what a command writes private to its user: folders, logs and exports, also of the processes that it starts."""
+"""Keeps what a command writes private to its user.
+
+Folders, logs and exports, also of the processes that it starts.
+"""
 
 import os
 

@@ -11,7 +11,10 @@ _PROC = Path("/proc")
 
 @cache
 def machine_id() -> str:
-    """Return what names this boot of this machine and the space of pids that this process sees; empty: unknown."""
+    """Return what names this boot of this machine and the space of pids that this process sees.
+
+    Empty: unknown.
+    """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
@@ -20,7 +23,10 @@ def machine_id() -> str:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it has ended, or that is not known here."""
+    """Return when a process started, in clock ticks since boot.
+
+    None if it has ended, or that is not known here.
+    """
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -29,7 +35,10 @@ def started_ticks(pid: int) -> int | None:
 
 
 def is_running(machine: str, pid: int, started: int) -> bool | None:
-    """Return whether the process of that name runs; None if it is on a machine of which nothing is known here."""
+    """Return whether the process of that name runs.
+
+    None if it is on a machine of which nothing is known here.
+    """
     if not machine or machine != machine_id() or not (_PROC / str(os.getpid())).exists():
         return None
     return started_ticks(pid) == started

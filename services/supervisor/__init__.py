@@ -1,1 +1,4 @@
-"""The supervisor behind `lachesis up`: starts every process of a run, restarts them and stops them in order."""
+"""The supervisor behind `lachesis up`.
+
+Starts every process of a run, restarts them and stops them in order.
+"""

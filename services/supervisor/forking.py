@@ -1,4 +1,6 @@
-"""The fork servers of a run as its supervisor keeps them: one of each kind, asked for every process that it starts.
+"""The fork servers of a run as its supervisor keeps them.
+
+One of each kind, asked for every process that it starts.
 
 Nothing depends on one: without its answer a service starts as it would without. Those of a supervisor that was killed
 are taken over, where this one would have started them just the same.
@@ -309,7 +311,9 @@ def _send(pidfd: int, number: signal.Signals) -> None:
 
 
 async def open_supervised(command: Sequence[str], file: Path, *, stdin: int = subprocess.PIPE) -> Process:
-    """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone.
+    """Start a process that logs to `file`.
+
+    The end of its standard input tells it that the supervisor is gone.
 
     It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back.
     """

@@ -107,8 +107,11 @@ def serve_forks(kind: str, door: Path) -> ForkRequest | None:
 
 @contextmanager
 def end_at_once() -> Iterator[None]:
-    """End a process that was forked as soon as the body exits: were the interpreter to take everything apart first, all
-    memory that is shared with the fork server would be written to, and copied."""
+    """End a process that was forked as soon as the body exits.
+
+    Were the interpreter to take everything apart first, all memory that is shared with the fork server would be written
+    to, and copied.
+    """
     try:
         yield
     except SystemExit as exit_:

@@ -1,13 +1,16 @@
-"""Verifies a run's ledger once, at its end: a run whose ledger is broken has not gone well, however it ended."""
+"""Verifies a run's ledger once, at its end.
+
+A run whose ledger is broken has not gone well, however it ended.
+"""
 
 import logging
 
 import anyio
 
-from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_REPAIR_HINT, LedgerReader
+from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
+from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, NotFoundError
 from lachesis.schemas.subjects import LEDGER
 
@@ -22,7 +25,10 @@ _MAX_REPORTED = 3
 
 
 async def verify_ledger(bus: Bus, config: RunConfig, found: str) -> None:
-    """Raise `LedgerError` if the ledger is broken. `found`: what the health service found while the run went on."""
+    """Raise `LedgerError` if the ledger is broken.
+
+    `found`: what the health service found while the run went on.
+    """
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
         with anyio.fail_after(_ANSWER_S):

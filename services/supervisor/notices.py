@@ -1,9 +1,12 @@
-"""Logs once what heartbeats say that a person has to know: a stopped environment, a broken ledger, the last step."""
+"""Logs once what heartbeats say that a person has to know.
+
+A stopped environment, a broken ledger, the last step.
+"""
 
 import logging
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_REPAIR_HINT
+from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT
 from lachesis.schemas.control import Heartbeat, StopKind
 
 __all__ = ["Notices"]

@@ -21,8 +21,10 @@ class LateProcess(NamedTuple):
 
 
 def ready_within_s(config: RunConfig, services: Sequence[str]) -> float:
-    """Return how long services that start together may take to become ready, seconds: those of a supervisor that was
-    killed may still be draining, and hold what these need."""
+    """Return how long services that start together may take to become ready, seconds.
+
+    Those of a supervisor that was killed may still be draining, and hold what these need.
+    """
     return config.services.ready_s + _drain_s(config, services)
 
 

@@ -80,7 +80,10 @@ class Restarts:
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes this machine's kernel has killed for lack of memory; 0 where it does not say."""
+    """Return how many processes this machine's kernel has killed for lack of memory.
+
+    0 where it does not say.
+    """
     try:
         counters = Path("/proc/vmstat").read_text()
     except OSError:

@@ -1,4 +1,6 @@
-"""Watches the disk under the run's own server: warns before it is full, and restarts a server that failed on it.
+"""Watches the disk under the run's own server.
+
+Warns before it is full, and restarts a server that failed on it.
 
 A restart loses nothing: what was not acknowledged is published again by whoever waits for it, and clients come back by
 themselves. It is done only once there is room again, and more and more rarely where the writes keep failing.
@@ -10,8 +12,8 @@ import time
 import anyio
 import anyio.to_thread
 
+from lachesis.pipeline.bus.disk_room import RESTART_BYTES, StoreFinding, StoreLogReader, assess, stored_bytes
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.bus.store_room import RESTART_BYTES, StoreFinding, StoreLogReader, assess, stored_bytes
 from lachesis.pipeline.disk import disk_room
 
 __all__ = ["watch_store"]
@@ -29,8 +31,10 @@ _STEADY_S = 600.0
 
 
 async def watch_store(server: EmbeddedServer, budget_bytes: int) -> None:
-    """Say how the disk of `server` stands whenever that changes, and restart it when only that helps. Runs until
-    cancelled. `budget_bytes`: what its streams may hold together."""
+    """Say how the disk of `server` stands whenever that changes, and restart it when only that helps.
+
+    Runs until cancelled. `budget_bytes`: what its streams may hold together.
+    """
     watch = _DiskWatch(server, budget_bytes)
     while True:
         await watch.check_disk()

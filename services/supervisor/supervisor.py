@@ -1,4 +1,6 @@
-"""The supervisor (`lachesis up`): starts the server and every service, in order, and keeps them running.
+"""The supervisor (`lachesis up`).
+
+Starts the server and every service, in order, and keeps them running.
 
 Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell (where they have just
 run, under a supervisor that was killed, all start at once), and stops before them; a process that dies comes back after
@@ -28,13 +30,13 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read_promotions
+from lachesis.pipeline.retention.budget_check import check_budgets
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.small_files import read_small_file
-from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
@@ -70,7 +72,10 @@ _TAIL_LINES = 15
 
 
 def has_survivors(folder: Path) -> bool:
-    """Whether processes of a supervisor that was killed still run in a run's folder: the next one goes on with them."""
+    """Whether processes of a supervisor that was killed still run in a run's folder.
+
+    The next one goes on with them.
+    """
     try:
         pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
     except (OSError, SchemaError):

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.marks import ResolvedSet
-from lachesis.pipeline.batching.read import follow_ledger, newest_entry
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import read_last_event
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
+from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry
 from lachesis.pipeline.telemetry.spans import RolloutEnd, root_span
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
@@ -38,7 +38,10 @@ _PATIENCE_S = 10.0
 
 
 async def trace_unfinished(bus: Bus, config: RunConfig) -> None:
-    """Export the roots of rollouts that have not ended, for ten seconds at most; without traces nothing is done."""
+    """Export the roots of rollouts that have not ended, for ten seconds at most.
+
+    Without traces nothing is done.
+    """
     if not config.telemetry.wanted():
         return
     try:

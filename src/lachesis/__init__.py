@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lachesis.pipeline.environments.environment import Environment
     from lachesis.pipeline.environments.session import Reply, Session
-    from lachesis.pipeline.environments.task import Task
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
     from lachesis.pipeline.rewards.estimators.own import estimator
     from lachesis.pipeline.rewards.welford import RewardNormalizer
     from lachesis.pipeline.scoring.rater import Sample, rater
+    from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.training.batches import batches
     from lachesis.schemas.errors import RaterUnavailable, ToolError
     from lachesis.schemas.rollout import Message
@@ -43,7 +43,7 @@ _HOMES = {
     "RewardGroup": "lachesis.pipeline.rewards.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.rewards.welford",
     "Session": "lachesis.pipeline.environments.session",
-    "Task": "lachesis.pipeline.environments.task",
+    "Task": "lachesis.pipeline.tasks.task",
     "Sample": "lachesis.pipeline.scoring.rater",
     "ToolError": "lachesis.schemas.errors",
     "batches": "lachesis.pipeline.training.batches",

@@ -12,7 +12,7 @@ async def test_my_environment():
     draft = await collect_group(MyEnvironment(), task, inference, 2, SamplingParams())
 """
 
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.environments.testing import FakeInference
 
 __all__ = ["FakeInference", "MemoryBus"]

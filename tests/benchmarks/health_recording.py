@@ -21,10 +21,10 @@ from in_process_grpo import Player, edit_distance, passed, warm_started, with_ad
 from numpy.typing import NDArray
 
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
-from lachesis.pipeline.environments.task import prompt_hash
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.scoring.logic.signals import signals_of
+from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
-from lachesis.pipeline.environments.task import prompt_hash
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
+from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model
+from lachesis.pipeline.model.tokenizer import common_beginning
+from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner, StepMetrics
-from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy, load_model
-from lachesis.pipeline.training.tokenizer import common_beginning
 from lachesis.pipeline.training.warmstart import warm_start
 from lachesis.services.demo.prepare import ERROR_RATE
 

@@ -24,10 +24,10 @@ def take_steps(arguments: argparse.Namespace, way: dict, answer) -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from lachesis.pipeline.training import logprobs
+    from lachesis.pipeline.model import logprobs
+    from lachesis.pipeline.model.device import prepare_device
     from lachesis.pipeline.training.batch import TrainingSequence, pack
     from lachesis.pipeline.training.config import LearnerConfig
-    from lachesis.pipeline.training.device import prepare_device
     from lachesis.pipeline.training.learner import Learner
 
     device = prepare_device(arguments.device, arguments.threads)

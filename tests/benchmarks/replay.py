@@ -28,9 +28,9 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.replay.config import ReplayPace
-from lachesis.pipeline.replay.judging import collect_seldom
-from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
+from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.scoring import collect_seldom
+from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.schemas import subjects

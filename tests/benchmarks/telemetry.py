@@ -25,9 +25,9 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.stage.rollouts import StoredRollout
-from lachesis.pipeline.stage.service import open_service
-from lachesis.pipeline.stage.stateless import StatelessStage, run_stateless
+from lachesis.pipeline.runtime.rollouts import StoredRollout
+from lachesis.pipeline.runtime.service import open_service
+from lachesis.pipeline.runtime.stateless import StatelessStage, run_stateless
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.otlp import OtlpExporter, open_otlp
 from lachesis.pipeline.telemetry.tracing import Tracing

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.pipeline.flow.retention import read_record
+from lachesis.pipeline.retention.holds import read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent, TeacherEvent
 from lachesis.schemas.codec import decode

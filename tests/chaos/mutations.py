@@ -52,9 +52,9 @@ def impatient_broker() -> None:
 
 def small_chunks() -> None:
     """Every rollout is a large message: chunks and a head."""
-    from lachesis.pipeline.bus import blobs, getter, jetstream
+    from lachesis.pipeline.bus import blobs, direct_get, jetstream
 
-    for module in (blobs, getter, jetstream):
+    for module in (blobs, direct_get, jetstream):
         module.INLINE_BYTES = SMALL_CHUNK_BYTES  # type: ignore[attr-defined]
     blobs.CHUNK_BYTES = SMALL_CHUNK_BYTES  # type: ignore[misc]
 
@@ -64,7 +64,7 @@ def small_chunks() -> None:
 
 def ack_before_commit() -> None:
     """A stateless stage acknowledges a group as soon as it takes it up."""
-    from lachesis.pipeline.stage.stateless import _Replica
+    from lachesis.pipeline.runtime.stateless import _Replica
 
     handle = _Replica._handle
 
@@ -107,7 +107,7 @@ def max_deliver_5() -> None:
 
 def trim_by_age() -> None:
     """The governor deletes rollouts two seconds old, whoever still needs them."""
-    from lachesis.pipeline.flow.stage import _Follower
+    from lachesis.pipeline.admission.stage import _Follower
     from lachesis.schemas import subjects
 
     streams = _Follower.streams
@@ -132,7 +132,7 @@ def trim_by_age() -> None:
 
 def lag_as_outcome() -> None:
     """The governor counts a rollout as done once it was delivered, as a bound on consumer lag would."""
-    from lachesis.pipeline.flow.logic import Governor
+    from lachesis.pipeline.admission.logic import Governor
 
     Governor.outstanding = property(lambda self: self.leased)  # type: ignore[assignment, method-assign]
 

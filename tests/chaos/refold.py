@@ -22,7 +22,7 @@ from lachesis.pipeline.rewards.logic.generations import RevisionNormalizers, Rew
 from lachesis.pipeline.rewards.logic.normalizer import ReadyGroup
 from lachesis.pipeline.rewards.logic.reward import RewardRule
 from lachesis.pipeline.rewards.rules import reward_rule
-from lachesis.pipeline.stage.commitlog import CommitLog, RestoredState
+from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     Commit,

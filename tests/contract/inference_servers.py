@@ -17,7 +17,7 @@ from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy
+from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 
 __all__ = ["ARGUMENTS", "CPU", "PYTHON", "TOKEN", "reference", "sharp_policy", "vllm"]
 

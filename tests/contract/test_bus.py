@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.pipeline.bus import reader as reader_module
 from lachesis.pipeline.bus.api import Bus, Delivery
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import (
     ConfigError,

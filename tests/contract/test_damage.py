@@ -10,7 +10,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DamagedError, FencedError
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, stream_name

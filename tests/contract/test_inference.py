@@ -13,10 +13,10 @@ from contract.inference_servers import TOKEN, reference, sharp_policy, vllm
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.training.logprobs import token_logprobs
-from lachesis.pipeline.training.model import save_policy
-from lachesis.pipeline.weights.files import write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.policy import save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.schemas.errors import DataError
 
 pytestmark = pytest.mark.timeout(600)

@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.flow.retention import read_record
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger
+from lachesis.pipeline.retention.holds import read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 

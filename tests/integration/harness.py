@@ -13,18 +13,18 @@ import anyio
 import torch
 from integration.servers import RUN, Servers
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger
+from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.training.sequences import training_sequences
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 
 __all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until"]
 

@@ -12,15 +12,15 @@ import pytest
 from integration.batching.test_batcher import World
 from integration.damage import damage_in_place
 from integration.test_up import CONFIG, pids, ready, start
-from unit.health.test_ledger import make_entries
+from unit.ledger.test_audit import make_entries
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.vitals import ServiceMetrics
+from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import Event, encode

@@ -4,9 +4,9 @@ import json
 
 from integration.damage import damage_message
 from integration.test_cli import Run, run
-from unit.health.test_ledger import make_entries
+from unit.ledger.test_audit import make_entries
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.vitals import ServiceMetrics
+from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode

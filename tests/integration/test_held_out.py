@@ -14,7 +14,7 @@ from integration.servers import Supervised
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.training.state import CHECKPOINTS, best_checkpoint, latest_checkpoint
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, best_checkpoint, latest_checkpoint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode

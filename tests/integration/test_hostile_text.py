@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from fuzz.examples import EXAMPLES, GROUP, group
 from integration.test_cli import Run, run
-from unit.health.test_ledger import make_entries
+from unit.ledger.test_audit import make_entries
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import ResumeRequest
 from lachesis.schemas.catalog import CHANNELS

@@ -13,7 +13,7 @@ from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import StartupError
-from lachesis.services.demo.keep import keep_supervisor
+from lachesis.services.demo.restarting import keep_supervisor
 from lachesis.services.run.connect import NATS_FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -15,9 +15,9 @@ from integration.audit import audit
 from integration.harness import CONFIG, RUN, SUMS, Run, alive, trained_in_one_go, until
 from integration.servers import Supervised
 
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport

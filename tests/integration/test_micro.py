@@ -5,7 +5,7 @@ import pytest
 from nats.errors import FlushTimeoutError
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.service import open_service
+from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.services.process.micro import join_micro
 

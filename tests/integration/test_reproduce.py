@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, known_checkpoints
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode, encode

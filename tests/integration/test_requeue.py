@@ -15,6 +15,8 @@ import pytest
 from fuzz.examples import group
 from integration.audit import audit
 
+from lachesis.pipeline.admission.config import FlowConfig
+from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
@@ -22,13 +24,11 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import ScoreEvent
 from lachesis.schemas.codec import decode, encode

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
-from lachesis.pipeline.bus.memory import MemoryBus
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask

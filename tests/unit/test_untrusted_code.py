@@ -26,7 +26,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_ARGUMENTS = {"shell": False, "trust_remote_code": False, "allow_pickle": False, "use_safetensors": True}
 """Arguments that may have one value only."""
 IMPORTERS = {
-    "pipeline/environments/gym_datasets.py",  # reasoning_gym, if it is there
+    "pipeline/tasks/gym_datasets.py",  # reasoning_gym, if it is there
     "pipeline/user_code.py",  # an environment, a rater or a strategy that the configuration names
     "services/cli/commands.py",  # a command out of a fixed table
     "services/registry.py",  # a service out of a fixed table

@@ -1,1 +1,4 @@
-"""Pure logic of the curriculum: strategies, the sampler that environments draw with, mixing of environments."""
+"""Pure logic of the curriculum.
+
+Strategies, the sampler that environments draw with, mixing of environments.
+"""

@@ -24,7 +24,10 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def name_of(class_name: str) -> str:
-    """Return what the configuration calls the strategy of this class; the class's own name for one of a user."""
+    """Return what the configuration calls the strategy of this class.
+
+    The class's own name for one of a user.
+    """
     return next((name for name, kind in STRATEGIES.items() if kind.__name__ == class_name), class_name)
 
 
@@ -34,7 +37,10 @@ def load_strategy(items: ItemPool, config: CurriculumConfig) -> Strategy:
 
 
 def find_strategy(config: CurriculumConfig) -> type[Strategy]:
-    """Return the class of the strategy that the configuration names. Raises ConfigError if there is none such."""
+    """Return the class of the strategy that the configuration names.
+
+    Raises ConfigError if there is none such.
+    """
     if config.strategy in STRATEGIES:
         return STRATEGIES[config.strategy]
     place, colon, name = config.strategy.rpartition(":")

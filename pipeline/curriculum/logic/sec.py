@@ -1,4 +1,6 @@
-"""Self-evolving curriculum (arXiv:2505.14970): a bandit whose arms are difficulty bins within each skill.
+"""Self-evolving curriculum (arXiv:2505.14970).
+
+A bandit whose arms are difficulty bins within each skill.
 
 An arm's reward is the mean size of a group's standardised advantages, 2 sqrt(y (1-y)) for binary rewards with mean
 success y; its value moves towards it by the learning rate. Arms are drawn by softmax(value / temperature), items

@@ -19,7 +19,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.sampler import DrawnItem, ItemWeights, Sampler
+from lachesis.pipeline.environments.sampler import DrawnItem, ItemWeights, Sampler
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError

@@ -22,7 +22,9 @@ tasks. With 8 of them a change beyond three of its errors comes about by chance 
 
 
 def choose_held_out(seed: int, env: str, size: int, *, share: float, most: int) -> NDArray[np.int64]:
-    """Return the indices of the tasks that are held out of a pool of `size`: int64 [n] in the order of the choice.
+    """Return the indices of the tasks that are held out of a pool of `size`.
+
+    Int64 [n] in the order of the choice.
 
     n is `share` of the pool, rounded down, and at most `most`; none are held out where that is below
     `MIN_HELD_OUT_TASKS`.

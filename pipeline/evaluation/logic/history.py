@@ -41,8 +41,10 @@ class RateDrop(NamedTuple):
     bound: float
 
     def describe(self, rewards: tuple[float, float] | None = None) -> str:
-        """Return it as a sentence without its full stop. `rewards`: of training, at the first of the two steps and at
-        the second."""
+        """Return it as a sentence without its full stop.
+
+        `rewards`: of training, at the first of the two steps and at the second.
+        """
         change = self.difference
         on = f" on {change.tasks} tasks" if change.tasks else ""
         text = (

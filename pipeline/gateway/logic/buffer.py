@@ -63,7 +63,10 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summing_to(sizes: Sequence[int], target: int) -> list[int]:
-    """Return ascending indexes of positive `sizes` that sum exactly to `target`, early ones first; [] if none do."""
+    """Return ascending indexes of positive `sizes` that sum exactly to `target`, early ones first.
+
+    [] if none do.
+    """
     reached: dict[int, list[int]] = {0: []}
     for i, size in enumerate(sizes):
         for total, chosen in sorted(reached.items(), reverse=True):

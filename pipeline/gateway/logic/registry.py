@@ -1,4 +1,7 @@
-"""Which environments have registered with the gateway, and what the API tells them. Pure; stored as one value."""
+"""Which environments have registered with the gateway, and what the API tells them.
+
+Pure; stored as one value.
+"""
 
 import re
 from collections.abc import Iterable

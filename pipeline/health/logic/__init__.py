@@ -1,1 +1,4 @@
-"""Pure logic of the health checks: one small class a check, and the monitor that feeds them window by window."""
+"""Pure logic of the health checks.
+
+One small class a check, and the monitor that feeds them window by window.
+"""

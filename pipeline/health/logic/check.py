@@ -100,7 +100,9 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def graded(value: float, steps: Sequence[tuple[float, Severity]]) -> tuple[Severity, float]:
-    """Return the severity of the highest threshold that `value` exceeds, and that threshold; ok with the lowest one.
+    """Return the severity of the highest threshold that `value` exceeds, and that threshold.
+
+    Ok with the lowest one.
 
     `steps` are (threshold, severity), rising.
     """

@@ -1,4 +1,7 @@
-"""Checks for reward hacking: is the reward paid for length, does it rise while the raters part, who is at odds?"""
+"""Checks for reward hacking.
+
+Is the reward paid for length, does it rise while the raters part, who is at odds?
+"""
 
 import math
 from collections import deque

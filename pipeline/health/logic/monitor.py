@@ -1,4 +1,6 @@
-"""The monitor of one environment: events in, in the order of their stream; every check's result out, window by window.
+"""The monitor of one environment: events in, in the order of their stream.
+
+Every check's result out, window by window.
 
 Guarantees that results and standing are a function of the streams (and of resumptions): no clock, no arrival order. A
 window of groups ends with the message that completes it, one of batches with the entry that does; `state_dict` holds
@@ -175,8 +177,10 @@ class EnvMonitor:
     # what comes out
 
     def judge_evaluation(self, event: EvalEvent) -> list[Alert]:
-        """Judge an evaluation; nothing comes of one that was judged before. The standing stays: only windows of groups
-        and batches change that."""
+        """Judge an evaluation; nothing comes of one that was judged before.
+
+        The standing stays: only windows of groups and batches change that.
+        """
         finding = self._held_out.evaluate(event)
         if finding is None or HeldOutCheck.name in self._config.off:
             return []
@@ -222,7 +226,9 @@ class EnvMonitor:
         return results
 
     def resume(self, revision: int, after: int) -> None:
-        """Lift the standing and start over with the rollouts after sequence `after`; `revision` numbers requests.
+        """Lift the standing and start over with the rollouts after sequence `after`.
+
+        `revision` numbers requests.
 
         What was quarantined up to `after` stays so.
         """
@@ -234,9 +240,12 @@ class EnvMonitor:
         self.standing = Standing(diverted=diverted[-_SPANS:])
 
     def promote(self, first: int) -> None:
-        """Begin anew with the rollouts from sequence `first` on, which another revision judges: what was usual before
-        says nothing of them. The standing stays, and so does what is known of batches: how old they are and how the
-        trainer finds them has nothing to do with who judged them, and they come from another stream."""
+        """Begin anew with the rollouts from sequence `first` on, which another revision judges.
+
+        What was usual before says nothing of them. The standing stays, and so does what is known of batches: how old
+        they are and how the trainer finds them has nothing to do with who judged them, and they come from another
+        stream.
+        """
         self.promoted = first
         lasting = (*_OF_BATCHES, HeldOutCheck.name)
         self._streaks = {name: streak for name, streak in self._streaks.items() if name in lasting}

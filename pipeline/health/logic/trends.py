@@ -1,4 +1,7 @@
-"""Statistics of the checks: correlation, Fisher's z, the t of a slope, Mann and Whitney's U. Pure functions."""
+"""Statistics of the checks: correlation, Fisher's z, the t of a slope, Mann and Whitney's U.
+
+Pure functions.
+"""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -16,12 +19,18 @@ def correlation(xy: float, xx: float, yy: float) -> float | None:
 
 
 def fisher_z(r: float, degrees: float) -> float:
-    """Return atanh(r) sqrt(degrees - 2), near standard normal where there is no correlation; `degrees`: n - 1."""
+    """Return atanh(r) sqrt(degrees - 2), near standard normal where there is no correlation.
+
+    `degrees`: n - 1.
+    """
     return math.atanh(max(-0.999999, min(0.999999, r))) * math.sqrt(max(0.0, degrees - 2))
 
 
 def slope_t(values: Sequence[float]) -> float | None:
-    """Return the t statistic of the least-squares slope of `values` over 0, 1, ...; None for fewer than 3, or flat."""
+    """Return the t statistic of the least-squares slope of `values` over 0, 1, ....
+
+    None for fewer than 3, or flat.
+    """
     n = len(values)
     if n < 3:
         return None

@@ -1,1 +1,4 @@
-"""Configuration of rewards, for a run or for one environment: `normalization`, `reward_config`, `advantage`."""
+"""Configuration of rewards, for a run or for one environment.
+
+`normalization`, `reward_config`, `advantage`.
+"""

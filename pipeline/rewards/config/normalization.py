@@ -60,7 +60,10 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"normalization.bounds.{key} is [{low}, {high}]; give finite numbers, low < high.")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings as records name them: those of windows of the stream as builds did that had no others."""
+        """Return the settings as records name them.
+
+        Those of windows of the stream as builds did that had no others.
+        """
         settings: dict[str, Any] = msgspec.to_builtins(self)
         if self.windows == "stream":
             del settings["windows"]

@@ -1,4 +1,6 @@
-"""The estimator interface: the rewards of one complete group in, one advantage a sample out. Pure float64.
+"""The estimator interface: the rewards of one complete group in, one advantage a sample out.
+
+Pure float64.
 
 A sample without a reward is None; it gets no advantage and enters no statistic. All sums are exactly rounded
 (math.fsum), so the bits do not depend on the order of the samples. Inside a complete group every built-in estimator has
@@ -106,7 +108,9 @@ class Estimator(ABC):
     def advantages(
         self, rewards: Column, lengths: Sequence[int] | None = None, ratings: Mapping[str, Column] | None = None
     ) -> GroupAdvantage:
-        """Return the advantages of one group. `lengths` are generated tokens a sample, `ratings` by rater one a sample.
+        """Return the advantages of one group.
+
+        `lengths` are generated tokens a sample, `ratings` by rater one a sample.
 
         Raises `DataError` on NaN or infinity, and where the estimator needs what is not there.
         """

@@ -56,7 +56,9 @@ def estimator(*, version: str = "1", whitens: bool = False) -> Callable[[Functio
 def estimator(
     function: Function | None = None, /, *, version: str = "1", whitens: bool = False
 ) -> EstimatorFunction | Callable[[Function], EstimatorFunction]:
-    """Make an estimator of a function: its first argument is the group, further keyword arguments are its parameters.
+    """Make an estimator of a function.
+
+    Its first argument is the group, further keyword arguments are its parameters.
 
     `version` is recorded with what the estimator made: change it with the code. `whitens`: the batcher whitens its
     advantages over the batch.

@@ -37,7 +37,9 @@ def load_estimator(config: AdvantageConfig) -> Estimator:
 
 
 def describe_estimator(config: AdvantageConfig) -> dict[str, Any]:
-    """Return what identifies an estimator in the record of a revision: the settings, and the version of a user's own.
+    """Return what identifies an estimator in the record of a revision.
+
+    The settings, and the version of a user's own.
 
     A user's file is named without its folders, so that the record is the same wherever the run's folder lies.
     """

@@ -74,7 +74,10 @@ class Moments:
 
 
 def decay_weights(decay: float, length: int) -> list[int]:
-    """Return decay^0 .. decay^(length-1) in fixed point, by integer arithmetic alone: equal on every machine."""
+    """Return decay^0 ..
+
+    Decay^(length-1) in fixed point, by integer arithmetic alone: equal on every machine.
+    """
     step = quantize(decay)
     weights = [1 << FRACTION_BITS]
     half = 1 << (FRACTION_BITS - 1)

@@ -1,4 +1,6 @@
-"""How much of the bonuses is in force: it falls with the highest success rate an environment has had, never back.
+"""How much of the bonuses is in force.
+
+It falls with the highest success rate an environment has had, never back.
 
 In: by window of ROLLOUTS, how many samples succeeded, of how many, in how many groups. Out: the highest rate up to a
 window, each rate taken over as many of the newest windows as hold `MIN_GROUPS` groups: samples of one group succeed

@@ -1,4 +1,6 @@
-"""The normalizers of one environment whose run was switched to other revisions: one for each, side by side. Pure.
+"""The normalizers of one environment whose run was switched to other revisions.
+
+One for each, side by side. Pure.
 
 Each folds the rollouts that its revision judges, from its `first` on, and knows nothing of the others: so what comes
 out from a promotion on is what a replay from there gives. The older one goes on until all below are folded; neither
@@ -68,7 +70,10 @@ class _NormalizersState(msgspec.Struct, frozen=True):
 
 
 def promotions_in(state: Any, deltas: Sequence[Any]) -> list[int]:
-    """Return the first sequences of the promotions that committed state and deltas are of. Raises `SchemaError`."""
+    """Return the first sequences of the promotions that committed state and deltas are of.
+
+    Raises `SchemaError`.
+    """
     saved: list[_SavedNormalizers] = []
     if isinstance(state, dict) and "generations" in state:
         saved = shaped("normalizer state", _NormalizersState, state).generations

@@ -360,7 +360,10 @@ class EnvNormalizer:
     # -- durable state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the folded state (msgpack-able). Inputs from `watermark` on are not in it; they are fed again."""
+        """Return the folded state (msgpack-able).
+
+        Inputs from `watermark` on are not in it; they are fed again.
+        """
         return {
             "version": STATE_VERSION,
             "env": self.env,

@@ -20,7 +20,10 @@ Ratings = Mapping[str, Sequence[float | None]]
 
 
 def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
-    """Return by rater, for each sample, its rating less the mean of the others'; None where either is missing."""
+    """Return by rater, for each sample, its rating less the mean of the others'.
+
+    None where either is missing.
+    """
     columns = list(zip(*ratings.values(), strict=True))
     found: dict[str, list[float | None]] = {}
     for name, own in ratings.items():
@@ -47,7 +50,10 @@ def shares(variances: Mapping[str, float]) -> dict[str, float]:
 
 
 def weighted(ratings: Ratings, scores: Sequence[float | None], weights: Mapping[str, float]) -> list[float | None]:
-    """Return the weighted mean of each sample's ratings among the raters present; None where `scores` has none."""
+    """Return the weighted mean of each sample's ratings among the raters present.
+
+    None where `scores` has none.
+    """
     found: list[float | None] = []
     for i, score in enumerate(scores):
         present = [(weights[name], x) for name, column in ratings.items() if (x := column[i]) is not None]

@@ -1,4 +1,6 @@
-"""From a group's scores to its reward: what the normalizer folds of them, and what it makes of a group that is ready.
+"""From a group's scores to its reward.
+
+What the normalizer folds of them, and what it makes of a group that is ready.
 
 A group that is ready is normalized with its snapshot, shaped, judged, and turned into advantages. Pure: the normalizer
 and a replay of history both use this, so that equal scores and an equal snapshot give equal bits.
@@ -158,7 +160,10 @@ def _why_unscorable(score: GroupScore, n_valid: int) -> str | None:
 
 
 def reliability_shares(snapshot: NormalizationSnapshot) -> dict[str, float]:
-    """Return each rater's share of the weight as far as `snapshot` knows it; {} while it knows too little of any."""
+    """Return each rater's share of the weight as far as `snapshot` knows it.
+
+    {} while it knows too little of any.
+    """
     known = {key: stats for key, stats in snapshot.keys.items() if key.startswith(RESIDUAL)}
     fewest, groups = snapshot.config.warmup_samples, snapshot.config.warmup_groups
     if not known or any(stats.count < fewest or stats.groups < groups for stats in known.values()):
@@ -167,7 +172,10 @@ def reliability_shares(snapshot: NormalizationSnapshot) -> dict[str, float]:
 
 
 def shaping_metrics(env: str, rewards: Sequence[GroupReward]) -> dict[str, float]:
-    """Return the share of bonuses in force and what they added to a reward on average; nothing without shaping."""
+    """Return the share of bonuses in force and what they added to a reward on average.
+
+    Nothing without shaping.
+    """
     added = [value for reward in rewards for value in reward.shaping if value is not None]
     in_force = [reward.shaping_scale for reward in rewards if reward.shaping_scale is not None]
     if not added or not in_force:

@@ -1,4 +1,6 @@
-"""Whitening of advantages over a batch: what an estimator leaves to the batcher, since no single group can do it.
+"""Whitening of advantages over a batch.
+
+What an estimator leaves to the batcher, since no single group can do it.
 
 In: the groups of a batch and, for those whose advantages are to be whitened, the tokens of each sample that are trained
 on. A sample that its environment excludes has 0, so it enters neither mean nor deviation. Out: the same groups with

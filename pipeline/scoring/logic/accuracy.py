@@ -27,7 +27,9 @@ class RaterAccuracy(NamedTuple):
 
 
 def rater_accuracies(samples: Sequence[Mapping[str, bool]]) -> dict[str, RaterAccuracy]:
-    """Return the accuracy of every rater. A sample maps raters to verdicts; a rater without one is left out of it.
+    """Return the accuracy of every rater.
+
+    A sample maps raters to verdicts; a rater without one is left out of it.
 
     Samples with fewer than two verdicts say nothing of anybody. Raises ValueError with fewer than three raters.
     """

@@ -75,7 +75,10 @@ class Ensemble:
         return {member.name: member.version for member in self.members}
 
     def score(self, ratings: Mapping[str, Sequence[Rating]]) -> EnsembleScores:
-        """Aggregate the ratings of one group. Raises DataError on a rater too many or too few, or unequal lengths."""
+        """Aggregate the ratings of one group.
+
+        Raises DataError on a rater too many or too few, or unequal lengths.
+        """
         names = [member.name for member in self.members]
         if set(ratings) != set(names):
             raise DataError(f"ratings are of {sorted(ratings)}, the ensemble is {names}.")

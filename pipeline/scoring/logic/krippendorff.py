@@ -1,4 +1,6 @@
-"""Krippendorff's alpha, exact and streaming: how far raters agree, beyond what their own spread would give.
+"""Krippendorff's alpha, exact and streaming.
+
+How far raters agree, beyond what their own spread would give.
 
 In: units (the ratings of one sample, None where one is missing). Out: `AlphaEstimate`, an exact fraction. Units can be
 added, removed and merged in any order with the same bits. alpha = 1 - D_o/D_e; units with fewer than two ratings do
@@ -124,7 +126,10 @@ class CategoryAlpha:
         self.pairs: Counter[tuple[int, float, float]] = Counter()  # (m, c, k), c < k -> unordered pairs
 
     def add_unit(self, unit: Sequence[float | None], times: int = 1) -> None:
-        """Add one unit, `times` times. Raises ValueError on NaN, infinity, or a negative value under metric ratio."""
+        """Add one unit, `times` times.
+
+        Raises ValueError on NaN, infinity, or a negative value under metric ratio.
+        """
         values = sorted(_finite(unit))
         if self.metric == "ratio" and values and values[0] < 0:
             raise ValueError(f"the ratio metric needs values of at least 0, not {values[0]}.")

@@ -16,7 +16,9 @@ def reference(sample: Sample) -> str | None:
 
 
 def given(sample: Sample, pattern: str | None) -> str | None:
-    """Return the answer in the completion: all of it, or the last match of `pattern` (its first group if it has one).
+    """Return the answer in the completion.
+
+    All of it, or the last match of `pattern` (its first group if it has one).
 
     None if the pattern does not occur.
     """

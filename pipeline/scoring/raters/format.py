@@ -8,7 +8,9 @@ __all__ = ["well_formed"]
 
 @rater(bounds=(0.0, 1.0), name="format")
 def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = True) -> float:
-    """Match the whole completion against `pattern`; with `finished`, its finish reason must be "stop" as well.
+    """Match the whole completion against `pattern`.
+
+    With `finished`, its finish reason must be "stop" as well.
 
     The pattern is trusted: one that backtracks exponentially stops the process, thread or not.
     """

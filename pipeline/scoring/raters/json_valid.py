@@ -21,7 +21,9 @@ def json_valid(
     required: Sequence[str] = (),
     schema: Mapping[str, Any] | None = None,
 ) -> float:
-    """Parse the answer strictly (no NaN or Infinity); with `required`, it must be an object that has these keys.
+    """Parse the answer strictly (no NaN or Infinity).
+
+    With `required`, it must be an object that has these keys.
 
     `schema` is a JSON Schema (2020-12, unless it says otherwise) without references to other documents.
     """

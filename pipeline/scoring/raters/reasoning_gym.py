@@ -3,8 +3,8 @@
 import importlib.metadata
 from typing import Any
 
-from lachesis.pipeline.environments.gym_datasets import import_reasoning_gym, score_answer
 from lachesis.pipeline.scoring.rater import Rater, Sample
+from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym, score_answer
 from lachesis.schemas.errors import ConfigError, DataError, StartupError
 
 __all__ = ["ReasoningGymRater"]
@@ -29,7 +29,10 @@ class ReasoningGymRater(Rater):
         self._params = params
 
     def rate(self, sample: Sample) -> float | None:
-        """Return the dataset's own score, in [0, 1]. Raises DataError if the task is not one of reasoning-gym's."""
+        """Return the dataset's own score, in [0, 1].
+
+        Raises DataError if the task is not one of reasoning-gym's.
+        """
         missing = {"dataset", "question", "answer", "metadata"} - sample.task.keys()
         if missing:
             raise DataError(

@@ -1,4 +1,7 @@
-"""Runs programs that nobody trusts: a root of their own, no network, no survivors. README.md says why and how."""
+"""Runs programs that nobody trusts: a root of their own, no network, no survivors.
+
+README.md says why and how.
+"""
 
 from lachesis.pipeline.scoring.sandbox.sandbox import Sandbox, SandboxLimits
 

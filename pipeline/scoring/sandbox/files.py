@@ -1,4 +1,7 @@
-"""The files that a Python interpreter needs to run in a root of its own: nothing else of the machine is in it."""
+"""The files that a Python interpreter needs to run in a root of its own.
+
+Nothing else of the machine is in it.
+"""
 
 import os
 import subprocess
@@ -36,7 +39,9 @@ class InterpreterFiles:
 
 
 def interpreter_files(*, packages: bool) -> InterpreterFiles:
-    """Return what the interpreter needs: itself, standard library and shared libraries; installed packages if asked.
+    """Return what the interpreter needs: itself, standard library and shared libraries.
+
+    Installed packages if asked.
 
     Raises `StartupError` if the interpreter cannot tell.
     """

@@ -1,4 +1,6 @@
-"""Runs one program that nobody trusts; started as `python -I -S launcher.py KEY=VALUE...`, never imported.
+"""Runs one program that nobody trusts.
+
+Started as `python -I -S launcher.py KEY=VALUE...`, never imported.
 
 Three processes. The launcher takes the request from standard input: the seccomp filter, the program and the program's
 own input. It enters namespaces of its own and makes a root with the interpreter, /dev/null and one small writable
@@ -146,7 +148,10 @@ def own_user_namespace(proc: int, flags: int = 0) -> None:
 
 
 def enter_namespaces(proc: int) -> None:
-    """Enter namespaces of our own; root keeps its user until the init drops it, since it may own the interpreter."""
+    """Enter namespaces of our own.
+
+    Root keeps its user until the init drops it, since it may own the interpreter.
+    """
     flags = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
     if os.getuid() == 0:
         check_call(libc.unshare(flags), "enter namespaces")
@@ -328,7 +333,10 @@ class ControlGroups:
 
 
 def be_init(settings: LauncherSettings, filter_code: bytes, groups: ControlGroups, proc: int, launcher: int) -> None:
-    """Start the program and wait for it, as process 1; without namespaces become the program. Never return."""
+    """Start the program and wait for it, as process 1; without namespaces become the program.
+
+    Never return.
+    """
     report, program = os.dup(2), None
     try:
         with RequiredProtection("cgroups"):

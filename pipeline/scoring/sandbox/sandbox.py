@@ -1,4 +1,6 @@
-"""Runs untrusted Python programs, each in a sandbox of its own; `run` returns after everything of it is dead.
+"""Runs untrusted Python programs, each in a sandbox of its own.
+
+`run` returns after everything of it is dead.
 
 At the start it tries what the machine grants. What is missing and required raises `StartupError`; what is missing
 and not required is logged once. The work is done by `launcher`, a small process for each program.
@@ -84,7 +86,9 @@ class Sandbox:
             )
 
     async def run(self, program: bytes, text: bytes) -> str | None:
-        """Return what a Python program printed, None if it failed or printed more than 64 KiB. `text` is its input.
+        """Return what a Python program printed, None if it failed or printed more than 64 KiB.
+
+        `text` is its input.
 
         When this returns, raises or is cancelled, no process of the program is alive. Raises `InfrastructureError` if
         the sandbox could not be set up this time: that says nothing about the program.

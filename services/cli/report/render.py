@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.replay.logic.compare import Comparison, EnvDifference
+from lachesis.pipeline.offline.compare.logic import Comparison, EnvDifference
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.report.tables import Report, Table, env_name
 from lachesis.services.output import printable

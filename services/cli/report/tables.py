@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, DisputedSample, EnvDifference, RevisionFigures
-from lachesis.pipeline.replay.logic.statistics import Distribution
+from lachesis.pipeline.offline.compare.logic import METRICS, Comparison, DisputedSample, EnvDifference, RevisionFigures
+from lachesis.pipeline.offline.compare.statistics import Distribution
 from lachesis.schemas.rollout import Message
 
 __all__ = ["DisputedText", "Report", "Table", "env_name", "report"]

@@ -21,9 +21,9 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.training.model import build_tiny_policy
-from lachesis.pipeline.weights.files import write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
 

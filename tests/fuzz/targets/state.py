@@ -10,10 +10,10 @@ from fuzz.mutate import mutate_msgpack
 from fuzz.oracle import Target
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.join import Joiner
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
+from lachesis.pipeline.ledger.join import Joiner
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.schemas.codec import decode, encode

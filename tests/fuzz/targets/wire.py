@@ -14,8 +14,8 @@ from fuzz.oracle import Target
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
-from lachesis.pipeline.scoring.judge import samples_of
-from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.pipeline.runtime.rollouts import read_rollout
+from lachesis.pipeline.scoring.scorer import samples_of
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.sequences import training_sequences

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from integration.archive.world import RUN, World, a_group, a_world
 
-from lachesis.pipeline.archive.jsonl import JsonLinesWriter, read_lines, read_row
-from lachesis.pipeline.archive.logic.row import SCHEMA, DerivedColumns, RolloutRow, content_digest, rows_of
-from lachesis.pipeline.archive.parquet import METADATA_KEY, arrow_schema, read_rows
-from lachesis.pipeline.flow.retention import read_record, update_record
+from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter, read_lines, read_row
+from lachesis.pipeline.offline.archive.logic.row import SCHEMA, DerivedColumns, RolloutRow, content_digest, rows_of
+from lachesis.pipeline.offline.archive.parquet import METADATA_KEY, arrow_schema, read_rows
+from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.codec import encode
 from lachesis.schemas.subjects import ROLLOUTS

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from integration.backpressure.world import RUN, World, make_config
 
-from lachesis.pipeline.batching.read import fetch_batch
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.ledger.reader import fetch_batch
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.rollout import RolloutGroup

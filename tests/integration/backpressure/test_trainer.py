@@ -8,7 +8,7 @@ import pytest
 from integration.backpressure.world import World, make_config
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 
 RUN = "r"

@@ -18,25 +18,25 @@ import pytest
 from anyio.abc import TaskStatus
 
 from lachesis import Environment, Session, Task
-from lachesis.pipeline.batching.chain import LedgerPosition
+from lachesis.pipeline.admission import stage as governor_stage
+from lachesis.pipeline.admission.config import FlowConfig
+from lachesis.pipeline.admission.logic import Governor
+from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.environments import stage as environment_stage
 from lachesis.pipeline.environments.stage import run_environment
 from lachesis.pipeline.environments.testing import FakeInference
-from lachesis.pipeline.flow import stage as governor_stage
-from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.logic import Governor
-from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.inference.client import Capabilities, GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.pipeline.teacher import stage as teacher_stage
 from lachesis.pipeline.teacher.stage import run_teacher
 from lachesis.schemas import keys, subjects

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.batching import stage as stage_module
-from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.read import fetch_batch, fetch_groups, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import fetch_batch, fetch_groups, follow_ledger
 from lachesis.pipeline.rewards.logic.whitening import whiten
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     Commit,

@@ -11,11 +11,11 @@ from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, m
 
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.rewards.stage import run_normalizer
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, kind_of, stream_name
 

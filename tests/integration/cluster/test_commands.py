@@ -12,7 +12,7 @@ from integration.cluster.nodes import TOKEN, Cluster, leader_of, settled
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.stage.service import open_service
+from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 from integration.bus.test_restart import Load
 from integration.cluster.nodes import Cluster, leader_of, settled
 
-from lachesis.pipeline.bus.answers import ConsumerInfo
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.replies import ConsumerInfo
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS, stream_name

@@ -10,7 +10,7 @@ from integration.cluster.nodes import Cluster, make_streams
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.service import open_service
+from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat

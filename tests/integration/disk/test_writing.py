@@ -10,19 +10,19 @@ import anyio
 import pytest
 import torch
 
-from lachesis.pipeline.bus.private import write_private
+from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
 from lachesis.pipeline.late_output import keep_output
+from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
+from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_weights
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, load_checkpoint, only_writer, save_checkpoint
+from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy
-from lachesis.pipeline.training.state import latest_checkpoint
-from lachesis.pipeline.training.sums import verify_sums
 from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking, append_row
-from lachesis.pipeline.weights.files import read_weights, weights_path, write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import anyio
 import pytest
 from integration.batching.test_batcher import RUN, World, batcher, fates, make_config, read_until
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import find_position, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.stage.commitlog import CommitLog
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import find_position, follow_ledger
+from lachesis.pipeline.runtime.commitlog import CommitLog
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent

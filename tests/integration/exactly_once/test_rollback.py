@@ -11,8 +11,7 @@ import torch
 from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 from integration.harness import trained_in_one_go
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import follow_ledger
+from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus import reader
 from lachesis.pipeline.bus.config import ServerConfig
@@ -20,16 +19,17 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
+from lachesis.pipeline.ledger.reader import follow_ledger
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
-from lachesis.pipeline.training.state import latest_checkpoint
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode

@@ -8,9 +8,9 @@ import anyio
 import pytest
 from integration.batching.test_batcher import ENV, RUN, World, fates
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import follow_ledger
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode

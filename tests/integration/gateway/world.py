@@ -14,16 +14,16 @@ from typing import Any
 import anyio
 import httpx
 
-from lachesis.pipeline.batching.chain import LedgerPosition
-from lachesis.pipeline.batching.read import follow_ledger
+from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime.service import open_service
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord

@@ -25,8 +25,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
-from lachesis.pipeline.training.state import known_checkpoints
+from lachesis.pipeline.ledger.checkpoint_state import known_checkpoints
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import Event, decode, encode

@@ -23,10 +23,10 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import read_record, update_record
+from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode, encode

@@ -14,7 +14,7 @@ from integration.security.secured import Secured, auth_init
 from nats.aio.client import Client
 
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.pipeline.health.ledger import LedgerReader
+from lachesis.pipeline.health.ledger_reader import LedgerReader
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import encode

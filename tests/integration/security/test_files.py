@@ -19,11 +19,6 @@ import pytest
 from fuzz.oracle import limited
 from integration.archive.world import a_group
 
-from lachesis.pipeline.archive.jsonl import JsonLinesWriter
-from lachesis.pipeline.archive.logic.atropos import ImportAssumptions
-from lachesis.pipeline.archive.logic.row import DerivedColumns, rows_of
-from lachesis.pipeline.archive.parquet import ParquetWriter
-from lachesis.pipeline.archive.reading import check_kind, read_groups
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
@@ -31,16 +26,21 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.token import gateway_token
+from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.weight_files import read_weights, write_weights
+from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter
+from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions
+from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
+from lachesis.pipeline.offline.archive.parquet import ParquetWriter
+from lachesis.pipeline.offline.archive.reader import check_kind, read_groups
 from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.private_file import shared_token
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import build_tiny_policy, load_model, save_policy
-from lachesis.pipeline.training.state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking
-from lachesis.pipeline.weights.files import read_weights, write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.auth import _new_seed, _public_key
 from lachesis.services.cli.selection import _read_groups

@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.reply_subjects import is_inbox
-from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.errors import AccessError

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from fuzz.mutate import JSON
 
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.gateway import app as gateway_app
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import CONTROL_PATHS
-from lachesis.pipeline.training.model import build_tiny_policy
+from lachesis.pipeline.model.policy import build_tiny_policy
 
 _spec = importlib.util.spec_from_file_location(
     "gateway_world", Path(__file__).parents[2] / "unit" / "gateway" / "conftest.py"

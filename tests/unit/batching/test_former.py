@@ -1,7 +1,7 @@
-from lachesis.pipeline.batching.chain import Chain
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.former import MAX_OUTCOMES_PER_ENTRY, BatchFormer
-from lachesis.pipeline.batching.join import Joiner
+from lachesis.pipeline.ledger.batch_former import MAX_OUTCOMES_PER_ENTRY, BatchFormer
+from lachesis.pipeline.ledger.chain import Chain
+from lachesis.pipeline.ledger.join import Joiner
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import Plan

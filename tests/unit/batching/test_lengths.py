@@ -1,7 +1,7 @@
 """Lengths of what is trained and of what is dropped as stale, by environment, and in the figures."""
 
-from lachesis.pipeline.batching.join import PendingRollout
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
+from lachesis.pipeline.ledger.join import PendingRollout
 from lachesis.schemas.ledger import GroupRef, Outcome
 from lachesis.schemas.plan import Plan
 

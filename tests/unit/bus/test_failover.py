@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.pipeline.bus import failover
 from lachesis.pipeline.bus.failover import LEAVE_AFTER_S, Failover
-from lachesis.pipeline.bus.stalls import ServerWaits
+from lachesis.pipeline.bus.server_waits import ServerWaits
 
 SERVED = {"cluster": {"leader": "b", "replicas": [{"active": 1_000_000_000}, {"active": 20_000_000_000}]}}
 CUT_OFF = {"cluster": {"leader": "a", "replicas": [{"active": 5_000_000_000}, {"active": 5_000_000_000}]}}

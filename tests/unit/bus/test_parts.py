@@ -6,9 +6,9 @@ import pytest
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.mailbox import SubscriptionBuffer
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.bus.streams import definitions
+from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import BusClosedError, ConfigError, FencedError
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.bus.store_room import (
+from lachesis.pipeline.bus.disk_room import (
     KEEP_FREE_BYTES,
     RESTART_BYTES,
     StoreLogReader,

@@ -9,13 +9,13 @@ import pytest
 from fuzz.examples import EXAMPLES, GROUP, group
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.bus import memory
-from lachesis.pipeline.bus.memory import MemoryBus
-from lachesis.pipeline.bus.memory_log import DUPLICATE_WINDOW_S
+from lachesis.pipeline.bus.memory import memory_bus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.bus.memory.stream import DUPLICATE_WINDOW_S
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.retention import update_record
-from lachesis.pipeline.stage.deadletter import dead_letter
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.retention.holds import update_record
+from lachesis.pipeline.runtime.deadletter import dead_letter
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent
 from lachesis.schemas.codec import decode, encode
@@ -117,7 +117,7 @@ async def test_what_may_have_been_rewarded_in_trimmed_history_is_left_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes back only as long as nothing stored after it is gone."""
-    monkeypatch.setattr(memory, "time", SimpleNamespace(time_ns=count(1).__next__))
+    monkeypatch.setattr(memory_bus, "time", SimpleNamespace(time_ns=count(1).__next__))
     subject = subjects.event("reward", "r", "live", "sums")
 
     async def event(name: str) -> int:

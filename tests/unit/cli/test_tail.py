@@ -1,6 +1,6 @@
 import pytest
 
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.tail import StreamSlice, first_seq_of_last, resolve

@@ -1,10 +1,10 @@
 """The curriculum stage after an outage: a backlog of rewards larger than a message."""
 
-from lachesis.pipeline.bus.memory import MAX_MESSAGE_BYTES
+from lachesis.pipeline.bus.memory.memory_bus import MAX_MESSAGE_BYTES
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.curriculum.stage import CurriculumWriter
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, GroupReward, RewardEvent
 from lachesis.schemas.codec import encode

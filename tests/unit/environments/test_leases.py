@@ -2,11 +2,11 @@
 
 import anyio
 
+from lachesis.pipeline.admission.config import FlowConfig
+from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
-from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.stage import run_governor
 
 
 async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from lachesis.pipeline.environments.collect import build_group, collect_group
-from lachesis.pipeline.environments.gym_datasets import create_dataset, score_answer, split_of
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.environments.rollout import build_group, collect_group
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.tasks.gym_datasets import create_dataset, score_answer, split_of
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import RolloutGroup

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from lachesis import Environment, Reply, Session, Task
-from lachesis.pipeline.environments.collect import build_group, collect_group
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.evaluate import evaluate
+from lachesis.pipeline.environments.rollout import build_group, collect_group
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.training.logprobs import token_logprobs
-from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.schemas.rollout import RolloutGroup
 
 VERSION = "3-main-0123456789ab"

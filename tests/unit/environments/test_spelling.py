@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.pipeline.environments.collect import collect_group
 from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.rollout import collect_group
 from lachesis.pipeline.environments.spelling import SpellBackward
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError

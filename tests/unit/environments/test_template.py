@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lachesis.pipeline.environments.inference import as_chat
 from lachesis.pipeline.environments.template import render_turn
-from lachesis.pipeline.training.tokenizer import ALPHABET, build_character_tokenizer
+from lachesis.pipeline.model.tokenizer import ALPHABET, build_character_tokenizer
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 

@@ -1,6 +1,6 @@
 """Which alerts are news: warnings always, what informs once."""
 
-from lachesis.pipeline.health.logic.news import AlertNovelty
+from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.schemas.alerts import Alert, Severity
 
 

@@ -6,11 +6,11 @@ import anyio
 import msgspec
 import pytest
 
+from lachesis.pipeline.admission.config import FlowConfig
+from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
 from lachesis.pipeline.rewards.stage import run_normalizer

@@ -5,7 +5,7 @@ import torch
 
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.training.model import build_tiny_policy
+from lachesis.pipeline.model.policy import build_tiny_policy
 
 VERSION = "0-first-000000000000"
 

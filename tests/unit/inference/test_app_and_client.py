@@ -20,11 +20,11 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import CONTROL_PATHS, SamplingParams
-from lachesis.pipeline.stage.http import http_within
-from lachesis.pipeline.training.logprobs import token_logprobs
-from lachesis.pipeline.training.model import build_tiny_policy
-from lachesis.pipeline.weights.files import write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.weight_files import write_weights
+from lachesis.pipeline.runtime.http import http_within
 from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
 
 URL = "http://test"

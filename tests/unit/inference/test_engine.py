@@ -7,9 +7,9 @@ import torch
 
 from lachesis.pipeline.inference.engine import Engine, EngineFullError
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
-from lachesis.pipeline.training.logprobs import token_logprobs
-from lachesis.pipeline.training.model import build_tiny_policy
-from lachesis.pipeline.weights.tensors import policy_tensors
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
 
 WAIT = 20

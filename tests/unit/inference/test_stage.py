@@ -11,10 +11,10 @@ from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, register
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.stage import run_inference
-from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
-from lachesis.pipeline.weights.files import write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.weight_files import write_weights
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord

@@ -9,7 +9,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.traces import TracedRequests
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.recorder import not_recording, recording, traced

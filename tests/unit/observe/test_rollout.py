@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp

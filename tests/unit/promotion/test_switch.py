@@ -11,15 +11,15 @@ from chaos.history import read_history
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
+from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.promotion.logic import request
 from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
-from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
-from lachesis.pipeline.reproduction.batches import verify_batches
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
@@ -142,7 +142,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_each_side_of_a_switch_is_a_replay_of_it_however_services_are_killed(lab, seed, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.stage.commitlog.SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr("lachesis.pipeline.runtime.commitlog.SNAPSHOT_EVERY", 3)
     draw, world = random.Random(seed), World(lab)
     names = ["scorer-1", "scorer-2", "normalizer", "batcher"]
     async with anyio.create_task_group() as tasks:

@@ -3,11 +3,11 @@
 import anyio
 import pytest
 
-from lachesis.pipeline.bus.memory import MAX_MESSAGE_BYTES
+from lachesis.pipeline.bus.memory.memory_bus import MAX_MESSAGE_BYTES
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.stage import RewardWriter, run_normalizer
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode

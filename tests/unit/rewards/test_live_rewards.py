@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.replay.logic.fold import RewardFold
+from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.rewards.logic.reward import reliability_shares
 from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent

@@ -8,14 +8,14 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.logic.advantages import AdvantageCheck
 from lachesis.pipeline.health.logic.check import HealthWindow
-from lachesis.pipeline.replay.logic.fold import RewardFold
+from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.rewards.estimators.registry import BUILTIN, describe_estimator, load_estimator
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.rewards.stage import run_normalizer
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.errors import ConfigError, DataError

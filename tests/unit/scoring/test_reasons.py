@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.rater import Rating
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 
 
 def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

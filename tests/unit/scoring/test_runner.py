@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lachesis import RaterUnavailable
-from lachesis.pipeline.scoring.breaker import MAX_LONE_FAILURES
+from lachesis.pipeline.scoring.circuit_breaker import MAX_LONE_FAILURES
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Sample

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lachesis.pipeline.scoring.breaker import CircuitBreaker
+from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 
 SAMPLE = Sample(

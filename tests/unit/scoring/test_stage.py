@@ -5,10 +5,10 @@ from msgspec.structs import replace
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import encode

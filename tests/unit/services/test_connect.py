@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.config import ConnectionConfig
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
-from lachesis.pipeline.stage.vitals import ServiceMetrics
+from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat

@@ -4,9 +4,9 @@ import logging
 
 import anyio
 import pytest
-from unit.health.test_ledger import RUN, make_entries, store
+from unit.ledger.test_audit import RUN, make_entries, store
 
-from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.training import model_source
+from lachesis.pipeline.model import source
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.named import check_named
 
@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     for name, text in (("config.json", '{"model_type": "llama"}'), ("model.safetensors", ""), ("tokenizer.json", "")):
         (tmp_path / "model" / name).write_text(text)
-    monkeypatch.setattr(model_source, "check_hub", lambda _, name, __: "there" if name == HUB_MODEL else "absent")
+    monkeypatch.setattr(source, "check_hub", lambda _, name, __: "there" if name == HUB_MODEL else "absent")
     return tmp_path
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.training.batch import TrainingSequence, pack
-from lachesis.pipeline.training.logprobs import token_logprobs
-from lachesis.pipeline.training.model import build_tiny_policy
 
 
 @pytest.fixture(autouse=True)

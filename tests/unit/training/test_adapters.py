@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
+from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
+from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, weights_digest
 from lachesis.pipeline.training.adapters import ADAPTER, load_trainable_model
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.logprobs import SampledLogprobs
-from lachesis.pipeline.training.model import ModelSetup, load_model, save_policy
-from lachesis.pipeline.training.state import latest_checkpoint
-from lachesis.pipeline.weights.tensors import load_tensors, policy_tensors, weights_digest
 from lachesis.schemas.errors import CheckpointError, ConfigError
 
 CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=0)

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lachesis
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
-from lachesis.pipeline.weights.files import read_weights
-from lachesis.pipeline.weights.tensors import policy_tensors
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors
+from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord

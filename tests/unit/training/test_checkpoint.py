@@ -4,12 +4,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lachesis.pipeline.ledger.checkpoint_state import (
+    best_checkpoint,
+    known_checkpoints,
+    latest_checkpoint,
+    point_to_best,
+)
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training import checkpoint as module
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.state import best_checkpoint, known_checkpoints, latest_checkpoint, point_to_best
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
 

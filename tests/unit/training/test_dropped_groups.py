@@ -11,12 +11,12 @@ from unit.training.test_stage import dead, dying_at_checkpoint, recording, repor
 
 import lachesis
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
-from lachesis.pipeline.reproduction.batches import verify_batches
-from lachesis.pipeline.reproduction.weights import RetrainStart, retrain
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.offline.reproduction.batches import verify_batches
+from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.training import feed as module
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas.errors import InfrastructureError

@@ -9,7 +9,7 @@ import torch
 
 from lachesis.pipeline.inference.app import _chat_tokens
 from lachesis.pipeline.inference.protocol import TokenizeRequest
-from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model, save_policy
 from lachesis.schemas.errors import ConfigError, DataError
 
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.warmstart import warm_start
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import ConfigError, DataError
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from lachesis.pipeline.training import logprobs as module
+from lachesis.pipeline.model import logprobs as module
+from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner, recompute_layers
-from lachesis.pipeline.training.logprobs import SampledLogprobs
 from lachesis.schemas.errors import ConfigError
 
 SMALL = {

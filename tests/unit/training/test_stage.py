@@ -11,17 +11,17 @@ import torch
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.model.tensors import weights_digest
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training import last_evaluation
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
+from lachesis.pipeline.training.checksums import write_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
-from lachesis.pipeline.training.state import best_checkpoint, known_checkpoints, latest_checkpoint
-from lachesis.pipeline.training.sums import write_sums
-from lachesis.pipeline.weights.tensors import weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode, encode

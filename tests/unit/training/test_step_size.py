@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import torch
 
+from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.step_size import PROBE_TOKENS, StepProbe
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 FAR = {"learning_rate": 0.05, "warmup_steps": 0, "max_step_kl": 0.01}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lachesis.pipeline.training.model import build_tiny_policy, load_model, save_policy
-from lachesis.pipeline.training.tokenizer import ALPHABET, build_character_tokenizer, common_beginning, tokenizer_hash
+from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.tokenizer import ALPHABET, build_character_tokenizer, common_beginning, tokenizer_hash
 from lachesis.schemas.errors import ConfigError
 
 PHRASE = "Spell this word backward: "

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from unit.spans import Sink
 
-from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.training.feed import LedgerBatch

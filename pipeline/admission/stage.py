@@ -1,0 +1,279 @@
+"""The governor as a service.
+
+It knows every rollout and every outcome, and answers requests for leases.
+
+Fail closed: it serves only once it has caught up with the log, and after a restart grants only when every lease that an
+earlier life may have granted has run out or was renewed. A lease ends unused only once the log was read beyond its end.
+One governor a run: its term is written to the log, and a later one ends it.
+"""
+
+import math
+import time
+from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from lachesis.pipeline.admission.logic import Governor
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
+from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import disk_room
+from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
+from lachesis.pipeline.retention.budget import MEASURED_STREAMS
+from lachesis.pipeline.retention.trimming import HistoryTrimmer
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
+from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, SchemaError
+from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+__all__ = ["run_governor"]
+
+_USAGE_S = 1.0
+"""Seconds between two measurements of the streams."""
+
+
+async def run_governor(service: Service, config: RunConfig) -> None:
+    """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
+    term = await _Term.acquire(service)
+    waits = math.inf if term.has_predecessor else -math.inf
+    steps = config.training.steps if config.mode == "train" else None
+    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits, steps=steps)
+    follower = _Follower(service, config, governor)
+    await follower.catch_up()
+
+    async def answer(env: str, data: bytes) -> bytes:
+        try:
+            request = decode(LeaseRequest, data)
+        except SchemaError as error:
+            return encode(LeaseReply(granted=False, reason=str(error)))
+        if request.env != env:  # who may ask on this subject has the key of this environment
+            return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
+        was_blocked = governor.blocked
+        reply = governor.answer_request(request, time.monotonic())
+        if governor.blocked and not was_blocked:  # the batcher waits for that
+            await follower.publish_status()
+        return encode(reply)
+
+    async with anyio.create_task_group() as tasks:
+        follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
+        for task in (*follow, follower.alerts, follower.history.run, term.watch):
+            tasks.start_soon(task)
+        async with AsyncExitStack() as served:
+            for env in config.environments:
+                subject = subjects.lease(service.run, env)
+                await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
+            if term.has_predecessor:  # from now on producers can renew what they hold
+                governor.wait_until(time.monotonic() + config.flow.lease_s)
+            service.mark_ok()
+            await service.draining.wait()
+        tasks.cancel_scope.cancel()
+
+
+class _Term:
+    """This governor's term: the last message of its state subject."""
+
+    def __init__(self, service: Service, subject: str, seq: int, *, has_predecessor: bool) -> None:
+        self._service = service
+        self._subject = subject
+        self._seq = seq
+        self.has_predecessor = has_predecessor
+
+    @classmethod
+    async def acquire(cls, service: Service) -> "_Term":
+        """Write a term after the last one."""
+        subject = subjects.state(service.run, "governor", service.revision, "0")
+        last, _, seq = await read_last_event(
+            service.bus, subjects.LEDGER, subject, StateSnapshot, lambda one: one.stage == "governor"
+        )
+        index = last.index + 1 if last else 0
+        event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
+        msg_id = f"term.{subject}.{service.instance}"
+        seq = await service.bus.commit(subject, encode(event), expected=seq, msg_id=msg_id)
+        return cls(service, subject, seq, has_predecessor=last is not None)
+
+    async def watch(self) -> None:
+        """Raise `FencedError` once a later term is written."""
+        async with self._service.bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
+            async for message in later:
+                later_term = decode_owned(StateSnapshot, message, lambda one: one.stage == "governor")
+                if later_term is None:
+                    continue
+                owner = later_term.state.decode(errors="replace")
+                raise FencedError(f"governor {owner} has taken over run {self._service.run}")
+
+
+class _Follower:
+    """Feeds the governor with what the log says."""
+
+    def __init__(self, service: Service, config: RunConfig, governor: Governor) -> None:
+        self.service = service
+        self.governor = governor
+        self.trainer = config.training.name
+        self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
+        self.store = config.store
+        self.history = HistoryTrimmer(service, config, governor.budget)
+        self.readers = self.history.readers
+        self.rollouts = [subjects.rollout(service.run)]
+        self.next_rollout = 1
+        self.environments = list(config.environments)
+        self.standings = EnvironmentStatuses()
+        self.position = LedgerPosition()
+        self.next_report = 1
+
+    async def catch_up(self) -> None:
+        """Take in everything that is stored now: the last entry is the whole state of the ledger."""
+        bus = self.service.bus
+        async with bus.read(subjects.LEDGER, [self.report_subject], follow=False) as reports:
+            async for message in reports:
+                self._report(message)
+        last, _, _ = await newest_entry(bus, self.service.run, self.trainer)
+        if last is not None:
+            await self._take_up_untrained()
+            self.readers.entry(last)
+            self.governor.entry(last)
+            self.position = LedgerPosition(last.index + 1, last.digest())
+            self.next_rollout = last.watermark + 1
+        await self.standings.read(bus, self.service.run, self.service.revision, self.environments)
+        for env in self.standings.environments:
+            self._heed(env)
+        try:
+            policy = await bus.value(keys.POLICY)
+        except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
+            self.service.set_note("policy", str(error))
+        else:
+            if policy is not None:
+                self._trained(policy.value)
+        await self._measure()
+        await self._read_members()
+
+    async def _read_members(self) -> None:
+        """Take in the rollouts that are stored now."""
+        async with self.service.bus.read(
+            subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True, follow=False
+        ) as stored:
+            async for message in stored:
+                self._member(message)
+
+    async def _take_up_untrained(self) -> None:
+        """Tell of the entries that a trainer may take up again, one by one: without any report it is all of them."""
+        bus, run = self.service.bus, self.service.run
+        begin = await position_before(bus, run, self.trainer, self.readers.untrained.position)
+        async with aclosing(follow_ledger(bus, run, self.trainer, begin, follow=False)) as entries:
+            async for entry in entries:
+                self.readers.entry(entry)
+
+    async def members(self) -> None:
+        async with self.service.bus.read(
+            subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True
+        ) as stored:
+            async for message in stored:
+                self._member(message)
+
+    def _member(self, message: StoredMessage) -> None:
+        self.next_rollout = max(self.next_rollout, message.seq + 1)
+        try:
+            plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+        except SchemaError:
+            self.governor.unreadable(message.seq)
+        else:
+            self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan, time.monotonic())
+
+    async def ledger(self) -> None:
+        followed = follow_ledger(self.service.bus, self.service.run, self.trainer, self.position)
+        async with aclosing(followed) as entries:
+            async for entry in entries:
+                self.governor.entry(entry)
+                self.readers.entry(entry)
+
+    async def reports(self) -> None:
+        async with self.service.bus.read(subjects.LEDGER, [self.report_subject], start=self.next_report) as reports:
+            async for message in reports:
+                self._report(message)
+
+    def _report(self, message: StoredMessage) -> None:
+        self.next_report = message.seq + 1
+        try:
+            report = decode(TrainReport, message.data)
+        except SchemaError as error:  # history is kept as if it had not been made
+            self.service.set_note("report", f"a trainer's report cannot be read: {error}")
+        else:
+            self.service.set_note("report", None)
+            self.readers.untrained.report(report)
+
+    async def policy(self) -> None:
+        async with self.service.bus.watch(keys.POLICY) as records:
+            async for record in records:
+                self._trained(record.value)
+
+    def _trained(self, record: bytes) -> None:
+        try:
+            step = decode(PolicyRecord, record).policy_version.step
+        except SchemaError as error:  # nothing is known to be trained by it; the next one tells
+            self.service.set_note("policy", f"the policy record cannot be read: {error}")
+        else:
+            self.service.set_note("policy", None)
+            self.governor.trained(step)
+
+    async def alerts(self) -> None:
+        """Follow where the environments stand: nothing is granted to one that is halted."""
+        subject = subjects.event("alert", self.service.run, self.service.revision)
+        async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.last_seq + 1) as alerts:
+            async for message in alerts:
+                env = self.standings.apply_alert(message)
+                if env is not None:
+                    self._heed(env)
+
+    def _heed(self, env: str) -> None:
+        self.governor.halt(env, halted_reason(env, self.standings.of(env)))
+
+    async def streams(self) -> None:
+        """Measure the streams and let leases run out, once a second."""
+        while True:
+            try:
+                await self._measure()
+                await self._let_run_out()
+                self.service.set_note("sizes", None)
+            except InfrastructureError as error:
+                self.service.set_note("sizes", f"stream sizes unknown: {error}")
+            self.show()
+            await self.publish_status()
+            await anyio.sleep(_USAGE_S)
+
+    async def _measure(self) -> None:
+        """Tell the governor what the streams hold, and how much may still be stored on their disk."""
+        asked_s = time.monotonic()
+        usage = {name: await self.service.bus.usage(name) for name in MEASURED_STREAMS}
+        self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
+        self.governor.usage(usage, asked_s)
+        self.governor.record_contact(time.monotonic())
+
+    async def _let_run_out(self) -> None:
+        """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
+        now_s = time.monotonic()
+        if self.governor.is_due(now_s):
+            await self._read_members()
+            self.governor.mark_seen_until(now_s)
+
+    async def publish_status(self) -> None:
+        """Say whether anything more can be admitted. One that is lost is followed by the next."""
+        status = self.governor.status(self.service.run)
+        with suppress(InfrastructureError):
+            await self.service.bus.broadcast(subjects.admission(self.service.run), encode(status))
+
+    def show(self) -> None:
+        """Put the newest figures into the heartbeat."""
+        self.service.vitals.metrics = self.governor.metrics() | self.history.metrics
+
+
+def _disk_bytes(store: Path) -> int | None:
+    """Return what may still be stored on the disk under the streams, bytes; None: not known."""
+    room = disk_room(store)
+    return max(0, room.free_bytes - KEEP_FREE_BYTES) if room.total_bytes else None

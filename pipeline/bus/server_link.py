@@ -1,0 +1,452 @@
+"""One connection to the server, with its state and one inbox for all answers.
+
+nats-py carries the bytes; what it does badly is done here: an answer that never comes or a connection that breaks ends
+a wait at once instead of hanging, a refused subject stops the bus instead of looking like a timeout, and a
+cancellation that `publish` swallows is raised again.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple, TypeVar
+
+import anyio
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus.client import NatsClient
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in
+from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refused_publication
+from lachesis.pipeline.bus.routing import stream_in_api
+from lachesis.pipeline.bus.server_waits import NO_ANSWER, STALLED_AFTER_S, ServerWait, ServerWaits
+from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
+
+__all__ = [
+    "AnswerSeries",
+    "PendingRequest",
+    "ServerLink",
+    "backoff_s",
+    "hang_up",
+    "is_no_responder",
+    "patience_s",
+    "status_of",
+]
+
+log = logging.getLogger("lachesis")
+
+A = TypeVar("A", bound=ApiAnswer)
+
+_NO_RESPONDER = "503"
+_PERMISSION_HINT = (
+    "it is not meant to do that, or its permissions are older than its configuration; run `lachesis auth init` again "
+    "with this configuration and let the server read it (nats-server --signal reload)"
+)
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+"""Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
+_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+_PATIENCE_S = 2.0
+_PATIENCE_GROWTH = 1.5
+
+
+def status_of(msg: Msg) -> str | None:
+    """Return the status of a message that is none of the stream's, else None."""
+    return msg.headers.get("Status") if msg.headers else None
+
+
+def is_no_responder(msg: Msg) -> bool:
+    return not msg.data and status_of(msg) == _NO_RESPONDER
+
+
+def backoff_s(attempt: int) -> float:
+    """Return how long to wait after failed attempt number `attempt` (from 0), seconds."""
+    return _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+
+
+def patience_s(silent: int, longest_s: float) -> float:
+    """Return how long to wait for an answer after `silent` attempts that got none, seconds.
+
+    Short at first: of a cluster, one server may have died with the question while the connection to another lives on.
+    Then longer, so that a slow server does not get more and more requests.
+    """
+    return min(longest_s, _PATIENCE_S * _PATIENCE_GROWTH ** min(silent, 16))
+
+
+class PendingRequest(NamedTuple):
+    """A question sent: its answer will hold the message, or None once the connection was lost or the time was up."""
+
+    token: str
+    answer: "asyncio.Future[Msg | None]"
+
+
+class AnswerSeries:
+    """A question sent that has several answers, which queue up here."""
+
+    def __init__(self) -> None:
+        self._answers: deque[Msg] = deque()
+        self._over = False
+        self._more: asyncio.Future[Msg | None] | None = None
+
+    async def next(self, timeout_s: float) -> Msg | None:
+        """Return the next answer: None when the connection was lost or the time is up."""
+        if not self._answers and not self._over:
+            loop = asyncio.get_running_loop()
+            self._more = loop.create_future()
+            timer = loop.call_later(timeout_s, _resolve, self._more)
+            try:
+                await self._more
+            finally:
+                timer.cancel()
+        return self._answers.popleft() if self._answers else None
+
+    def push(self, msg: Msg) -> None:
+        self._answers.append(msg)
+        self._stir()
+
+    def end(self) -> None:
+        """Say that no more will come."""
+        self._over = True
+        self._stir()
+
+    def _stir(self) -> None:
+        if self._more is not None:
+            _resolve(self._more)
+
+
+async def hang_up(nc: Client, within_s: float) -> None:
+    """Close a client's connection, which may be going at that moment.
+
+    The client writes what it still holds first.
+
+    An attempt to reconnect that survives its cancellation, as it does where it fails in the same moment (`wait_for` of
+    Python 3.11), gives up by itself: it would go on for ever, and keep the process from ending.
+    """
+    nc.options.update(allow_reconnect=False, max_reconnect_attempts=1)
+    with anyio.move_on_after(within_s, shield=True), suppress(OSError):
+        await nc.close()
+
+
+class ServerLink:
+    """Wraps a connected client, for the streams of `run`; `setup` must be awaited once.
+
+    `observers` are called at every change of state.
+    """
+
+    def __init__(self, nc: NatsClient, config: ConnectionConfig, run: str) -> None:
+        self.nc = nc
+        self.config = config
+        self.run = run
+        self.observers: set[Callable[[], None]] = set()
+        self.losses = 0
+        """How often the connection was lost: when it changes, requests must be repeated."""
+        self.failure: LachesisError | None = None
+        self.last_error: Exception | None = None
+        self.waits = ServerWaits(time.monotonic)
+        self.explanations: dict[str, tuple[float, str]] = {}
+        """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
+        self.optional: set[str] = set()
+        """Subjects that may be refused without harm: what is asked on them only explains something."""
+        self.refused: set[str] = set()
+        """Those that were refused, and need not be asked again."""
+        self.unanswered = RefusedReplies()
+        self._server = ""
+        self._node = ""
+        self._lost: ServerWait | None = None
+        self._up = anyio.Event()
+        self._prefix = ""
+        self._tokens = itertools.count()
+        self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
+        self._series: dict[str, AnswerSeries] = {}
+
+    async def setup(self) -> None:
+        inbox = self.nc.new_inbox()
+        self._prefix = inbox + "."
+        await self.nc.subscribe(inbox + ".*", cb=self._on_answer)
+        self._server, self._node = self.server_name, self.nc.node_name
+        self._up.set()
+
+    async def close(self) -> None:
+        """Close the connection; whatever waits raises `BusClosedError`."""
+        self.fail(BusClosedError("the bus was closed"))
+        await hang_up(self.nc, within_s=2.0)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def server_name(self) -> str:
+        """Host and port of the server that the client is connected to, or was last."""
+        url = self.nc.connected_url
+        return f"{url.hostname}:{url.port}" if url is not None else self._server
+
+    async def on_disconnected(self) -> None:
+        self.losses += 1
+        if self._lost is None and self.failure is None:
+            self._lost = self.waits.begin(f"connection to {self._server}", reason="lost; trying again")
+            asyncio.get_running_loop().call_later(STALLED_AFTER_S, self._log_loss, self._lost)
+        if self._up.is_set():
+            self._up = anyio.Event()
+        for answer in self._waiting.values():
+            _resolve(answer)
+        for series in self._series.values():
+            series.end()
+        self._notify()
+
+    async def on_reconnected(self) -> None:
+        if self._lost is not None:
+            to = "it again" if self.nc.node_name == self._node else self.nc.node_name
+            log.info("lost %s; connected to %s after %.1f s", self._node, to, self.waits.seconds(self._lost))
+            self.waits.end(self._lost)
+        self._lost, self._server, self._node = None, self.server_name, self.nc.node_name
+        self._up.set()
+        self._notify()
+
+    def _log_loss(self, loss: ServerWait) -> None:
+        """Log a connection that is still lost. One that is back at once is logged then, in one line."""
+        if self._lost is loss and self.failure is None:
+            log.info("lost %s, and no server answers; trying again", self._node)
+
+    async def on_closed(self) -> None:
+        self.fail(BusClosedError(f"the connection to the server was closed: {self.last_error or 'no reason given'}"))
+
+    async def on_error(self, error: Exception) -> None:
+        self.last_error = error
+        text = str(error).lower()
+        if "permissions violation" in text:
+            refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}
+            self.refused |= refused
+            if refused:
+                return  # it was asked for people's sake alone; the caller continues without the answer
+            subject = refused_publication(text)
+            if subject is not None and is_inbox(subject, self.config.inbox_prefix):
+                self._leave_unanswered(subject)  # only answers are published to inboxes
+                return
+            self.fail(
+                AccessError(
+                    f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_PERMISSION_HINT}"
+                )
+            )
+        elif any(refusal in text for refusal in _REFUSALS):
+            self.fail(
+                AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_PERMISSION_HINT}")
+            )
+
+    def may_answer(self, msg: Msg) -> bool:
+        """Return whether a request names an inbox for its answer. One that names another subject is counted."""
+        if msg.reply and not is_inbox(msg.reply, self.config.inbox_prefix):
+            self._leave_unanswered(msg.reply)
+            return False
+        return bool(msg.reply)
+
+    def _leave_unanswered(self, reply: str) -> None:
+        if self.unanswered.record(reply, time.monotonic()):
+            log.warning("%s", self.unanswered.describe())
+
+    def _who(self) -> str:
+        key = self.config.nkey_file
+        return f"{self.nc.options['name']} (key {key})" if key else str(self.nc.options["name"])
+
+    def fail(self, error: LachesisError) -> None:
+        """Make every waiting and every later call raise `error`. The first failure stays."""
+        if self.failure is None:
+            self.failure = error
+        error = self.failure
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(type(error)(*error.args))
+        for series in self._series.values():
+            series.end()
+        self._up.set()
+        self._notify()
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)  # a new one, since many tasks may raise it
+
+    async def wait_up(self) -> None:
+        """Wait until there is a connection. Raises the failure where there will be none."""
+        if not self.is_up:
+            self.check()
+            await self._up.wait()
+            self.check()
+
+    async def wait_down(self) -> None:
+        """Wait until the connection is lost. Raises the failure where there will be none again."""
+        lost = anyio.Event()
+
+        def look() -> None:
+            if not self.is_up:
+                lost.set()
+
+        self.observers.add(look)
+        try:
+            look()
+            await lost.wait()
+        finally:
+            self.observers.discard(look)
+        self.check()
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.is_set() and self.failure is None
+
+    def _notify(self) -> None:
+        for observer in list(self.observers):
+            observer()
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> bool:
+        """Hand a message to the client; False when there was no connection to hand it to.
+
+        True does not say that it arrived. Raises `DataError` when it is larger than the server takes.
+        """
+        self.check()
+        if not self.is_up:
+            return False
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            await self.nc.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
+        except nats.errors.MaxPayloadError as error:
+            raise DataError(f"{subject}: {len(data)} bytes where the server takes {self.nc.max_payload}") from error
+        except nats.errors.BadSubjectError as error:
+            raise DataError(f"{subject!r} is no subject") from error
+        except nats.errors.OutboundBufferLimitError:
+            return False
+        except nats.errors.ConnectionClosedError as error:
+            self.check()
+            raise BusClosedError("the connection was closed") from error
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError  # the client swallowed it
+        return True
+
+    async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> PendingRequest:
+        """Send a question. Whoever posts it must `settle` or `drop` it."""
+        question = PendingRequest(str(next(self._tokens)), asyncio.get_running_loop().create_future())
+        self._waiting[question.token] = question.answer
+        try:
+            sent = await self.send(subject, data, reply=self._prefix + question.token, headers=headers)
+        except BaseException:
+            self.drop(question)
+            raise
+        if not sent:
+            _resolve(question.answer)
+        return question
+
+    async def settle(self, question: PendingRequest, timeout_s: float) -> Msg | None:
+        """Wait for the answer: None when the connection was lost or the time is up."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, _resolve, question.answer)
+        try:
+            return await question.answer
+        finally:
+            timer.cancel()
+            self.drop(question)
+
+    def drop(self, question: PendingRequest) -> None:
+        """Forget a question; its answer, should it come, is ignored."""
+        self._waiting.pop(question.token, None)
+        question.answer.cancel()
+
+    @asynccontextmanager
+    async def series(self, subject: str, data: bytes) -> AsyncIterator[AnswerSeries]:
+        """Send a question with several answers, which are heard while the context is open."""
+        token, series = str(next(self._tokens)), AnswerSeries()
+        self._series[token] = series
+        try:
+            if not await self.send(subject, data, reply=self._prefix + token):
+                series.end()
+            yield series
+        finally:
+            del self._series[token]
+
+    async def request_once(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> Msg | None:
+        """Ask once and return the answer, or None where none came."""
+        question = await self.post(subject, data, headers)
+        return await self.settle(question, timeout_s or self.config.ack_timeout_s)
+
+    @asynccontextmanager
+    async def subscribed(
+        self, subject: str, on_message: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> AsyncIterator[None]:
+        """Subscribe while the context is open; the server knows of it when the body begins.
+
+        Survives reconnects.
+        """
+        self.check()
+        sub = await self.nc.subscribe(subject, queue=queue, cb=on_message)
+        try:
+            # The server takes in what one client sends in order, so whatever answers this knows the subscription. No
+            # answer: it is away just now, and is subscribed again with the reconnect.
+            await self.request_once("$JS.API.INFO", b"", timeout_s=1)
+            yield
+        finally:
+            with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):
+                await sub.unsubscribe()
+
+    async def _on_answer(self, msg: Msg) -> None:
+        token = msg.subject[len(self._prefix) :]
+        answer = self._waiting.get(token)
+        if answer is not None:
+            _resolve(answer, msg)
+        elif token in self._series:
+            self._series[token].push(msg)
+
+    async def call_api(
+        self, kind: type[A], subject: str, request: bytes, *, what: str, give_up_s: float | None = None
+    ) -> A:
+        """Ask JetStream's API until it answers, for `give_up_s` seconds (None: those of the configuration).
+
+        Raises what the answer's error means, `InfrastructureError` when there was none in time.
+        """
+        msg = await self.call_raw(subject, request, what=what, give_up_s=give_up_s)
+        return decode_answer(kind, msg.data, what)
+
+    async def call_raw(
+        self, subject: str, request: bytes, *, what: str, give_up_s: float | None = None, patient: bool = False
+    ) -> Msg:
+        """As `call`, without decoding; `patient`: for ever. Only transient errors are asked again."""
+        give_up_s = give_up_s or self.config.give_up_s
+        stream = stream_in_api(subject)
+        with self.waits.waiting(what, stream) as wait:
+            with anyio.move_on_after(None if patient else give_up_s):
+                for attempt in itertools.count():
+                    await self.wait_up()
+                    msg = await self.request_once(
+                        subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s)
+                    )
+                    error = error_in(msg.data) if msg is not None else None
+                    if msg is not None and not is_no_responder(msg) and (error is None or not error.is_transient):
+                        return msg
+                    await self.explain_wait(wait, stream, error.description if error else None)
+                    await anyio.sleep(backoff_s(attempt))
+            if wait.reason == NO_ANSWER:
+                wait.reason = await explain(self, stream)
+            raise InfrastructureError(f"{what}: {wait.reason}, for {give_up_s:g} s")
+
+    async def explain_wait(self, wait: ServerWait, stream: str, refusal: str | None) -> None:
+        """Note why a wait for `stream` goes on.
+
+        What the server said, or what it says when asked about the stream.
+
+        It is asked once the wait is a stall.
+        """
+        if refusal is not None:
+            wait.reason = refusal
+        if self.waits.seconds(wait) >= STALLED_AFTER_S:
+            wait.reason = await explain(self, stream)
+
+
+def _resolve(answer: "asyncio.Future[Msg | None]", msg: Msg | None = None) -> None:
+    if not answer.done():
+        answer.set_result(msg)

@@ -1,0 +1,312 @@
+"""From a task to a rollout group.
+
+In: an environment, a task and an inference server. Out: a `GroupDraft` (`collect_group`), then a checked `RolloutGroup`
+(`build_group`). This file alone guarantees that a group holds only samples whose inference and environment both
+worked, and that no failure is ever a reward: a bug of the environment leaves its sample out and on record; a sample
+whose server went away is generated again or left out (`CollectConfig.lost_samples`), since nothing that the model said
+can have caused that; any other infrastructure failure may have been caused by it, and abandons the whole group, so that
+no kind of answer is sorted out.
+"""
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
+from lachesis.pipeline.environments.inference import Inference, InferenceRequests, derive_seed
+from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.trainability import NO_TURN_REWARDS
+from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.errors import (
+    ConfigError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    LachesisError,
+    ServerAwayError,
+    ToolError,
+)
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.rollout import Dispatch, RolloutGroup, Sequences, VersionSpan
+
+__all__ = ["ENVIRONMENT_REWARD", "GroupDraft", "SampleFailure", "build_group", "collect_group", "deciding_error"]
+
+ENVIRONMENT_REWARD = "environment"
+"""Component under which a reward goes that the environment gave no name."""
+_MAX_TEXT_CHARS = 2000
+_MAX_REFILLS = 2
+"""How often lost samples of a group are generated again."""
+
+
+class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample that a bug of the environment cost: `text` is the last reply, `error` says what failed and where."""
+
+    sample: int
+    error: str
+    text: str
+
+
+class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """What was collected for one task. `rewards`: per surviving sample, by component. `lost`: the samples whose server
+    went away; those that are not among the sessions were left out, the others generated again.
+    """
+
+    id: str
+    task: Task
+    sessions: list[Session]
+    rewards: list[dict[str, float | None]]
+    failures: list[SampleFailure]
+    sampling: SamplingParams
+    started_ns: int
+    lost: list[int] = []
+
+
+async def collect_group(
+    env: Environment,
+    task: Task,
+    inference: Inference,
+    n: int,
+    sampling: SamplingParams,
+    *,
+    config: CollectConfig | None = None,
+    group: str | None = None,
+    started_ns: int | None = None,
+) -> GroupDraft:
+    """Let the model work `n` times on `task`.
+
+    `group` is the id of the group to be, a new one where it is None.
+
+    Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
+    when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
+    than two samples (fewer than one of one), ConfigError when its settings contradict each other.
+    """
+    if env.tool_timeout_s >= env.turn_timeout_s:
+        raise ConfigError(f"{type(env).__name__}: tool_timeout_s must be below turn_timeout_s")
+    if hasattr(env, "turn_reward"):
+        raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
+    started_ns = time.time_ns() if started_ns is None else started_ns
+    config = config or CollectConfig()
+    collected = _GroupSamples(env, task, InferenceRequests(inference, config), sampling)
+    await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
+    lost = sorted(collected.lost)
+    if config.lost_samples == "refill":
+        for _ in range(_MAX_REFILLS):
+            if collected.lost and collected.rewards:  # where nobody came through, the server is unavailable
+                await collected.generate(sorted(collected.lost), keep_lost=True)
+    fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
+    if collected.lost and len(collected.rewards) < fewest:
+        raise next(iter(collected.lost.values()))
+    failures = collected.failures()
+    if len(collected.rewards) < min(2, n):
+        raise EnvironmentCodeError(
+            f"{type(env).__name__} failed on {len(failures)} of {n} samples of item {task.item!r}: {failures[0].error}"
+        ) from collected.bugs[failures[0].sample]
+    return GroupDraft(
+        id=group or new_group_id(),
+        task=task,
+        sessions=[collected.sessions[sample] for sample in sorted(collected.rewards)],
+        rewards=[collected.rewards[sample] for sample in sorted(collected.rewards)],
+        failures=failures,
+        sampling=sampling,
+        started_ns=started_ns,
+        lost=lost,
+    )
+
+
+class _GroupSamples:
+    """The samples of one group as they come: the rewards of those that stand, bugs, and those that were lost."""
+
+    def __init__(self, env: Environment, task: Task, requests: InferenceRequests, sampling: SamplingParams) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.rewards: dict[int, dict[str, float | None]] = {}
+        self.bugs: dict[int, Exception] = {}
+        self.lost: dict[int, ServerAwayError] = {}
+        self._env = env
+        self._task = task
+        self._requests = requests
+        self._sampling = sampling
+        self._rounds = 0
+
+    async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
+        """Let the model work on each of `samples` again. Without `keep_lost` a lost one is raised as any other
+        error."""
+        sampling = self._sampling
+        if self._rounds:  # a seeded group must not draw again what it has
+            sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))
+        self._rounds += 1
+        opening = SharedFirstTurn(self._requests, self._task.messages, samples, sampling)
+
+        async def one(sample: int) -> None:
+            session = self.sessions[sample] = Session(
+                self._task,
+                sample,
+                opening=opening,
+                requests=self._requests,
+                sampling=sampling,
+                max_turns=self._env.max_turns,
+            )
+            self.lost.pop(sample, None)
+            try:
+                outcome = await _collect_sample(self._env, self._task, session)
+            except ServerAwayError as error:
+                if not keep_lost or session.failure is not error:
+                    raise  # raised by a tool, say, which the model called
+                self.lost[sample] = error
+            else:
+                if isinstance(outcome, Exception):
+                    self.bugs[sample] = outcome
+                else:
+                    self.rewards[sample] = outcome
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for sample in samples:
+                    tasks.start_soon(one, sample)
+        except ExceptionGroup as errors:
+            raise deciding_error(errors) from errors
+
+    def failures(self) -> list[SampleFailure]:
+        """Return the samples that bugs of the environment cost."""
+        return [
+            SampleFailure(sample=sample, error=_place(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:])
+            for sample, error in sorted(self.bugs.items())
+        ]
+
+
+async def _collect_sample(env: Environment, task: Task, session: Session) -> dict[str, float | None] | Exception:
+    """Return the sample's rewards by component, or the bug that cost it."""
+    try:
+        with anyio.move_on_after(env.rollout_timeout_s):
+            with contextlib.suppress(SampleEnded):
+                await env.rollout(task, session)
+            if session.failure is None:
+                return _checked(env, session, await _reward(env, task, session))
+    except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
+        raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
+        if session.failure is None:
+            if isinstance(raised, LachesisError) and not isinstance(raised, EnvironmentCodeError | ToolError):
+                raise raised from (None if raised is error else error)
+            return raised
+    if session.failure is not None:  # also when the environment swallowed it, or raised something else because of it
+        raise session.failure
+    raise InfrastructureError(f"{type(env).__name__}: a sample took longer than {env.rollout_timeout_s:g} s")
+
+
+async def _reward(env: Environment, task: Task, session: Session) -> Reward:
+    """Return the environment's reward. Raises `InfrastructureError` when a judge that it asks is away."""
+    try:
+        return await resolve_awaitable(env.reward(task, session))  # type: ignore[no-any-return]
+    except Exception as error:
+        if isinstance(error, LachesisError) or not is_outage(error):
+            raise
+        where = f"{type(env).__name__}.reward"
+        raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_MAX_TEXT_CHARS]) from error
+
+
+def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, float | None]:
+    name = type(env).__name__
+    if not session.replies:
+        raise EnvironmentCodeError(f"{name}.rollout ended before the model said anything: await session.generate()")
+    components = dict(reward) if isinstance(reward, Mapping) else {ENVIRONMENT_REWARD: reward}
+    for key, value in components.items():
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise EnvironmentCodeError(f"{name}: reward {key} is {value!r}; a reward is a finite number or None")
+    return {key: None if value is None else float(value) for key, value in components.items()}
+
+
+def build_group(
+    draft: GroupDraft,
+    *,
+    run: str,
+    env: str,
+    producer: str,
+    epoch: int,
+    counter: int,
+    tokenizer_hash: str,
+    lease: str | None = None,
+    dispatch: Dispatch | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> RolloutGroup:
+    """Return the event of a draft, checked; `Plan.of` gives its header.
+
+    `metadata` gains `failed_samples` where a bug of the environment cost some, and `lost_samples` where the server went
+    away from some. Raises SchemaError, for one when the server's weight versions are not policy versions.
+    """
+    versions: list[str] = []
+    spans = []
+    for index, session in enumerate(draft.sessions):
+        for start, version in session.versions:
+            if version not in versions:
+                versions.append(version)
+            spans.append(VersionSpan(index, start, versions.index(version)))
+    offsets = [0]
+    for session in draft.sessions:
+        offsets.append(offsets[-1] + len(session.tokens))
+    names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
+    notes = dict(metadata or {})
+    if draft.failures:
+        notes["failed_samples"] = msgspec.to_builtins(draft.failures)
+    if draft.lost:
+        kept = {session.sample for session in draft.sessions}
+        notes["lost_samples"] = {
+            "refilled": [sample for sample in draft.lost if sample in kept],
+            "left_out": [sample for sample in draft.lost if sample not in kept],
+        }
+    group = RolloutGroup(
+        id=draft.id,
+        run=run,
+        env=env,
+        item=draft.task.item,
+        producer=producer,
+        epoch=epoch,
+        counter=counter,
+        policy_versions=versions,
+        sequences=Sequences(
+            offsets=as_bytes(offsets, "int32"),
+            tokens=as_bytes([token for session in draft.sessions for token in session.tokens], "int32"),
+            loss_mask=pack_mask([learn for session in draft.sessions for learn in session.loss_mask]),
+            logprobs=as_bytes([logprob for session in draft.sessions for logprob in session.logprobs], "float32"),
+            finish_reasons=[session.finish_reason for session in draft.sessions],
+            version_spans=spans,
+            rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
+        ),
+        tokenizer_hash=tokenizer_hash,
+        started_ns=draft.started_ns,
+        lease=lease,
+        skill=draft.task.skill,
+        difficulty=draft.task.difficulty,
+        dispatch=dispatch,
+        task=draft.task.task,
+        messages=[session.messages for session in draft.sessions],
+        generation=msgspec.to_builtins(draft.sampling),
+        metadata=notes,
+    )
+    group.check()
+    return group
+
+
+def deciding_error(error: Exception) -> Exception:
+    """Return the exception that decides how a group of them is handled.
+
+    An error of this package before any other.
+    """
+    if not isinstance(error, ExceptionGroup):
+        return error
+    leaves = [deciding_error(inner) for inner in error.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, LachesisError)), leaves[0])
+
+
+def _place(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT_CHARS] + where

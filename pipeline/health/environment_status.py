@@ -1,0 +1,75 @@
+"""Where each environment stands, for the services that must obey it.
+
+The newest alert event of each, read at start and followed.
+
+Guarantees that what was once known is never taken back by an older event: readers may go over history again.
+"""
+
+from collections.abc import Iterable
+
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.schemas import subjects
+from lachesis.schemas.alerts import AlertEvent, Standing
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import StopKind
+from lachesis.schemas.errors import DataError, VersionError
+
+__all__ = ["EnvironmentStatuses", "halted_reason", "stops_of"]
+
+
+class EnvironmentStatuses:
+    """The newest standing by environment; one without alerts yet has none."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, Standing]] = {}
+
+    @property
+    def last_seq(self) -> int:
+        """The last sequence of EVENTS that told of a standing."""
+        return max((seq for seq, _ in self._newest.values()), default=0)
+
+    async def read(self, bus: Bus, run: str, revision: str, environments: Iterable[str]) -> None:
+        """Read what is stored now. Raises `InfrastructureError`."""
+        for env in environments:
+            last = await bus.last(subjects.EVENTS, subjects.event("alert", run, revision, env))
+            if last is not None:
+                self.apply_alert(last)
+
+    def apply_alert(self, message: StoredMessage) -> str | None:
+        """Take in an alert event, and return its environment if it is the newest of it.
+
+        One that cannot be read changes nothing; raises `VersionError` for one of a newer schema.
+        """
+        env = message.subject.rsplit(".", 1)[-1]
+        if message.seq <= self._newest.get(env, (0, None))[0]:
+            return None
+        try:
+            event = decode(AlertEvent, message.data)
+        except VersionError:
+            raise  # it may halt what goes on here: wait for the upgrade
+        except DataError:
+            return None
+        self._newest[env] = (message.seq, event.standing)
+        return env
+
+    def of(self, env: str) -> Standing:
+        """Return where the environment stands."""
+        return self._newest.get(env, (0, Standing()))[1]
+
+    @property
+    def environments(self) -> list[str]:
+        """The environments that have one."""
+        return list(self._newest)
+
+
+def halted_reason(env: str, standing: Standing) -> str | None:
+    """Return why nothing is dispatched to `env`, and how to go on; None if it is."""
+    if not standing.halted:
+        return None
+    return f"{env} is halted by the health check {standing.cause}; see `lachesis health`, then `lachesis resume {env}`"
+
+
+def stops_of(standing: Standing) -> list[StopKind]:
+    """Return how the environment is kept from training; [] if it is not."""
+    found: list[StopKind] = ["halted"] if standing.halted else []
+    return [*found, "quarantined"] if standing.quarantined_from is not None else found

@@ -1,0 +1,186 @@
+"""Verifies a ledger entry by entry.
+
+Its chain, its watermark, one outcome a rollout, staleness and advantages. Pure.
+
+What goes in: the messages on the ledger's subject in stream order, and how many the server counts there. What comes
+out: problems in words. It remembers one entry and a few counts, so a look costs what was written since the last one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
+from lachesis.schemas.ledger import LedgerEntry
+
+__all__ = ["LedgerAudit", "LedgerProblem", "LedgerRules"]
+
+ProblemKind = Literal["chain", "unreadable", "watermark", "outcomes", "staleness", "advantages"]
+_SUM_TOLERANCE = 1e-6
+"""Of the largest advantage of a group (or of 1), how far their mean may be from 0."""
+
+
+class LedgerProblem(NamedTuple):
+    """What is wrong with a ledger. `breaks` it: what it says can no longer be relied on."""
+
+    kind: ProblemKind
+    text: str
+
+    @property
+    def breaks(self) -> bool:
+        return self.kind not in {"staleness", "advantages"}
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRules:
+    """What the run's settings promise of entries written from `since_ns` (Unix time) on; older ones had others.
+
+    `zero_mean`: environments whose estimator makes the advantages of each group add up to 0 in the ledger.
+    """
+
+    max_staleness: int
+    zero_mean: Collection[str] = ()
+    since_ns: int = 0
+
+
+class LedgerAudit:
+    """Give `take` each message and then `count` what the server counts. `next_seq` is where to read on.
+
+    `gone_below`: entries at sequences of LEDGER below it may have been deleted on purpose. `known` is how far it was
+    verified before, if all is verified again.
+    """
+
+    def __init__(
+        self,
+        subject: str,
+        rules: LedgerRules | None = None,
+        *,
+        gone_below: int = 1,
+        known: LedgerPosition | None = None,
+    ) -> None:
+        self.next_seq = 1
+        self.position = LedgerPosition()
+        self.messages = 0
+        """Messages read on the subject, those that are no entries among them."""
+        self._subject = subject
+        self._rules = rules
+        self._gone_below = gone_below
+        self._known = known or LedgerPosition()
+        self._last: LedgerEntry | None = None
+        self._last_seq = 0
+        self._unreadable = 0  # as told last
+
+    def verify_entry(self, seq: int, entry: LedgerEntry | None, previous: int | None) -> list[LedgerProblem]:
+        """Verify the message at `seq`, which names the entry before as that at `previous`.
+
+        None: it is no entry.
+        """
+        self.next_seq = seq + 1
+        self.messages += 1
+        if entry is None:
+            return []
+        problems = self._chain(seq, entry, previous)
+        if entry.index < self.position.entries:
+            return problems  # what it says is another history's
+        if not problems:
+            problems = [*self._watermark(entry), *self._outcomes(entry), *self._settings(entry)]
+        self.position = LedgerPosition(entry.index + 1, entry.digest())
+        self._last, self._last_seq = entry, seq
+        if self.position.entries == self._known.entries and self.position != self._known:
+            text = f"entry {entry.index} was {self._known.digest[:12]} before, and is {entry.digest()[:12]} now"
+            problems.append(self._problem("chain", text))
+        return problems
+
+    def count(self, messages: int) -> list[LedgerProblem]:
+        """Compare what was read with the `messages` that the server counted before that."""
+        missing = messages - self.messages
+        reported, self._unreadable = self._unreadable, max(0, missing)
+        held, known = self.position.entries, self._known.entries
+        self._known = LedgerPosition()
+        if missing > reported:
+            text = f"the server counts {messages} messages and cannot read {missing} of them"
+            return [self._problem("unreadable", text)]
+        if held < known and not missing:
+            text = f"it held {known} entries and holds {held} now: the server lost what it had acknowledged"
+            return [self._problem("chain", text)]
+        return []
+
+    def _problem(self, kind: ProblemKind, text: str) -> LedgerProblem:
+        return LedgerProblem(kind, f"{self._subject}: {text}")
+
+    def _chain(self, seq: int, entry: LedgerEntry, previous: int | None) -> list[LedgerProblem]:
+        known = self.position
+        begins = f"entry {entry.index} at sequence {seq}"
+        if entry.index < known.entries:
+            text = f"{begins} comes after entry {known.entries - 1}: another writer has begun a second history"
+            return [self._problem("chain", text)]
+        if entry.index > known.entries:
+            if self._last is None and previous is not None and previous < self._gone_below:
+                return []  # what lies before was deleted on purpose
+            gone = f"{known.entries} to {entry.index - 1}" if entry.index > known.entries + 1 else str(known.entries)
+            where = f"; the last of them was at sequence {previous}" if previous else ""
+            return [self._problem("unreadable", f"entry {gone} is gone: {begins} follows{where}")]
+        if entry.previous != known.digest:
+            text = f"{begins} follows {entry.previous[:12]}, but the entry before it is {known.digest[:12]}"
+            return [self._problem("chain", text)]
+        if self._last is not None and previous not in {None, self._last_seq}:
+            text = f"{begins} says that the entry before it is at sequence {previous}; it is at {self._last_seq}"
+            return [self._problem("chain", text)]
+        return []
+
+    def _watermark(self, entry: LedgerEntry) -> list[LedgerProblem]:
+        last = self._last
+        if last is None:
+            return []
+        problems = []
+        if entry.watermark < last.watermark:
+            text = f"entry {entry.index} has watermark {entry.watermark}, after {last.watermark}: it went back"
+            problems.append(self._problem("watermark", text))
+        number = entry.batch.number if entry.batch else entry.next_batch
+        if number != last.next_batch:
+            text = f"entry {entry.index} has batch {number} where {last.next_batch} follows"
+            problems.append(self._problem("chain", text))
+        return problems
+
+    def _outcomes(self, entry: LedgerEntry) -> list[LedgerProblem]:
+        seqs = [outcome.seq for outcome in entry.outcomes]
+        seqs += [ref.seq for ref in entry.batch.groups] if entry.batch else []
+        problems = []
+        before = ResolvedSet(self._last.watermark, self._last.resolved) if self._last else ResolvedSet(0, b"")
+        after = ResolvedSet(entry.watermark, entry.resolved)
+        if self._last is not None or not entry.index:
+            again = sorted(seq for seq, times in Counter(seqs).items() if times > 1 or seq in before)
+            if again:
+                text = f"entry {entry.index} gives rollouts a second outcome: sequences {_some(again)} of ROLLOUTS"
+                problems.append(self._problem("outcomes", text))
+        if unsettled := sorted(seq for seq in seqs if seq not in after):
+            text = f"entry {entry.index} settles rollouts and calls them open: sequences {_some(unsettled)} of ROLLOUTS"
+            problems.append(self._problem("outcomes", text))
+        return problems
+
+    def _settings(self, entry: LedgerEntry) -> list[LedgerProblem]:
+        rules, batch = self._rules, entry.batch
+        if rules is None or batch is None or entry.written_ns < rules.since_ns:
+            return []
+        problems = []
+        oldest = max((batch.number - ref.policy_step for ref in batch.groups), default=0)
+        if oldest > rules.max_staleness:
+            text = f"batch {batch.number} holds a group {oldest} steps old, where {rules.max_staleness} are allowed"
+            problems.append(self._problem("staleness", text))
+        if entry.promoted:
+            return problems  # another revision computes the advantages
+        for ref in batch.groups:
+            values = [value for value in ref.advantages if value is not None]
+            limit = _SUM_TOLERANCE * max(1.0, *map(abs, values)) * len(values) if values else 0.0
+            if ref.env in rules.zero_mean and abs(math.fsum(values)) > limit:
+                text = f"batch {batch.number}: the advantages of group {ref.group} add up to {math.fsum(values):.3g}"
+                problems.append(self._problem("advantages", text))
+        return problems
+
+
+def _some(seqs: list[int]) -> str:
+    shown = ", ".join(map(str, seqs[:4]))
+    return f"{shown} and {len(seqs) - 4} more" if len(seqs) > 4 else shown

@@ -1,0 +1,155 @@
+"""The recorded state of checkpoints, and pointers to the newest and the best. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.small_files import read_small_file, read_small_text
+from lachesis.schemas.errors import CheckpointError, SchemaError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import GroupDrops, Numerics, Void
+from lachesis.schemas.values import Count, from_json
+
+__all__ = [
+    "BEST",
+    "CHECKPOINTS",
+    "PARTIAL",
+    "POINTER",
+    "STATE",
+    "TrainerState",
+    "best_checkpoint",
+    "known_checkpoints",
+    "latest_checkpoint",
+    "point_to_best",
+    "state_of",
+    "write_pointer",
+]
+
+CHECKPOINTS = "checkpoints"
+"""Where in a run's folder the checkpoints are."""
+POINTER, STATE = "latest", "trainer.json"
+BEST = "best"
+"""The pointer to the checkpoint of the best held-out rate."""
+PARTIAL = ".partial-"
+"""How the name of what is still being written begins."""
+_NAME = re.compile(r"step-[\w.-]{1,80}", re.ASCII)
+
+
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state of a checkpoint besides its tensors."""
+
+    step: Count
+    """Optimizer steps taken."""
+    lineage: str
+    """The training attempt these weights belong to."""
+    policy_version: str
+    """Name of the weights, `<step>-<lineage>-<digest>`."""
+    ledger_position: Count
+    """Ledger entries consumed: those whose batches are in the weights, and those without a batch between them."""
+    chain_hash: str
+    """Digest of the last of them; 64 zeros before the first."""
+    unreported: list[Count] = []
+    """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
+    voids: list[Void] = []
+    """Those of them that could not be trained."""
+    drops: list[GroupDrops] = []
+    """The groups that were left out of the others, and why."""
+    numerics: Numerics | None = None
+    """How the steps were computed that the trainer has taken since its start; None: not recorded."""
+
+    @property
+    def position(self) -> LedgerPosition:
+        """Where in the ledger training goes on."""
+        return LedgerPosition(self.ledger_position, self.chain_hash)
+
+
+def state_of(path: Path) -> TrainerState | None:
+    """Return the state that the checkpoint folder `path` records; None if it cannot be loaded."""
+    try:
+        return from_json(STATE, TrainerState, read_small_file(path / STATE))
+    except (OSError, SchemaError):
+        return None
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """Return the newest complete checkpoint of `folder`, or None when nothing was ever completed there.
+
+    Raises CheckpointError when the pointer names a folder that is gone.
+    """
+    folder = Path(folder)
+    try:
+        name = read_small_text(folder / POINTER).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{folder / POINTER}: {error.strerror}") from error
+    path = folder / name
+    if not _NAME.fullmatch(name) or not path.is_dir():
+        shown = repr(name) if _NAME.fullmatch(name) else "something"  # it may be a link to any file
+        raise CheckpointError(
+            f"{folder / POINTER} names {shown}, which is not there. Write the name of another checkpoint of that "
+            "folder into it, or remove it to start over."
+        )
+    return path
+
+
+def best_checkpoint(folder: str | Path) -> Path | None:
+    """Return the checkpoint of the best held-out rate.
+
+    None if no rate is known, or if the starting model is the best.
+    """
+    folder = Path(folder)
+    try:
+        name = read_small_text(folder / BEST).strip()
+    except OSError:
+        return None
+    path = folder / name
+    return path if _NAME.fullmatch(name) and path.is_dir() else None
+
+
+def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
+    """Point `best` to the checkpoint of the policy with the best held-out rate, and return it.
+
+    Where there is no checkpoint of this very policy, it names the one whose step is nearest, the older of two. There is
+    none, and no pointer, where the best policy is the one that training began with.
+    """
+    known = known_checkpoints(folder)
+    if best.step == 0 or not known:
+        (folder / BEST).unlink(missing_ok=True)
+        return None
+
+    def distance(checkpoint: tuple[Path, TrainerState]) -> tuple[int, bool, int]:
+        state = checkpoint[1]
+        return abs(state.step - best.step), not state.policy_version.endswith(best.digest), state.step
+
+    path, _ = min(known, key=distance)
+    if best_checkpoint(folder) != path:
+        write_pointer(folder, BEST, path.name)
+    return path
+
+
+def write_pointer(folder: Path, pointer: str, name: str) -> None:
+    """Let the file `pointer` of `folder` name a checkpoint.
+
+    A crash leaves it as it was, or as it shall be.
+    """
+    partial = folder / f"{PARTIAL}{pointer}"
+    try:
+        partial.write_text(name + "\n")
+        fsync(partial)
+        partial.replace(folder / pointer)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync(folder)
+
+
+def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:
+    """Return the complete checkpoints of `folder` with what each knows of itself, the newest step first."""
+    found = [(path, state) for path in folder.glob("step-*") if (state := state_of(path)) is not None]
+    return sorted(found, key=lambda pair: pair[1].step, reverse=True)

@@ -1,0 +1,245 @@
+"""The reading side of the ledger: verified entries in order, and the payloads of a batch."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.last_event import decode_owned
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import TeacherLogprobs
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import (
+    DamagedError,
+    DataError,
+    HistoryLostError,
+    LedgerError,
+    NotFoundError,
+    SchemaError,
+    VersionError,
+)
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = [
+    "Payload",
+    "check_rollouts",
+    "fetch_batch",
+    "fetch_groups",
+    "find_position",
+    "follow_ledger",
+    "newest_entry",
+    "position_before",
+]
+
+Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
+
+
+async def follow_ledger(
+    bus: Bus, run: str, trainer: str, position: LedgerPosition, *, follow: bool = True
+) -> AsyncGenerator[LedgerEntry]:
+    """Yield the entries after `position`, for ever unless `follow` is false.
+
+    What is no entry is passed over.
+
+    It holds a reader open: a caller that may stop early closes it in the same task (`contextlib.aclosing`).
+
+    Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
+    """
+    seq = await find_position(bus, run, trainer, position)
+    async with bus.read(subjects.LEDGER, [subjects.ledger(run, trainer)], start=seq + 1, follow=follow) as entries:
+        async for message in entries:
+            entry = _entry(message, run, trainer, position.entries)
+            if entry is not None:
+                position = position.after(entry)
+                yield entry
+
+
+async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | None, int, int]:
+    """Return the newest entry, its sequence, and the sequence of the subject's last message.
+
+    None and 0 if there is no entry.
+
+    The two differ where somebody who is not the ledger's writer has published after it. Raises `LedgerError`.
+    """
+    subject = subjects.ledger(run, trainer)
+    last = await bus.last(subjects.LEDGER, subject)
+    if last is None:
+        return None, 0, 0
+    before = last.headers.get(PREVIOUS_HEADER, "")
+    start = int(before) if before.isdecimal() and len(before) < 19 else 1
+    found, seq = None, 0
+    async with bus.read(
+        subjects.LEDGER, [subject], start=start if 0 < start < last.seq else 1, follow=False
+    ) as entries:
+        async for message in entries:
+            entry = _entry(message, run, trainer, found.index + 1 if found else 0)
+            if entry is not None:
+                if found is not None:
+                    LedgerPosition(found.index + 1, found.digest()).after(entry)
+                found, seq = entry, message.seq
+    return found, seq, last.seq
+
+
+def _entry(message: StoredMessage, run: str, trainer: str, follows: int) -> LedgerEntry | None:
+    """Return the entry in `message`, None if it is foreign: no entry of this ledger, or one before `follows`."""
+    return decode_owned(
+        LedgerEntry, message, lambda entry: (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
+    )
+
+
+async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPosition) -> int:
+    """Return the LEDGER sequence of the last entry that `position` covers; 0 if there is none.
+
+    It walks back from the newest entry.
+
+    Raises `LedgerError` when the ledger is shorter than that, or another.
+    """
+    if not position.entries:
+        return 0
+    subject = subjects.ledger(run, trainer)
+    newest, seq, _ = await newest_entry(bus, run, trainer)
+    entry, seq = await _last_below(bus, subject, newest, seq, position.entries)
+    if entry is None or entry.index < position.entries - 1:
+        held = newest.index + 1 if newest else 0
+        raise HistoryLostError(
+            f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history "
+            "it had acknowledged; restore its store, or start a new run"
+        )
+    if entry.digest() != position.digest:
+        raise LedgerError(
+            f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it was read; "
+            "the broker's history was replaced: restore its store, or start a new run"
+        )
+    return seq
+
+
+async def position_before(bus: Bus, run: str, trainer: str, index: int) -> LedgerPosition:
+    """Return the position after the entries below `index`, or after all entries if there are fewer.
+
+    Raises `LedgerError` as `find_position`, save that it takes the ledger as it is.
+    """
+    if not index:
+        return LedgerPosition()
+    newest, seq, _ = await newest_entry(bus, run, trainer)
+    entry, _ = await _last_below(bus, subjects.ledger(run, trainer), newest, seq, index)
+    return LedgerPosition(entry.index + 1, entry.digest()) if entry else LedgerPosition()
+
+
+async def _last_below(
+    bus: Bus, subject: str, entry: LedgerEntry | None, seq: int, index: int
+) -> tuple[LedgerEntry | None, int]:
+    """Walk back from `entry` at `seq`; return the last entry below `index` and its sequence (None, 0: there is none).
+
+    Raises `LedgerError` where an entry does not say which one it follows.
+    """
+    while entry is not None and entry.index >= index:
+        previous = (await bus.get(subjects.LEDGER, seq)).headers.get(PREVIOUS_HEADER, "")
+        if not previous.isdecimal():
+            raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
+        seq = int(previous)
+        entry = await _entry_at(bus, subject, seq, entry.index) if seq else None
+    return entry, seq
+
+
+async def _entry_at(bus: Bus, subject: str, seq: int, follower: int) -> LedgerEntry:
+    """Return the entry at `seq`, which entry `follower` names as the one before it. Raises `DamagedError`."""
+    try:
+        return decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data)
+    except NotFoundError as error:
+        raise DamagedError(
+            f"{subject}: the entry before entry {follower}, at sequence {seq} of {subjects.LEDGER}, is gone: it was "
+            "deleted, or the server's store is damaged; restore the store from a backup, or start a new run"
+        ) from error
+
+
+async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
+    """Raise `HistoryLostError` when the newest rollout that `entry` tells of is another by now.
+
+    ROLLOUTS alone went back then: what came since under old sequences would be taken for settled.
+    """
+    told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
+    told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
+    if not told:
+        return
+    seq = max(told)
+    try:
+        stored = await bus.get(subjects.ROLLOUTS, seq)
+        found = Plan.unpack(stored.headers.get(PLAN_HEADER)).group
+    except NotFoundError:
+        return  # trimmed; a stream that ends before it is refused by its reader
+    except SchemaError:
+        found = "no rollout"
+    if found != told[seq]:
+        raise HistoryLostError(
+            f"sequence {seq} of ROLLOUTS holds {found}, but entry {entry.index} of the ledger says {told[seq]}: the "
+            "broker lost history that it had acknowledged; restore its store, or start a new run"
+        )
+
+
+async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:
+    """Return the batch's groups with their payloads and teacher logprobs, in the batch's order.
+
+    Raises `DataError` naming the group when a payload is missing, cannot be read or is another group's.
+    """
+    found, failures = await fetch_groups(bus, batch)
+    if failures:
+        raise next(iter(failures.values()))
+    return found
+
+
+async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int, DataError]]:
+    """Return the groups of the batch as `fetch_batch`, and those that it would raise for.
+
+    By sequence in ROLLOUTS, why.
+
+    Raises `VersionError`, which says nothing about the group, and `InfrastructureError`.
+    """
+    rollouts, gone = await _fetch(bus, subjects.ROLLOUTS, [ref.seq for ref in batch.groups])
+    teachers = [ref.teacher for ref in batch.groups if ref.teacher is not None and ref.seq not in gone]
+    logprobs, gone_logprobs = await _fetch(bus, subjects.TEACHER, teachers)
+    found: list[Payload] = []
+    failures: dict[int, DataError] = {}
+    for ref in batch.groups:
+        error = gone.get(ref.seq) or (gone_logprobs.get(ref.teacher) if ref.teacher is not None else None)
+        try:
+            if error is not None:
+                raise error
+            found.append(_payload(batch.number, ref, rollouts, logprobs))
+        except VersionError:
+            raise
+        except DataError as failure:
+            failures[ref.seq] = failure
+    return found, failures
+
+
+def _payload(
+    number: int, ref: GroupRef, rollouts: Mapping[int, StoredMessage], logprobs: Mapping[int, StoredMessage]
+) -> Payload:
+    group = decode(RolloutGroup, rollouts[ref.seq].data)
+    if group.id != ref.group:
+        raise DataError(f"batch {number}: sequence {ref.seq} holds group {group.id}, not {ref.group}")
+    if ref.teacher is None:
+        return ref, group, None
+    teacher = decode(TeacherLogprobs, logprobs[ref.teacher].data)
+    if teacher.group != ref.group or teacher.n_tokens != group.sequences.n_tokens:
+        raise DataError(f"batch {number}: teacher logprobs at {ref.teacher} do not fit group {ref.group}")
+    return ref, group, teacher
+
+
+async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, StoredMessage], dict[int, DataError]]:
+    """Return the messages by sequence, and what is gone. It asks in ascending order, which is several times faster."""
+    found: dict[int, StoredMessage] = {}
+    gone: dict[int, DataError] = {}
+    wanted = deque(sorted(set(seqs)))
+    while True:
+        try:
+            async for message in bus.fetch(stream, list(wanted)):
+                found[wanted.popleft()] = message
+        except NotFoundError as error:  # it names the one whose turn it was
+            failure = DataError(f"a payload of the batch is gone from {stream}: {error}")
+            failure.__cause__ = error
+            gone[wanted.popleft()] = failure
+        else:
+            return found, gone

@@ -1,0 +1,1 @@
+"""The policy model: tokenizer, weights on disk, and logprobs. Needs the `train` extra (torch)."""

@@ -1,0 +1,191 @@
+"""The policy model: made locally, or loaded from a folder or a Hugging Face id.
+
+In: a seed, or a path or id. Out: `PolicyModel` (model in float32 in evaluation mode, tokenizer, tokenizer hash). Saved
+folders are ordinary Hugging Face folders: `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`
+load them, and no custom code travels with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.model.source import ModelSource, find_model
+from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
+from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
+from lachesis.pipeline.training.config import LoraConfig
+from lachesis.schemas.errors import ConfigError
+
+disable_progress_bar()  # the output of a service is its log
+
+__all__ = [
+    "ModelSetup",
+    "PolicyModel",
+    "build_tiny_policy",
+    "load_model",
+    "load_tokenizer",
+    "model_setup",
+    "save_policy",
+]
+
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """How a model is set up for a trainer."""
+
+    device: torch.device = _CPU
+    """Where its weights go."""
+    attention: str = "auto"
+    """See `training.attention`."""
+    lora: LoraConfig | None = None
+    """The adapters that are trained; None: all weights."""
+    base: str | None = None
+    """The model that the run began with: adapters belong to its weights."""
+    seed: int = 0
+    """Seed of fresh adapters."""
+
+
+def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
+    """Return how the trainer of a run sets up its model on `device`."""
+    training = config.training
+    return ModelSetup(device, training.attention, training.lora, config.model, config.seed)
+
+
+class PolicyModel(NamedTuple):
+    """A causal language model with the tokenizer that belongs to it."""
+
+    model: Any
+    """`PreTrainedModel` with a causal head, float32, evaluation mode (no dropout: the learner differentiates exactly
+    what the rollout sampled from)."""
+    tokenizer: Any
+    """`PreTrainedTokenizerFast` with a chat template."""
+    tokenizer_hash: str
+    """SHA-256 in hex of tokenizer and chat template; rollouts carry it."""
+
+
+def build_tiny_policy(
+    seed: int,
+    *,
+    phrases: Iterable[str] = (),
+    width: int = 96,
+    layers: int = 3,
+    heads: int = 4,
+    max_length: int = 128,
+) -> PolicyModel:
+    """Return a randomly initialised character-level Llama.
+
+    It has about 0.4 million parameters at the default sizes.
+
+    The global random state of torch is left as it was, so that callers can make a model anywhere.
+    `phrases`: strings that get one token each (see `build_character_tokenizer`).
+    `max_length`: context in tokens (prompt and completion together).
+    """
+    tokenizer = build_character_tokenizer(max_length=max_length, phrases=phrases)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return PolicyModel(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+
+
+def save_policy(policy: PolicyModel, folder: str | Path) -> None:
+    """Write model (safetensors), configuration and tokenizer with its chat template into `folder`.
+
+    Of a model with adapters the whole weights are written, the adapters merged in.
+    """
+    if has_adapters(policy.model):
+        policy.model.get_base_model().save_pretrained(folder, state_dict=policy_tensors(policy.model))
+    else:
+        policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> PolicyModel:
+    """Load a causal model and its tokenizer in float32 from a local folder or by Hugging Face id.
+
+    `setup`: device and attention; its adapters are not added here. None: the CPU.
+
+    Weights come from safetensors alone, and no code that lies beside them is run.
+    Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
+    end-of-sequence token. A name that is neither a folder nor on the hub is refused within seconds.
+    """
+    source, setup = _find(str(path_or_hf_id)), setup or ModelSetup()
+    tokenizer = _load_tokenizer(source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source.name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=source.local_files_only,
+            attn_implementation=None if setup.attention == "auto" else setup.attention,
+        )
+    except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
+        raise _cannot_load(source.name, error) from error
+    return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
+
+
+def load_tokenizer(path_or_hf_id: str | Path) -> Any:
+    """Load a model's tokenizer alone. Raises ConfigError as `load_model` does."""
+    return _load_tokenizer(_find(str(path_or_hf_id), weights=False))
+
+
+def _find(name: str, *, weights: bool = True) -> ModelSource:
+    try:
+        return find_model(name, weights=weights)
+    except ConfigError as error:
+        raise ConfigError(f"model {name!r} could not be loaded: {error}") from error
+
+
+def _load_tokenizer(source: ModelSource) -> Any:
+    name = source.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, local_files_only=source.local_files_only
+        )
+    except Exception as error:  # as above
+        raise _cannot_load(name, error) from error
+    missing = [
+        what
+        for what, present in (
+            ("a fast tokenizer", tokenizer.is_fast),
+            ("a chat template", bool(tokenizer.chat_template)),
+            ("an end-of-sequence token", tokenizer.eos_token_id is not None),
+        )
+        if not present
+    ]
+    if missing:
+        raise ConfigError(f"the tokenizer of model {name!r} lacks {', '.join(missing)}; choose an instruct model.")
+    return tokenizer
+
+
+def _cannot_load(name: str, error: Exception) -> ConfigError:
+    reason = f"{type(error).__name__}: {error}".rstrip(".")
+    return ConfigError(
+        f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
+        "causal language model on the Hugging Face hub."
+    )

@@ -1,0 +1,146 @@
+"""A policy's named tensors: what belongs to it, its digest, and copying into a model.
+
+Guarantees: `policy_tensors` names every stored tensor exactly once (tied weights under the name a checkpoint has), the
+digest depends on names, dtypes, shapes and bytes alone, and `load_tensors` changes a model only after every name, shape
+and dtype was found to match.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = [
+    "DIGEST_LENGTH",
+    "check_coverage",
+    "has_adapters",
+    "load_tensors",
+    "policy_tensors",
+    "policy_version",
+    "vocabulary_of",
+    "weights_digest",
+]
+
+DIGEST_LENGTH = 12
+"""Hex digits of the digest that a policy version carries."""
+
+
+def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return the parameters and persistent buffers of `model` by name, sorted, without copies.
+
+    Of a model with adapters they are those of the model without, the adapters merged in (which takes copies). Tensors
+    that share storage (tied embeddings) appear once, under the name that `save_pretrained` stores them by, which is the
+    one that vLLM looks for; if neither is, under the one that sorts first.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
+    tied = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
+    state = _merged(model) if has_adapters(model) else model.state_dict(keep_vars=False)
+    for name, tensor in sorted(state.items(), key=lambda item: (item[0] in tied, item[0])):
+        identity = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if identity in seen and tensor.numel():
+            continue
+        seen.add(identity)
+        tensors[name] = tensor
+    return dict(sorted(tensors.items()))
+
+
+def has_adapters(model: Any) -> bool:
+    """Return whether `model` is one with adapters, as peft makes them."""
+    return hasattr(model, "get_base_model")
+
+
+def _merged(model: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names."""
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model()
+    state = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+    }
+    with torch.no_grad():
+        for name, module in base.named_modules():
+            if isinstance(module, LoraLayer):
+                state[f"{name}.weight"] = module.get_base_layer().weight + module.get_delta_weight("default")
+    return state
+
+
+def vocabulary_of(model: Any) -> int | None:
+    """Return how many token ids `model` knows.
+
+    None for a model that does not say so as those of Hugging Face do.
+    """
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    known = getattr(embeddings, "num_embeddings", None) or getattr(getattr(model, "config", None), "vocab_size", None)
+    return known if isinstance(known, int) else None
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 (64 hex digits) over the name, dtype, shape and bytes of each tensor.
+
+    Tensors are in the order of their names.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def policy_version(step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> PolicyVersion:
+    """Return the version of these weights: optimizer step, training attempt, and digest.
+
+    The digest has `DIGEST_LENGTH` digits.
+    """
+    return PolicyVersion(step, lineage, weights_digest(tensors)[:DIGEST_LENGTH])
+
+
+def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: str) -> None:
+    """Raise DataError unless `tensors` matches `expected` in names, shapes and dtypes, and is finite.
+
+    The text names the tensors (at most five of each kind) and `where` they came from.
+    """
+    problems = []
+    for what, names in (
+        ("missing", sorted(expected.keys() - tensors.keys())),
+        ("unknown", sorted(tensors.keys() - expected.keys())),
+    ):
+        if names:
+            problems.append(f"{len(names)} {what}: {_some(names)}")
+    unlike = [
+        f"{name} is {_form(tensors[name])}, expected {_form(expected[name])}"
+        for name in sorted(expected.keys() & tensors.keys())
+        if _form(tensors[name]) != _form(expected[name])
+    ]
+    if unlike:
+        problems.append(f"{len(unlike)} of another shape or dtype: {_some(unlike)}")
+    infinite = [
+        name for name, value in sorted(tensors.items()) if value.is_floating_point() and not value.isfinite().all()
+    ]
+    if infinite:
+        problems.append(f"{len(infinite)} with values that are not finite: {_some(infinite)}")
+    if problems:
+        raise DataError(f"{where} does not fit the model; nothing was loaded. Tensors " + "; ".join(problems))
+
+
+def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor], where: str = "the weights") -> None:
+    """Copy `tensors` into `model` in place, all of them or, with DataError, none."""
+    targets = policy_tensors(model)
+    check_coverage(tensors, targets, where)
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:5]) + (", ..." if len(items) > 5 else "")

@@ -1,0 +1,1 @@
+"""Work on recorded rollouts: replay, comparison, offline training, reproduction, export and import."""

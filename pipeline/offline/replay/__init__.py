@@ -1,0 +1,1 @@
+"""Replay: recorded rollouts scored again under a new revision."""

@@ -1,0 +1,1 @@
+"""The offline trainer: the ledger of a second model trained on recorded rollouts."""

@@ -1,0 +1,1 @@
+"""Numerical checks of raters, advantages and the loss."""

@@ -1,1 +1,0 @@
-"""Replay: history scored again under a new revision, and revisions compared."""

@@ -1,1 +1,0 @@
-"""Rebuilding a run from its streams: the same batches by digest, and from a checkpoint the same weights."""

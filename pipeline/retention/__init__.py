@@ -1,0 +1,1 @@
+"""Retention: which history must stay, trimming what may go, and deletion on request."""

@@ -1,0 +1,107 @@
+"""Where the readers of a run's history stand, asked of the broker and told by the ledger.
+
+Everything here only ever moves forward, so that whatever is asked a moment too early is at worst too low.
+"""
+
+from typing import TypeVar
+
+from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.retention import retention_floor
+from lachesis.pipeline.retention.retention_floor import (
+    RetentionClaim,
+    RetentionInputs,
+    StageProgress,
+    UntrainedReferences,
+)
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.alerts import AlertEvent
+from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
+from lachesis.schemas.control import StateSnapshot
+from lachesis.schemas.errors import NotFoundError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.plan import ROLLOUT_HEADER
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
+
+__all__ = ["Readers"]
+
+E = TypeVar("E", RewardEvent, CurriculumEvent, AlertEvent)
+
+
+class Readers:
+    """Feed it the ledger's entries and, by way of `untrained`, the trainer's reports."""
+
+    def __init__(self, service: Service, config: RunConfig) -> None:
+        self.untrained = UntrainedReferences()
+        self._bus = service.bus
+        self._run = service.run
+        self._revision = service.revision
+        self._environments = list(config.environments)
+        self._has_teacher = config.teacher.enabled
+        self._has_health = config.health.enabled
+        self._watermark = 0
+        self._events_cursor = 0
+        self._logprobs = 1
+
+    def entry(self, entry: LedgerEntry) -> None:
+        """The ledger has grown, or this is its last entry."""
+        self.untrained.entry(entry)
+        self._watermark, self._events_cursor = entry.watermark, entry.events_cursor
+
+    async def claims(self) -> list[RetentionClaim]:
+        """Return what the run's own services claim. Raises `SchemaError` where a commit cannot be read."""
+        return retention_floor.claims(await self.facts(), self._run, self._revision, self._environments)
+
+    async def facts(self) -> RetentionInputs:
+        """Return where they stand. Raises as `claims`."""
+        # together, before anything is awaited: what later entries refer to lies above this watermark
+        watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest_seqs()
+        return RetentionInputs(
+            watermark=watermark,
+            events_cursor=events_cursor,
+            batched=batched,
+            acknowledged={
+                stage: await self._acknowledged(stage) for stage in ("scorer", *["teacher"] * self._has_teacher)
+            },
+            normalizers={
+                env: await self._committed("normalizer", "reward", RewardEvent, env) for env in self._environments
+            },
+            curricula={
+                env: await self._committed("curriculum", "curriculum", CurriculumEvent, env)
+                for env in self._environments
+            },
+            monitors={env: await self._committed("health", "alert", AlertEvent, env) for env in self._environments}
+            if self._has_health
+            else None,
+            logprobs=await self._settled_logprobs(watermark),
+        )
+
+    async def _acknowledged(self, stage: str) -> int:
+        try:
+            lag = await self._bus.lag(ROLLOUTS, subjects.durable(stage, self._run, self._revision))
+        except NotFoundError:
+            return 0  # it has never run
+        return lag.ack_floor
+
+    async def _committed(self, stage: str, kind: subjects.Kind, event: type[E], env: str) -> StageProgress:
+        state = subjects.state(self._run, stage, self._revision, env)
+        snapshot, _, _ = await read_last_event(self._bus, LEDGER, state, StateSnapshot, lambda one: one.stage == stage)
+        subject = subjects.event(kind, self._run, self._revision, env)
+        last, _, _ = await read_last_event(
+            self._bus, EVENTS, subject, event, lambda one: (one.run, one.env) == (self._run, env)
+        )
+        if last is None:
+            return StageProgress()
+        return StageProgress(last.commit.cursors, snapshot.covers if snapshot else 0)
+
+    async def _settled_logprobs(self, watermark: int) -> int:
+        """Return the sequence of TEACHER below which every message is of a rollout that has an outcome."""
+        filters = [subjects.logprobs(self._run, self._revision)]
+        async with self._bus.read(TEACHER, filters, start=self._logprobs, headers_only=True, follow=False) as messages:
+            async for message in messages:
+                rollout = message.headers.get(ROLLOUT_HEADER, "")
+                if not rollout.isdecimal() or int(rollout) > watermark:
+                    return message.seq
+                self._logprobs = message.seq + 1
+        return self._logprobs

@@ -1,0 +1,255 @@
+"""Trims history so that a run never stops for lack of room that it could make.
+
+What goes in: how full the streams are, and where every reader stands (`floor`). What comes out: deleted history, oldest
+first, from the moment a stream passes `retention.trim_at` of its budget down to `retention.trim_to`; and where that is
+not possible a clear word on who needs what is left. Guarantees that nothing goes that a reader of the run or a hold
+needs, and that only the governor holding the term trims. Dying half-way only leaves more than need be.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import anyio
+
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.retention import retention_floor
+from lachesis.pipeline.retention.budget import Budget
+from lachesis.pipeline.retention.holds import update_record
+from lachesis.pipeline.retention.readers import Readers
+from lachesis.pipeline.retention.retention_floor import RetentionClaim
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
+from lachesis.schemas.retention import Retention
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
+
+__all__ = ["HistoryTrimmer"]
+
+log = logging.getLogger("lachesis")
+
+_PERIOD_S = 1.0
+_STATES_S = 60.0
+_STAGES_WITH_STATE = ("normalizer", "curriculum", "health", "replay")
+_MAX_NAMED_HOLDERS = 4
+
+
+class HistoryTrimmer:
+    """Feed its `readers` with the ledger, and `run` it beside."""
+
+    def __init__(self, service: Service, config: RunConfig, budget: Budget) -> None:
+        self.readers = Readers(service, config)
+        self.metrics: dict[str, float] = {}
+        self._service = service
+        self._bus = service.bus
+        self._config = config
+        self._budget = budget
+        self._done: dict[str, int] = {}  # by subject, below which it is trimmed
+        self._stopped: dict[str, str] = {}  # by stream, why producers wait
+        self._states_s = self._sweep_s = float("-inf")
+
+    async def run(self) -> None:
+        """Trim whenever there is cause to, until cancelled. Raises `FencedError` when a later governor trims."""
+        in_office = False
+        while True:
+            try:
+                if not in_office:
+                    await update_record(
+                        self._bus, self._service.run, lambda old: old.replace(term=self._service.instance)
+                    )
+                    in_office = True
+                await self._tidy()
+                for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
+                    await self._relieve(stream)
+                self._service.set_note("trimming", None)
+            except InfrastructureError as error:
+                self._service.set_note("trimming", f"history was not trimmed: {error}")
+            except SchemaError as error:
+                self._service.set_note(
+                    "trimming", f"nothing is trimmed: what says how far it may be is broken: {error}"
+                )
+            await anyio.sleep(_PERIOD_S)
+
+    # what goes without anybody having to wait for room
+
+    async def _tidy(self) -> None:
+        """Delete replaced states, of which a start reads the last alone, and chunks that never got a head."""
+        now = time.monotonic()
+        run, orphans_s = self._service.run, self._config.flow.retention.orphans_after_s
+        if now - self._states_s >= _STATES_S:
+            replaced = [subjects.state(run, stage, "*", "*") for stage in _STAGES_WITH_STATE]
+            await self._bus.trim(LEDGER, replaced, before=(await self._bus.usage(LEDGER)).last)
+            self._states_s = now
+        if now - self._sweep_s >= orphans_s:
+            before_ns = await self._bus.server_time_ns() - int(orphans_s * 1e9)
+            for stream in subjects.BLOB_KINDS.values():
+                await self._bus.delete_orphan_chunks(stream, before_ns=before_ns)
+            self._sweep_s = now
+
+    # what goes to make room
+
+    async def _relieve(self, stream: str) -> None:
+        """Trim a stream that is too full, and say whether that was possible."""
+        excess, short = self._budget.pressure(stream)
+        gone, why = 0, None
+        if excess > 0:
+            claimed = await self.readers.claims()
+            gone, record = await self._trim(stream, excess, claimed)
+            if short > gone and await self._send_away(stream, record):
+                more, record = await self._trim(stream, excess - gone, claimed)
+                gone += more
+            if gone < excess:
+                why = await self._why(stream, excess - gone, [*claimed, *retention_floor.hold_claims(record.holds)])
+        self._budget.explain(stream, why)
+        if why is None:
+            self.metrics.pop(f"flow/held_from/{stream}", None)
+        stopped = why is not None and short > gone
+        full = "has no room left:" if self._budget.is_mostly_promised(stream) else "is full, and"
+        self._say(stream, f"no group is admitted: stream {stream} {full} {why}" if stopped else None)
+
+    async def _trim(self, stream: str, excess: int, claimed: Sequence[RetentionClaim]) -> tuple[int, Retention]:
+        """Delete what is oldest until `excess` bytes are gone or nothing more may go; return how many went.
+
+        What others stored meanwhile counts against that.
+        """
+        now_ns = await self._bus.server_time_ns()
+        record = await update_record(self._bus, self._service.run, lambda old: self._lapsed(old, now_ns))
+        names = self._names(stream)
+        first = now = await self._bus.usage(stream)
+        end = await self._old_enough(stream, names, now.last + 1)
+        cut, advances = record.trimmed.get(stream, 1), bool(names)
+        while advances and first.bytes - now.bytes < excess:
+            # as far as it takes if all were spread evenly; then it is looked at again
+            missing = excess - (first.bytes - now.bytes)
+            cut = min(end, cut + max(1, (now.last + 1 - cut) * missing // max(now.bytes, 1)))
+            before, record = await self._agree(stream, names, claimed, cut)
+            advances = False
+            for subject, limit in before.items():
+                if limit > self._done.get(subject, 1):
+                    advances = True
+                    self._count(stream, "messages", await self._bus.trim(stream, [subject], before=limit))
+                    self._done[subject] = limit
+            now = await self._bus.usage(stream)
+        self._count(stream, "bytes", max(0, first.bytes - now.bytes))
+        self.metrics[f"flow/trimmed_below/{stream}"] = record.trimmed.get(stream, 1)
+        return first.bytes - now.bytes, record
+
+    async def _agree(
+        self, stream: str, names: Sequence[str], claimed: Sequence[RetentionClaim], cut: int
+    ) -> tuple[dict[str, int], Retention]:
+        """Write down how far history may go up to `cut`; return that by subject, and the record as it is then."""
+        before: dict[str, int] = {}
+        now_ns = await self._bus.server_time_ns()
+
+        def update(old: Retention) -> Retention:
+            new = self._lapsed(old, now_ns)
+            held = [*claimed, *retention_floor.hold_claims(new.holds)]
+            before.update({subject: min(cut, retention_floor.on(held, stream, subject)[0].needs) for subject in names})
+            reached = max(new.trimmed.get(stream, 1), *before.values())
+            return new.replace(trimmed={**new.trimmed, stream: reached})
+
+        record = await update_record(self._bus, self._service.run, update)
+        return before, record
+
+    async def _send_away(self, stream: str, record: Retention) -> bool:
+        """Drop the holds on a stream that yield to the run, and say whether there were any."""
+        names = {name for name, hold in record.holds.items() if hold.yields and stream in hold.needs}
+        for name in names:
+            log.warning("hold %s (%s) gives way: the run needs the room", name, record.holds[name].about)
+        if names:
+            await update_record(
+                self._bus,
+                self._service.run,
+                lambda old: old.replace(holds={name: hold for name, hold in old.holds.items() if name not in names}),
+            )
+        return bool(names)
+
+    def _lapsed(self, old: Retention, now_ns: int) -> Retention:
+        """Return the record without holds that were not renewed. Raises `FencedError` when it is another governor's.
+
+        `now_ns` is the server's: what is gone by mistake is gone for good, so no other clock is good enough.
+        """
+        if old.term != self._service.instance:
+            raise FencedError(f"governor {old.term} has taken over trimming of run {old.run}")
+        lapsed = {name for name, hold in old.holds.items() if hold.expires_ns <= now_ns}
+        for name in lapsed:
+            log.warning("hold %s (%s) was not renewed and has lapsed", name, old.holds[name].about)
+        return old.replace(holds={name: hold for name, hold in old.holds.items() if name not in lapsed})
+
+    def _names(self, stream: str) -> list[str]:
+        return retention_floor.trimmable(stream, self._service.run, self._service.revision, self._config.environments)
+
+    async def _old_enough(self, stream: str, names: Sequence[str], end: int) -> int:
+        """Return a sequence below which everything has the least age; by halving, since times rise with sequences."""
+        age_s = self._config.flow.retention.min_age_s
+        if not age_s or not names:
+            return end
+        born_ns = await self._bus.server_time_ns() - int(age_s * 1e9)
+        low = 1
+        while low < end:
+            middle = (low + end) // 2
+            message = await self._first(stream, names, middle)
+            if message is None or message.time_ns > born_ns:
+                end = middle
+            else:
+                low = message.seq + 1
+        return low
+
+    async def _first(self, stream: str, filters: Sequence[str], start: int) -> StoredMessage | None:
+        """Return the first message on `filters` at or after `start`, without its data."""
+        async with self._bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
+            async for message in messages:
+                return message
+        return None
+
+    # what is said of it
+
+    async def _why(self, stream: str, missing: int, claimed: Sequence[RetentionClaim]) -> str:
+        """Say what keeps `missing` more bytes from being trimmed, and what to do."""
+        budget = f"raise streams.{stream.lower()}_bytes"
+        if stream == LEDGER:
+            return f"the ledger is never trimmed: {budget}"
+        usage, first = await self._bus.usage(stream), None
+        holders: dict[str, str] = {}
+        for needs, name in sorted(
+            (retention_floor.on(claimed, stream, name)[0].needs, name) for name in self._names(stream)
+        ):
+            held = await self._first(stream, [name], needs) if needs <= usage.last else None
+            if held is None:
+                continue  # nothing is held there
+            first = first or held
+            # in the way is who needs any of as much as is missing, as if bytes were spread evenly
+            enough = first.seq + (usage.last + 1 - first.seq) * missing // max(usage.bytes, 1)
+            for claim in retention_floor.on(claimed, stream, name):
+                if claim.needs <= max(held.seq, enough):
+                    holders.setdefault(claim.holder, f"{claim.holder} ({name} from {max(claim.needs, held.seq)} on)")
+        if first is None and self._budget.is_mostly_promised(stream):
+            return self._budget.explain_promises(stream)
+        if first is None and self._config.flow.retention.min_age_s:
+            return f"what is left is younger than flow.retention.min_age_s: wait, or {budget}"
+        if first is None:
+            return f"what is left is of other revisions: delete what nobody needs of them (`lachesis gc`), or {budget}"
+        self.metrics[f"flow/held_from/{stream}"] = first.seq
+        most = [
+            *list(holders.values())[:_MAX_NAMED_HOLDERS],
+            *(["others"] if len(holders) > _MAX_NAMED_HOLDERS else []),
+        ]
+        return f"history is still needed by {', '.join(most)}: see that they go on, or {budget}"
+
+    def _say(self, stream: str, stopped: str | None) -> None:
+        """Tell why producers have to wait for a stream, None if they need not; log when that begins and ends."""
+        before = self._stopped.pop(stream, None)
+        if stopped is not None:
+            self._stopped[stream] = stopped
+            if before is None:
+                log.warning("%s", stopped)
+            self._service.mark_waiting("backpressure", "; ".join(self._stopped.values()))
+        elif before is not None:
+            log.info("stream %s has room again", stream)
+            if not self._stopped:
+                self._service.mark_ok()
+
+    def _count(self, stream: str, what: str, amount: int) -> None:
+        name = f"flow/trimmed_{what}/{stream}"
+        self.metrics[name] = self.metrics.get(name, 0) + amount

@@ -1,0 +1,1 @@
+"""The stage runtime: services, stateless and stateful consumers, retries, dead letters, discovery."""

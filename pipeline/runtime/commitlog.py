@@ -1,0 +1,166 @@
+"""The commit log of a stateful stage.
+
+Its outputs, its state and its input cursors in one fenced message each.
+
+A commit is a message on the stage's own output subject, stored only when the subject's last sequence is the one this
+writer knows; so of two writers one is refused (`FencedError`), and a crash leaves either all of a commit or nothing.
+Once the commits since the last one weigh enough (`is_snapshot_due`), the whole state goes to the LEDGER stream, naming
+the commit it covers. A start reads the last snapshot and the commits after it. What lies between them and is no commit
+that follows (garbage, an old commit once more) is passed over; where a commit is gone the start is refused.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.last_event import decode_owned
+from lachesis.pipeline.runtime.state import StateStore
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit
+from lachesis.schemas.codec import Event, encode
+from lachesis.schemas.control import StateSnapshot
+from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
+
+__all__ = ["CommitLog", "RestoredState", "is_snapshot_due"]
+
+log = logging.getLogger("lachesis")
+
+SNAPSHOT_EVERY = 64
+"""Least number of commits between two snapshots of the state."""
+MAX_COMMITS_SINCE_SNAPSHOT = 4096
+"""Most of them, however little they weigh."""
+MAX_BYTES_SINCE_SNAPSHOT = 16 << 20
+"""What commits weigh, bytes, that need be no more for a snapshot, however large the state is."""
+
+E = TypeVar("E", bound=Event)
+
+
+def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
+    """Return whether a snapshot is due.
+
+    `commits` commits of `weight` bytes in all follow a snapshot of `state` bytes.
+
+    They have to weigh a quarter of the state, so that snapshots store at most four times what commits do. A start is
+    bounded all the same: it reads `SNAPSHOT_EVERY` commits, or what weighs min(state / 4, `MOST_BYTES`) and one commit
+    more, whichever is more, and never more than `MAX_COMMITS_SINCE_SNAPSHOT`.
+    """
+    enough = min(state // 4, MAX_BYTES_SINCE_SNAPSHOT)
+    return commits >= SNAPSHOT_EVERY and (weight >= enough or commits >= MAX_COMMITS_SINCE_SNAPSHOT)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """What a start found: the state of the last snapshot (None: none), the deltas after it, and the cursors."""
+
+    state: bytes | None
+    deltas: list[bytes]
+    cursors: dict[str, int]
+
+
+class CommitLog(Generic[E]):
+    """One writer's view of one output subject. Use `open`."""
+
+    def __init__(self, bus: Bus, states: StateStore, *, stream: str, subject: str, stage: str, term: str) -> None:
+        self._bus = bus
+        self._states = states
+        self._stream = stream
+        self._subject = subject
+        self._stage = stage
+        self._term = term
+        self._last = 0
+        self.index = 0
+        self.appended_bytes = 0
+        """Size of the last commit."""
+        self.since_snapshot = 0
+        self._weight = 0  # of the commits since then, bytes
+        self._state = 0  # what the state weighed then, bytes
+
+    @classmethod
+    async def open(
+        cls,
+        bus: Bus,
+        kind: type[E],
+        commit_of: Callable[[E], Commit],
+        *,
+        subject: str,
+        state_subject: str,
+        stage: str,
+        term: str,
+        stream: str = subjects.EVENTS,
+    ) -> tuple[Self, RestoredState]:
+        """Return the log, ready to append, and what its earlier writers left.
+
+        Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
+        """
+        states, snapshot = await StateStore.open(bus, state_subject, stage, term)
+        log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
+        state, cursors = None, {}
+        if snapshot is not None:
+            state, cursors, log._state = snapshot.state, dict(snapshot.cursors), len(snapshot.state)
+            log._last, log.index = snapshot.covers, snapshot.index + 1
+        deltas = []
+        last = await bus.last(stream, subject)
+        if log._last > (last.seq if last else 0):
+            raise HistoryLostError(
+                f"{subject}: ends at sequence {last.seq if last else 0}, before commit {log.index - 1} at {log._last}, "
+                "which a snapshot covers: the broker lost history; restore its store, or start another revision"
+            )
+        if last and last.seq > log._last:
+            async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
+                async for message in messages:
+                    event = decode_owned(kind, message, lambda event: commit_of(event).index >= log.index)
+                    log._last = message.seq
+                    if event is None:
+                        continue
+                    commit = commit_of(event)
+                    if commit.index != log.index:
+                        raise LedgerError(
+                            f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} follows; "
+                            "commits are gone from the stream: restore it, or start another revision"
+                        )
+                    deltas.append(commit.delta)
+                    log._weight += len(message.data)
+                    cursors = dict(commit.cursors)
+                    log.index = commit.index + 1
+        log.since_snapshot = len(deltas)
+        return log, RestoredState(state, deltas, cursors)
+
+    def next_commit(self, cursors: dict[str, int], delta: bytes) -> Commit:
+        """Return the commit to put into the next event."""
+        return Commit(term=self._term, index=self.index, cursors=cursors, delta=delta)
+
+    async def append(self, event: E) -> int:
+        """Store the next event and return its sequence.
+
+        Raises `FencedError` when another writer has taken over.
+        """
+        msg_id = f"commit.{self._subject}.{self._term}.{self.index}"
+        data = encode(event)
+        self._last = await self._bus.commit(self._subject, data, expected=self._last, msg_id=msg_id)
+        self.appended_bytes = len(data)
+        self.index += 1
+        self.since_snapshot += 1
+        self._weight += len(data)
+        return self._last
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether so much followed the last snapshot that the next one is worth its room.
+
+        See `is_snapshot_due`.
+        """
+        return is_snapshot_due(self.since_snapshot, self._weight, self._state)
+
+    async def snapshot(self, cursors: dict[str, int], state: bytes) -> None:
+        """Store the whole state as of the last commit. Raises `FencedError`.
+
+        A state too large to be stored at all is left out: a start then reads the commits since the last snapshot.
+        """
+        event = StateSnapshot(stage=self._stage, index=self.index - 1, covers=self._last, cursors=cursors, state=state)
+        try:
+            await self._states.write(event)
+        except DataError as error:
+            log.warning("no snapshot, so the next start takes longer: %s", error)
+        self.since_snapshot, self._weight, self._state = 0, 0, len(state)

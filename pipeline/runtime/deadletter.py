@@ -1,0 +1,75 @@
+"""Dead letters: what is kept of a message that cannot be handled.
+
+The message itself stays where it is stored.
+"""
+
+import time
+
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadKind, DeadLetter
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+__all__ = ["REQUEUED_HEADER", "dead_letter", "publish_dead_letter", "store_dead_letter"]
+
+REQUEUED_HEADER = "Lachesis-Requeued"
+"""Header of a message that repeats a dead-lettered one, after a fix: `<stream>.<sequence>` of the one it repeats."""
+
+_MAX_REASON_CHARS = 2000
+
+
+def dead_letter(
+    service: Service,
+    message: StoredMessage,
+    kind: DeadKind,
+    error: Exception,
+    *,
+    attempts: int = 1,
+) -> DeadLetter:
+    """Return the dead letter of `message`.
+
+    The environment is that of its subject, the group that of its plan.
+    """
+    try:
+        plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+    except SchemaError:
+        plan = None
+    group = plan.group if plan is not None else None
+    return DeadLetter(
+        run=service.run,
+        env=message.subject.rsplit(".", 1)[-1],
+        revision=service.revision,
+        stage=service.name,
+        kind=kind,
+        stream=message.stream,
+        seq=message.seq,
+        group=group,
+        reason=f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS],
+        place=f"{service.name} {service.instance}",
+        time_ns=time.time_ns(),
+        trace_id=group,
+        attempts=attempts,
+        leased=plan is not None and plan.lease is not None,
+    )
+
+
+async def publish_dead_letter(service: Service, letter: DeadLetter) -> None:
+    """Store a dead letter.
+
+    A second one for the same message, stage and revision is dropped as a duplicate.
+    """
+    subject = subjects.event("dead", letter.run, letter.revision, letter.env)
+    msg_id = f"dead.{letter.revision}.{letter.stage}.{letter.stream}.{letter.seq}"
+    await service.bus.publish(subject, encode(letter), msg_id=msg_id)
+
+
+async def store_dead_letter(service: Service, letter: DeadLetter) -> None:
+    """Store a dead letter as soon as the broker takes it, and count it.
+
+    Raises `InfrastructureError` once the service drains.
+    """
+    await service.retrying("publish a dead letter")(publish_dead_letter, service, letter)
+    service.vitals.dead += 1

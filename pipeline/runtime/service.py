@@ -1,0 +1,251 @@
+"""A service: a named process (or part of one) on the bus, with heartbeats, drain and retries.
+
+Guarantees that a heartbeat leaves once a second while the service lives, and at once when it has started; and that
+`draining` is set, once and for good, when it is asked to stop; loops end at the next safe point after that.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+import tenacity
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.disk import SHORTAGES
+from lachesis.pipeline.runtime.retries import retry_outages
+from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
+from lachesis.pipeline.telemetry.figures import ServiceFigures
+from lachesis.pipeline.telemetry.performance import CallRecord
+from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.errors import InfrastructureError, StreamFullError
+
+__all__ = ["Service", "open_service"]
+
+log = logging.getLogger("lachesis")
+
+HEARTBEAT_S = 1.0
+_START = "start"
+"""Topic of the note that says what a start is busy with."""
+
+
+class Service:
+    """What every stage is given.
+
+    `replica` names a process among those of one name and stays the same over restarts; `instance` is unique to this
+    life of the service, so it serves as writer term too.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        run: str,
+        revision: str = subjects.LIVE,
+        *,
+        replica: str = "1",
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.bus = bus
+        self.name = subjects.check_name("service", name)
+        self.run = subjects.check_name("run", run)
+        self.revision = subjects.check_name("revision", revision)
+        self.replica = replica
+        self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self.vitals = ServiceMetrics()
+        self.tracing = tracing or Tracing()
+        self.began_ns = time.time_ns()
+        self.started = anyio.Event()
+        self.draining = anyio.Event()
+        self._stalled: str | None = None  # why, as it was last logged
+        self._stalled_s = 0.0  # since when
+
+    def now_ns(self) -> int:
+        """Return the time for stamps, Unix ns by the server's clock."""
+        return self.tracing.clock.now_ns()
+
+    def record_call(
+        self, start_ns: int, items: int, *, failed: bool = False, payload: int | None = None, plain: int | None = None
+    ) -> None:
+        """Count one call for `api_perf/*`, begun at `start_ns` (as `now_ns`) and done now; see `Call`."""
+        seconds = (self.now_ns() - start_ns) / 1e9
+        self.tracing.performance["api_perf"].record(
+            CallRecord(time.monotonic(), seconds, items, failed, payload, plain)
+        )
+
+    def requested(self, call: CallRecord) -> None:
+        """Count one request to an inference server, for `api_perf/inference/*`."""
+        self.tracing.performance["api_perf/inference"].record(call)
+
+    def answered(self, call: CallRecord) -> None:
+        """Count one HTTP request that the service answered, for `api_perf/http/*`."""
+        self.tracing.performance["api_perf/http"].record(call)
+
+    async def heartbeat(self) -> None:
+        """Broadcast the service's figures now, and export them where telemetry goes."""
+        vitals, sink = self.vitals, self.tracing.sink
+        unanswered = self.bus.unanswered
+        self.set_note("unanswered requests", unanswered.summary(time.monotonic()))
+        metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
+        stage = self._with_stall(vitals.report())
+        if (
+            SHORTAGES.longest_wait_text is not None
+        ):  # it says more than that the server is slow, whose disk that may be as well
+            state = "draining" if stage.state == "draining" else "waiting"
+            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.longest_wait_text)
+        beat = Heartbeat(
+            run=self.run,
+            service=self.name,
+            instance=self.instance,
+            pid=os.getpid(),
+            time_ns=time.time_ns(),
+            stage=stage,
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+            slow=dict(vitals.slow),
+            stopped=dict(vitals.stopped),
+        )
+        if sink is not None:
+            waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()
+            sink.observe(ServiceFigures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
+        await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
+
+    def _with_stall(self, stage: StageVitals) -> StageVitals:
+        """Return the figures with a stall of the bus as state and note; log when one begins, changes or is over."""
+        stall = self.bus.stall
+        if stall is None:
+            if self._stalled is not None:
+                log.info("goes on after %.0f s: %s", time.monotonic() - self._stalled_s, self._stalled)
+            self._stalled = None
+            return stage
+        if self._stalled is None:
+            self._stalled_s = time.monotonic() - stall.seconds
+        if self._stalled != stall.reason:
+            log.warning("%s", stall)
+            self._stalled = stall.reason
+        state = "waiting" if stage.state == "ok" else stage.state
+        note = f"{stall}; {stage.note}" if stage.note else str(stall)
+        return msgspec.structs.replace(stage, state=state, note=note)
+
+    def drain(self) -> None:
+        """Ask the service to finish what it holds and to end."""
+        self.vitals.state = "draining"
+        self.draining.set()
+
+    def retrying(self, what: str, *, longest_s: float = 5.0, patience_s: float | None = None) -> tenacity.AsyncRetrying:
+        """Return an iterator that retries `InfrastructureError` with backoff until the service drains.
+
+        The last error is raised when it does, or after `patience_s` seconds: the caller gives its work back.
+        """
+        until_s = math.inf if patience_s is None else anyio.current_time() + patience_s
+
+        def before_sleep(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            full = isinstance(error, StreamFullError)
+            self.mark_waiting("backpressure" if full else "waiting", f"{what}: {error}")
+            self.vitals.retried += 1
+
+        return retry_outages(
+            lambda _: self.draining.is_set() or anyio.current_time() >= until_s,
+            longest_s=longest_s,
+            sleep=self._sleep,
+            before_sleep=before_sleep,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self.draining.wait()
+
+    @asynccontextmanager
+    async def until_drained(self) -> AsyncIterator[None]:
+        """Cancel the body once the service drains: around waits for what may never come.
+
+        An `InfrastructureError` that the body raises then (`retrying` does) says no more than that, and is dropped.
+        """
+
+        async def end() -> None:
+            await self.draining.wait()
+            tasks.cancel_scope.cancel()
+
+        try:
+            async with background() as tasks:
+                tasks.start_soon(end)
+                yield
+        except InfrastructureError:
+            if not self.draining.is_set():
+                raise
+
+    def mark_waiting(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
+        """Mark the service as waiting for something. A draining service stays marked as draining."""
+        self.set_note(_START, None)
+        if not self.draining.is_set():
+            self.vitals.state = state
+            self.started.set()
+        self.vitals.waits_for = note
+
+    async def starts_with(self, what: str) -> None:
+        """Say what the start is busy with, until `waits` or `recovered`.
+
+        At once, since it may block the event loop.
+        """
+        self.set_note(_START, what)
+        await self.heartbeat()
+
+    def mark_ok(self) -> None:
+        """Mark the service as ok again after retries."""
+        self.set_note(_START, None)
+        if self.vitals.state in {"waiting", "starting", "backpressure"}:
+            self.vitals.state = "ok"
+            self.started.set()
+        self.vitals.waits_for = None
+
+    def set_note(self, topic: str, text: str | None) -> None:
+        """Say something in the heartbeat that keeps nothing from going on; None: it no longer holds."""
+        if text is None:
+            self.vitals.notes.pop(topic, None)
+        else:
+            self.vitals.notes[topic] = text
+
+
+@asynccontextmanager
+async def open_service(
+    bus: Bus,
+    name: str,
+    run: str,
+    revision: str = subjects.LIVE,
+    *,
+    replica: str = "1",
+    tracing: Tracing | None = None,
+    alive_file: Path | None = None,
+) -> AsyncIterator[Service]:
+    """Yield a service that sends heartbeats until the context ends; one more tells that it drained.
+
+    `alive_file` is touched after each, for probes that look at its age.
+    """
+    service = Service(bus, name, run, revision, replica=replica, tracing=tracing)
+
+    async def beat() -> None:
+        while True:
+            await service.heartbeat()
+            if alive_file is not None:
+                alive_file.touch()  # noqa: ASYNC240 - of a file in memory or on a local disk
+            await anyio.sleep(HEARTBEAT_S)
+
+    async def announce() -> None:
+        await service.started.wait()
+        await service.heartbeat()
+
+    async with background() as tasks:
+        tasks.start_soon(beat)
+        tasks.start_soon(announce)
+        yield service
+        await service.heartbeat()

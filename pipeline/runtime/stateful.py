@@ -1,0 +1,192 @@
+"""Stateful stages: one fenced writer for each environment turns events into commits.
+
+A commit holds outputs and the state change.
+
+In: messages of several streams, in bursts, each stream in its order. Out: events on one subject; each is one fenced
+message with outputs, the change of the stage's state, and the positions from which a restart reads again.
+Guarantees:
+
+* a start takes up the last snapshot and the commits after it, then reads again from the positions of the last commit:
+  a process that is killed at any line repeats nothing and loses nothing;
+* of two writers one is refused (`FencedError`) and ends; after an error the last message of the subject, as the leader
+  has it, tells whether a commit was stored (`Bus.commit`);
+* a bad message (`DataError`) is rejected, by default as a dead letter, and its neighbours are not; one that a newer
+  build wrote (`VersionError`) ends the service, unread;
+* infrastructure that fails is waited for. Once the service drains, the burst in hand is finished or left: what is not
+  committed is read again by the next start.
+
+A stage keeps its decisions in pure code that knows no bus. Its subclass of `StatefulStage` only feeds messages to that
+code and writes the events that come out.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import anyio
+
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
+from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
+from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.telemetry.spans import Times
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit
+from lachesis.schemas.codec import Event
+from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+
+__all__ = ["BackgroundTask", "CommitReceipt", "StatefulStage", "run_stateful"]
+
+
+E = TypeVar("E", bound=Event)
+BackgroundTask = Callable[[], Coroutine[Any, Any, None]]
+
+
+class CommitReceipt(NamedTuple):
+    """Where a commit is stored, its size in bytes, and when it was sent and confirmed (Unix ns, as `now_ns`)."""
+
+    seq: int
+    size: int
+    times: Times
+
+
+class StatefulStage(ABC, Generic[E]):
+    """One environment's writer: `open`, then `follow`.
+
+    `cursors`: by stream, the first sequence to read again after a restart. Each commit stores them. `turn` is held
+    while a burst is taken in. A task that writes beside the input holds it too.
+    """
+
+    name: ClassVar[str]
+    """Names the stage in the subject of its state."""
+    kind: ClassVar[subjects.Kind]
+    """What it writes: names the subject of its events."""
+
+    def __init__(self, service: Service, env: str, event: type[E], streams: Iterable[str]) -> None:
+        self.service = service
+        self.env = env
+        self.cursors = dict.fromkeys(streams, 1)
+        self.turn = anyio.Lock()
+        self._event = event
+        self._log: CommitLog[E]
+
+    # what a stage is made of
+
+    @abstractmethod
+    async def restore(self, restored: RestoredState) -> None:
+        """Take over the state that earlier writers committed; `cursors` are theirs already."""
+
+    @abstractmethod
+    def sources(self) -> Sequence[InputSource]:
+        """Return what to read, from `cursors` on."""
+
+    @abstractmethod
+    async def feed(self, message: StoredMessage) -> None:
+        """Take in one message. Raises `DataError` where it is bad, with the state as it was."""
+
+    async def advance(self) -> None:
+        """`write` what must not wait for the end of the burst: called after each message. By default nothing."""
+
+    @abstractmethod
+    async def commit(self) -> None:
+        """`write` what became ready: called after each burst."""
+
+    @abstractmethod
+    def state(self) -> bytes:
+        """Return the whole state as of the last commit."""
+
+    def tasks(self) -> Sequence[BackgroundTask]:
+        """Return what runs beside the input, until that ends."""
+        return ()
+
+    def report(self, event: E, receipt: CommitReceipt) -> None:
+        """Put a commit that is stored into metrics, traces and logs."""
+
+    async def reject(self, message: StoredMessage, error: DataError) -> None:
+        """Handle a message that `feed` refused. By default it becomes a dead letter."""
+        await store_dead_letter(self.service, dead_letter(self.service, message, "data", error))
+
+    # what every stage does
+
+    @property
+    def subject(self) -> str:
+        """The subject of the events."""
+        return subjects.event(self.kind, self.service.run, self.service.revision, self.env)
+
+    async def open(self) -> None:
+        """Take over what earlier writers committed. Raises `LedgerError` where a commit is gone."""
+        service = self.service
+        self._log, restored = await CommitLog.open(
+            service.bus,
+            self._event,
+            attrgetter("commit"),
+            subject=self.subject,
+            state_subject=subjects.state(service.run, self.name, service.revision, self.env),
+            stage=self.name,
+            term=service.instance,
+        )
+        self.cursors.update(restored.cursors)
+        await self.restore(restored)
+
+    async def follow(self) -> None:
+        """Take in what comes until the service drains. Raises `FencedError` when another writer takes over."""
+        service = self.service
+        async with open_bursts(service, self.sources()) as bursts, background() as tasks:
+            for task in self.tasks():
+                tasks.start_soon(task)
+            service.mark_ok()
+            async for burst in bursts:
+                try:
+                    await self.process_burst(burst)
+                except InfrastructureError:
+                    if service.draining.is_set():
+                        return  # the next start reads it again
+                    raise
+
+    async def process_burst(self, burst: Sequence[StoredMessage]) -> None:
+        """Take in a burst and commit what follows from it."""
+        async with self.turn:
+            for message in burst:
+                try:
+                    await self.feed(message)
+                except VersionError:
+                    raise  # the run's own services wrote it: wait for the upgrade, with the message unread
+                except DataError as error:
+                    await self.reject(message, error)
+                await self.advance()
+            await self.commit()
+
+    def next_commit(self, delta: bytes) -> Commit:
+        """Return the commit to put into the next event.
+
+        The change of state since the last one, and the cursors.
+        """
+        return self._log.next_commit(self.cursors, delta)
+
+    async def write(self, event: E) -> None:
+        """Store an event that holds `next_commit`, and the state where a snapshot is due.
+
+        Raises `FencedError`, and `InfrastructureError` once the service drains.
+        """
+        service, log = self.service, self._log
+        began_ns = service.now_ns()
+        seq: int = await service.retrying(f"commit to {self.subject}")(log.append, event)
+        service.mark_ok()
+        self.report(event, CommitReceipt(seq, log.appended_bytes, (began_ns, service.now_ns())))
+        if log.snapshot_due:
+            await service.retrying("write a snapshot")(log.snapshot, self.cursors, self.state())
+
+
+async def run_stateful(stages: Iterable[StatefulStage[E]]) -> None:
+    """Run stages of one service, each on its own, until the service drains."""
+
+    async def run(stage: StatefulStage[E]) -> None:
+        await stage.open()
+        await stage.follow()
+
+    async with anyio.create_task_group() as tasks:
+        for stage in stages:
+            tasks.start_soon(run, stage)

@@ -1,0 +1,91 @@
+"""Which calls of a rater are not worth making, or believing. Pure; times are seconds.
+
+A circuit breaker spares a rater that is down, and everybody who would wait for it. Suspects are arguments that fail
+again and again while others are answered: not the rater is away, they are what it cannot take.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+__all__ = ["MAX_LONE_FAILURES", "CircuitBreaker", "SuspectArguments"]
+
+MAX_LONE_FAILURES = 20
+"""Failures of one argument, others being answered between each two of them, after which it counts as its own fault."""
+_MAX_REMEMBERED_ARGUMENTS = 1024
+
+
+class CircuitBreaker:
+    """Opens after `failures` calls in a row that infrastructure failed, for `pause_s`; then lets one call try."""
+
+    def __init__(self, failures: int, pause_s: float) -> None:
+        self._failures = failures
+        self._pause_s = pause_s
+        self._in_a_row = 0
+        self._until_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may have to be refused; `admits` says which."""
+        return self._in_a_row >= self._failures
+
+    def admits(self, now_s: float) -> bool:
+        """Return whether a call may be made now.
+
+        After a pause the first asker may; the others wait for its outcome.
+        """
+        if not self.is_open:
+            return True
+        if now_s < self._until_s:
+            return False
+        self._until_s = now_s + self._pause_s
+        return True
+
+    def succeeded(self) -> None:
+        """Say that a call was answered, with a rating or without: the rater is there."""
+        self._in_a_row = 0
+
+    def failed(self, now_s: float) -> None:
+        """Say that infrastructure failed a call for good."""
+        self._in_a_row += 1
+        if self._in_a_row >= self._failures:
+            self._until_s = now_s + self._pause_s
+
+
+class _Failures(NamedTuple):
+    times: int
+    answered_before: int
+    failed_before: int
+
+
+class SuspectArguments:
+    """Counts, for arguments that failed as if the rater were away, how often that was while it answered others.
+
+    A failure counts when, since the argument's last one, more calls were answered than failed: so none counts in an
+    outage, nor while a rater is so busy that it refuses most calls.
+    """
+
+    def __init__(self) -> None:
+        self._answered = self._failed = 0
+        self._known: OrderedDict[int, _Failures] = OrderedDict()
+
+    def answered(self, key: int) -> None:
+        """Say that a call with this argument was answered."""
+        self._answered += 1
+        self._known.pop(key, None)
+
+    def others_answered(self, calls: int) -> None:
+        """Say that so many calls were answered whose arguments never failed."""
+        self._answered += calls
+
+    def failed(self, key: int) -> bool:
+        """Say that a call with this argument failed; return whether the argument is what it cannot take."""
+        self._failed += 1
+        last = self._known.pop(key, None)
+        times = 0
+        if last is not None:
+            others = self._failed - last.failed_before - 1
+            times = last.times + (self._answered - last.answered_before > others)
+        self._known[key] = _Failures(times, self._answered, self._failed)
+        if len(self._known) > _MAX_REMEMBERED_ARGUMENTS:
+            self._known.popitem(last=False)
+        return times >= MAX_LONE_FAILURES

@@ -1,1 +1,0 @@
-"""The stage runtime: stateless stages (competing replicas) and stateful ones (fenced commits)."""

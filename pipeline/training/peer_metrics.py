@@ -1,0 +1,67 @@
+"""Collects the newest metrics of the other services from their heartbeats, for the trainer's log.
+
+For people to look at beside the loss. Nothing depends on them, so one that is missed is missed; what they are derived
+from is in the streams.
+"""
+
+from contextlib import aclosing
+
+import anyio
+
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
+from lachesis.schemas.control import Heartbeat
+
+__all__ = ["PeerMetrics"]
+
+_PEER_PREFIXES = (
+    "batching/tokens_per_sequence/",
+    "curriculum/",
+    "eval/",
+    "health/",
+    "reliability/",
+    "reward/",
+    "reward_norm/",
+    "reward_shaping/",
+)
+
+
+class PeerMetrics:
+    """Keeps the newest heartbeat of each instance of the other services."""
+
+    def __init__(self) -> None:
+        self._log = HeartbeatLog()
+        self._now_s = 0.0
+
+    async def listen(self, service: Service) -> None:
+        """Take in heartbeats. Runs until cancelled."""
+        async with aclosing(listen_to_heartbeats(service.bus, service.run)) as beats:
+            async for beat in beats:
+                if beat.service != service.name:
+                    self.record_heartbeat(beat, anyio.current_time())
+
+    def last_heard_s(self, service: str) -> float:
+        """Return when a service was heard last, by the event loop's clock; minus infinity: never."""
+        return self._log.heard_s(service)
+
+    def record_heartbeat(self, beat: Heartbeat, now_s: float) -> None:
+        """Take in a heartbeat that came at `now_s`."""
+        self._now_s = now_s
+        self._log.add(beat, now_s)
+
+    def figures(self) -> dict[str, float]:
+        """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,
+        `reward/*`, `reward_norm/*` and `reward_shaping/*` as the services said them, and
+        `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their redeliveries together.
+        """
+        found: dict[str, float] = {}
+        for service in self._log.services():
+            beats = [one.newest for one in self._log.processes(service, speaking_at_s=self._now_s)]
+            for beat in beats:
+                found |= {name: value for name, value in beat.metrics.items() if name.startswith(_PEER_PREFIXES)}
+            lags = [beat.stage.lag for beat in beats if beat.stage.lag is not None]
+            if lags:
+                found[f"queue/{service}/lag"] = float(max(lags))
+                found[f"queue/{service}/redelivered"] = float(sum(beat.stage.redelivered for beat in beats))
+        return found

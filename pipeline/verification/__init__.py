@@ -1,1 +1,0 @@
-"""Numerical verification of what judges and trains: raters, advantages, the loss."""

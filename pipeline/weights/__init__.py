@@ -1,1 +1,0 @@
-"""Policy weights on their way from trainer to inference: named by digest, written atomically, read in full."""

@@ -1,0 +1,164 @@
+"""Following the policy: what cannot be read or loaded is passed over, and the next record counts."""
+
+from functools import partial
+
+import anyio
+from unit.spans import Sink
+
+from lachesis.pipeline.inference.policy_follower import follow_policy
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.spans import batch_trace, span_id
+from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.schemas import keys
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import DataError, InfrastructureError
+
+
+class Server:
+    """An inference server that knows of one damaged file; its own directory as well."""
+
+    def __init__(self):
+        self.loaded = []
+
+    async def current(self):
+        return self
+
+    async def update_weights(self, path, version):
+        if path == "damaged":
+            raise DataError("torn")
+        self.loaded.append(version)
+
+
+async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
+    server, loaded = Server(), anyio.Event()
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference"):
+        for weights in (None, "damaged", "whole"):
+            record = PolicyRecord(run="r", version="1-a-b", weights=str(weights), tokenizer_hash="t", written_ns=1)
+            await lab.bus.put(keys.POLICY, encode(record) if weights else b"\xc1")
+            await lab.bus.changed(until=lab.bus.now() + 0.02)
+        with anyio.fail_after(10):
+            await loaded.wait()
+    assert server.loaded == ["1-a-b"]
+
+
+async def follow_until_drained(service, server, loaded):
+    async with service.until_drained():
+        await follow_policy(service, server, loaded, "main")
+
+
+class Scripted:
+    """A server that first raises what `fail` holds; `gate` delays it."""
+
+    def __init__(self, *fail, gate=None):
+        self.loaded = []
+        self.fail = list(fail)
+        self.gate = gate
+
+    async def current(self):
+        return self
+
+    async def update_weights(self, path, version):
+        if self.gate:
+            await self.gate.wait()
+        if self.fail:
+            raise self.fail.pop(0)
+        self.loaded.append((path, version))
+
+
+async def publish(lab, step):
+    record = PolicyRecord(run="r", version=f"{step}-a-b", weights=f"/w/{step}", tokenizer_hash="t", written_ns=1)
+    await lab.bus.put(keys.POLICY, encode(record))
+
+
+def has_loaded(server, count):
+    async def condition():
+        return len(server.loaded) >= count
+
+    return condition
+
+
+async def test_each_new_policy_is_loaded_and_the_first_is_told_of(lab):
+    server, loaded = Scripted(), anyio.Event()
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
+        await lab.bus.changed(until=lab.bus.now() + 0.02)
+        assert not loaded.is_set()
+        for step in (0, 1):
+            await publish(lab, step)
+            await lab.until(has_loaded(server, step + 1))
+        assert loaded.is_set()
+        assert service.vitals.metrics["policy/step"] == 1
+    assert server.loaded == [("/w/0", "0-a-b"), ("/w/1", "1-a-b")]
+
+
+async def test_of_several_missed_only_the_newest_is_loaded(lab):
+    server = Scripted(gate=anyio.Event())
+    async with lab.running(lambda service: follow_until_drained(service, server, anyio.Event()), "inference"):
+        await publish(lab, 0)
+        await lab.bus.changed(until=lab.bus.now() + 0.02)
+        for step in range(1, 6):
+            await publish(lab, step)
+        server.gate.set()
+        await lab.until(has_loaded(server, 2))
+    assert [version for _, version in server.loaded] == ["0-a-b", "5-a-b"]
+
+
+async def test_a_refused_first_policy_leaves_the_server_unannounced(lab):
+    server, loaded = Scripted(DataError("it may have been pruned")), anyio.Event()
+
+    async def noted():
+        return service.vitals.status_text is not None
+
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
+        await publish(lab, 0)
+        await lab.until(noted)
+        assert not loaded.is_set()
+        assert "pruned" in service.vitals.status_text
+        await publish(lab, 1)
+        await lab.until(has_loaded(server, 1))
+        assert loaded.is_set()
+
+
+async def test_a_server_that_is_down_is_waited_for(lab):
+    server = Scripted(*[InfrastructureError("down")] * 3)
+    await publish(lab, 0)
+    async with lab.running(lambda service: follow_until_drained(service, server, anyio.Event()), "inference"):
+        await lab.until(has_loaded(server, 1))
+
+
+async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
+    server = Scripted(*[InfrastructureError("down")] * 1000)
+    await publish(lab, 0)
+    service = Service(lab.bus, "inference", "r")
+
+    async def retried():
+        return service.vitals.retried >= 2
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow_policy, service, server, anyio.Event(), "main")
+            await lab.until(retried)
+            service.drain()
+
+
+async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
+    server, sink = Scripted(InfrastructureError("down"), DataError("it may have been pruned")), Sink()
+    async with lab.running(partial(follow_until_drained, server=server, loaded=anyio.Event()), "inference") as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=0.0), sink)
+        await publish(lab, 0)
+        await lab.until(lambda: _true("pruned" in (service.vitals.status_text or "")))
+        for step in (1, 2, 3):
+            await publish(lab, step)
+            await lab.until(has_loaded(server, step))
+    assert [span.error for span in sink.spans] == [None] * 3
+    traces = [batch_trace("r", "main", step - 1) for step in (1, 2, 3)]
+    assert [span.trace for span in sink.spans] == traces  # nobody made those of step 0
+    assert [span.parent for span in sink.spans] == [span_id(trace, "train.step") for trace in traces]
+    assert {span.name for span in sink.spans} == {"update_weights"}
+    assert [span.attributes["rl.policy.version"] for span in sink.spans] == ["1-a-b", "2-a-b", "3-a-b"]
+    assert [span.attributes["rl.train.step"] for span in sink.spans] == [1, 2, 3]
+
+
+async def _true(value):
+    return value

@@ -1,0 +1,53 @@
+import msgspec
+import pytest
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
+from lachesis.pipeline.retention.budget_check import check_budgets, least_bytes
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
+from lachesis.services.preflight.machine import budgets
+from lachesis.services.supervisor.supervisor import Supervisor
+
+CONFIG = RunConfig(
+    environments={
+        "short": EnvironmentConfig(kind="reasoning_gym", samples=4, longest_tokens=256),
+        "long": EnvironmentConfig(kind="reasoning_gym", samples=8, longest_tokens=8192),
+        "foreign": EnvironmentConfig(kind="gateway", samples=8, longest_tokens=1 << 20),
+    },
+    batching=BatchingConfig(batch_size=64),
+    normalization=NormalizationConfig(window=16),
+    teacher=TeacherConfig(enabled=True),
+)
+
+
+def with_budgets(**sizes: int) -> RunConfig:
+    return msgspec.structs.replace(CONFIG, streams=StreamsConfig(**{f"{name}_bytes": n for name, n in sizes.items()}))
+
+
+def test_the_least_budgets_are_a_window_of_each_environment_and_a_batch_of_the_longest() -> None:
+    tokens, short = 8 * 8192, 4 * 256
+    kept = 16 * 6 * (tokens + short) + 64 // 8 * 6 * tokens + 8 * (8192 * 16 + 4096)
+    assert least_bytes(CONFIG)[ROLLOUTS][0] == -(-kept * 10 // 8)
+    assert least_bytes(CONFIG)[TEACHER][0] == (64 // 8 + 1) * 4 * tokens * 10 // 8
+    assert least_bytes(CONFIG)[EVENTS][0] == (8192 + 8 * 1024) * 10 // 8
+
+
+def test_a_budget_with_which_the_run_would_stop_is_refused_with_the_figure_it_needs() -> None:
+    check_budgets(CONFIG)
+    least = least_bytes(CONFIG)[ROLLOUTS][0]
+    check_budgets(with_budgets(rollouts=least))
+    for stream, size in (("rollouts", least - 1), ("teacher", 1 << 20)):
+        with pytest.raises(ConfigError, match=rf"streams.{stream}_bytes is {size}, .* environments.long: 8 samples"):
+            check_budgets(with_budgets(**{stream: size}))
+    with pytest.raises(ConfigError, match=rf"raise it to {least} at least"):
+        Supervisor(with_budgets(rollouts=least - 1), [])
+    assert budgets(CONFIG).level == "OK"
+    assert budgets(with_budgets(rollouts=least - 1)).level == "FAIL"
+
+
+def test_without_a_teacher_its_stream_may_be_small() -> None:
+    config = msgspec.structs.replace(with_budgets(teacher=1 << 20), teacher=TeacherConfig())
+    check_budgets(config)

@@ -1,0 +1,208 @@
+"""The stateful runtime: what a commit holds after any death, what becomes of bad messages, and of two writers."""
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.runtime import commitlog
+from lachesis.pipeline.runtime.inputs import InputSource
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateful import StatefulStage, run_stateful
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import CurriculumEvent, DeadLetter
+from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, VersionError
+
+INPUT = subjects.event("score", "r", subjects.LIVE, "sums")
+
+
+class Listing(StatefulStage[CurriculumEvent]):
+    """A stage whose state is the list of the words it has read, and whose outputs are the words."""
+
+    name = "listing"
+    kind = "curriculum"
+    burst = 256
+
+    def __init__(self, service):
+        super().__init__(service, "sums", CurriculumEvent, (subjects.EVENTS,))
+        self.words = []
+        self.new = []
+
+    async def restore(self, restored):
+        self.words = msgspec.msgpack.decode(restored.state) if restored.state is not None else []
+        for delta in restored.deltas:
+            self.words += msgspec.msgpack.decode(delta)
+
+    def sources(self):
+        return [InputSource(subjects.EVENTS, [INPUT], self.cursors[subjects.EVENTS])]
+
+    async def feed(self, message):
+        word = message.data.decode()
+        if word == "newer":
+            raise VersionError("written by a newer build")
+        self.cursors = {subjects.EVENTS: message.seq + 1}
+        if word == "bad":
+            raise DataError("no word")
+        self.new.append(word)
+
+    async def advance(self):
+        if len(self.new) >= self.burst:
+            await self.commit()
+
+    async def commit(self):
+        self.words, new, self.new = self.words + self.new, self.new, []
+        await self.write(
+            CurriculumEvent(
+                run="r", env="sums", revision=subjects.LIVE, strategy="s", snapshot_id="i", observed=new,
+                commit=self.next_commit(msgspec.msgpack.encode(new)),
+            )
+        )  # fmt: skip
+
+    def state(self):
+        return msgspec.msgpack.encode(self.words)
+
+
+class OneByOne(Listing):
+    burst = 1
+
+
+async def say(lab, *words):
+    for n, word in enumerate(words):
+        await lab.bus.publish(INPUT, word.encode(), msg_id=f"{n}-{word}")
+
+
+async def written(lab):
+    return [word for event in await lab.events("curriculum", CurriculumEvent) for word in event.observed]
+
+
+def listing(service):
+    return run_stateful([OneByOne(service)])
+
+
+class Dying:
+    """Kills the service before, or right after, its `at`th commit."""
+
+    def __init__(self, service, at, *, after):
+        self.service, self.left, self.after = service, at, after
+        self.commit_of = service.bus.commit
+        service.bus.commit = self.commit
+
+    async def commit(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            self.service.kill()
+        seq = await self.commit_of(*args, **kwargs)
+        if self.left == 0:
+            self.service.kill()
+            raise type(self).Killed
+        return seq
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+async def test_killed_at_any_commit_or_snapshot_nothing_is_lost_and_nothing_repeated(lab, monkeypatch, every, after):
+    monkeypatch.setattr(commitlog, "SNAPSHOT_EVERY", 3)
+    Dying.Killed = lab.Killed
+    words = [f"word{n}" for n in range(12)]
+    await say(lab, *words)
+
+    async def done():
+        return len(await written(lab)) == len(words)
+
+    for _ in range(40):
+        if await done():
+            break
+        async with lab.running(listing, "listing", drain=False) as service:
+            Dying(service, every, after=after)
+
+            async def dead_or_done(service=service):
+                return service.bus.dead or await done()
+
+            await lab.until(dead_or_done)
+            service.kill()
+        if every == 1 and not after:
+            break  # it never gets a commit out: nothing may be there
+    assert await written(lab) == ([] if every == 1 and not after else words)
+    again = Listing(Service(lab.bus, "listing", "r"))
+    await again.open()
+    assert again.words == await written(lab)
+
+
+async def test_a_bad_message_becomes_a_dead_letter_and_its_neighbours_do_not(lab):
+    await say(lab, "one", "bad", "two")
+    async with lab.running(listing, "listing") as service:
+
+        async def both():
+            return await written(lab) == ["one", "two"]
+
+        await lab.until(both)
+    [letter] = await lab.events("dead", DeadLetter)
+    assert (letter.seq, letter.stage, "no word" in letter.reason) == (2, "listing", True)
+    assert service.vitals.dead == 1
+
+
+async def test_a_message_of_a_newer_build_ends_the_service_and_is_read_again(lab):
+    await say(lab, "one", "newer", "two")
+    stage = OneByOne(Service(lab.bus, "listing", "r"))
+    await stage.open()
+    with pytest.raises(VersionError):
+        await stage.follow()
+    assert await written(lab) == ["one"]
+    again = OneByOne(Service(lab.bus, "listing", "r"))
+    await again.open()
+    assert again.cursors == {subjects.EVENTS: 2}
+    assert await lab.events("dead", DeadLetter) == []
+
+
+async def test_a_commit_that_cannot_be_stored_is_not_taken_for_a_bad_message(lab, monkeypatch):
+    await say(lab, "one")
+    stage = OneByOne(Service(lab.bus, "listing", "r"))
+    await stage.open()
+
+    async def too_large(*_, **__):
+        raise DataError("too large for a message")
+
+    monkeypatch.setattr(stage.service.bus, "commit", too_large)
+    with pytest.raises(DataError, match="too large"):
+        await stage.follow()
+    assert await lab.events("dead", DeadLetter) == []
+
+
+async def test_of_two_writers_the_earlier_is_refused(lab):
+    earlier, later = (OneByOne(Service(lab.bus, "listing", "r")) for _ in range(2))
+    await earlier.open()
+    await later.open()
+    await say(lab, "one")
+    [message] = await read_all(lab)
+    await later.process_burst([message])
+    with pytest.raises(FencedError):
+        await earlier.process_burst([message])
+    assert await written(lab) == ["one"]
+
+
+async def read_all(lab):
+    async with lab.bus.read(subjects.EVENTS, [INPUT], follow=False) as messages:
+        return [message async for message in messages]
+
+
+async def test_a_drain_while_the_broker_is_away_leaves_the_burst_to_the_next_start(lab, monkeypatch):
+    await say(lab, "one")
+    real, asked = lab.bus.commit, []
+
+    async def away(*args, **kwargs):
+        asked.append(args)
+        raise InfrastructureError("the broker is away")
+
+    monkeypatch.setattr(lab.bus, "commit", away)
+    async with lab.running(listing, "listing"):
+
+        async def tried():
+            return bool(asked)
+
+        await lab.until(tried)
+    assert await written(lab) == []
+    monkeypatch.setattr(lab.bus, "commit", real)
+    async with lab.running(listing, "listing"):
+
+        async def done():
+            return await written(lab) == ["one"]
+
+        await lab.until(done)
