@@ -15,7 +15,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Count, Finite, Seq
 
-__all__ = ["Alert", "AlertEvent", "ResumeRequest", "Severity", "Span", "Standing"]
+__all__ = ["Alert", "AlertEvent", "EnvironmentStanding", "ResumeRequest", "RolloutRange", "Severity"]
 
 Severity = Literal["idle", "ok", "inform", "warn", "quarantine", "halt"]
 """From `inform` on it is an alert. idle: the check does not apply, or has nothing to judge by; that is not healthy."""
@@ -36,7 +36,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     examples: list[str] = []
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RolloutRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rollouts from sequence `first` of ROLLOUTS up to `last`, both among them; `cause` names the check."""
 
     first: Seq
@@ -44,7 +44,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str | None = None
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EnvironmentStanding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from the alerts so far. Rollouts from sequence `quarantined_from` of ROLLOUTS on are not trained.
 
     `cause` names the check, `since` the window that brought it about. `diverted` are the newest quarantines that were
@@ -55,7 +55,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     halted: bool = False
     cause: str | None = None
     since: Count | None = None
-    diverted: list[Span] = []
+    diverted: list[RolloutRange] = []
 
     def untrainable_reason(self, seq: int) -> str | None:
         """Return why the rollout at sequence `seq` is not trained, None if it may be."""
@@ -84,7 +84,7 @@ class AlertEvent(Event, frozen=True, kw_only=True):
     groups: Count
     source: Literal["groups", "batches", "resume"]
     results: list[Alert]
-    standing: Standing
+    standing: EnvironmentStanding
 
     @property
     def alerts(self) -> list[Alert]:

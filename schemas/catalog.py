@@ -35,7 +35,7 @@ from lachesis.schemas.control import (
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promotions
-from lachesis.schemas.replay import PastRecord, RescoreEvent, RevisionRecord
+from lachesis.schemas.replay import OfflineTrainerRecord, RescoreEvent, RevisionRecord
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -155,7 +155,7 @@ CHANNELS: tuple[Channel, ...] = (
         "state",
         subjects.state("{run}", "{stage}", "{revision}", "{partition}"),
         subjects.LEDGER,
-        (StateSnapshot, StatePart, TrainReport, PastRecord),
+        (StateSnapshot, StatePart, TrainReport, OfflineTrainerRecord),
         "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here, and "
         "one on past rollouts (stage `past`) what it trains on.",
         "stateful stages, trainer, operator",

@@ -16,7 +16,7 @@ import msgspec
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.promotion import PROMOTED_SINCE, Promoted
+from lachesis.schemas.promotion import PROMOTED_SINCE, PromotionOutcome
 from lachesis.schemas.sequences import UNTRAINABLE_SINCE
 from lachesis.schemas.values import Count, Finite, Seq
 
@@ -34,7 +34,7 @@ __all__ = [
     "ProducerMark",
     "StepTimes",
     "TrainReport",
-    "Void",
+    "VoidBatch",
 ]
 
 GENESIS = "0" * 64
@@ -127,7 +127,7 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     producers: dict[str, ProducerMark] = {}
     totals: dict[str, Count] = {}
     next_batch: Count = 0
-    promoted: Promoted | msgspec.UnsetType = msgspec.UNSET
+    promoted: PromotionOutcome | msgspec.UnsetType = msgspec.UNSET
     stale: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
     term: str = ""
     written_ns: Count = 0
@@ -178,7 +178,7 @@ def _digest(data: bytes | memoryview) -> str:
     return hashlib.sha256(msgspec.msgpack.encode({**_fields.decode(data), **_OUTSIDE})).hexdigest()
 
 
-class Void(msgspec.Struct, frozen=True, array_like=True):
+class VoidBatch(msgspec.Struct, frozen=True, array_like=True):
     """A batch that could not be trained, and why."""
 
     batch: Count
@@ -251,7 +251,7 @@ class TrainReport(Event, frozen=True, kw_only=True):
     next_batch: Count
     policy_version: str
     checkpoint: str
-    voids: list[Void] = []
+    voids: list[VoidBatch] = []
     written_ns: Count = 0
     steps: list[StepTimes] = []
     mismatches: list[Mismatch] = []

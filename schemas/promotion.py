@@ -15,14 +15,14 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
-__all__ = ["PROMOTED_SINCE", "Judging", "Promoted", "Promotion", "Promotions"]
+__all__ = ["PROMOTED_SINCE", "Promotion", "PromotionOutcome", "Promotions", "RewardSettings"]
 
 PROMOTED_SINCE: Final = 2
 """Wire version of what says that a promoted revision judges it: who does not know of promotions takes it for the run's
 own."""
 
 
-class Judging(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RewardSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one environment's rollouts are judged: settings as in the configuration, and what counts as a success."""
 
     scoring: dict[str, Any]
@@ -44,7 +44,7 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str
     by: str
     asked_ns: Count
-    environments: dict[str, Judging]
+    environments: dict[str, RewardSettings]
     std_floor: Finite
     first: Seq | None = None
     give_up: bool = False
@@ -68,7 +68,7 @@ class Promotions(Event, frozen=True, kw_only=True):
                     check_plain(name, getattr(judging, name))
 
 
-class Promoted(msgspec.Struct, frozen=True, kw_only=True):
+class PromotionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger says of a promotion: rollouts from sequence `first` on are judged by `revision`, whose settings
     `digest` names; `by` asked for it at `asked_ns`. Batches are whitened with its `std_floor` from this entry on."""
 

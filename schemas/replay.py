@@ -17,7 +17,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
-__all__ = ["Judges", "PastRecord", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
+__all__ = ["EnsembleInfo", "OfflineTrainerRecord", "RescoreEvent", "RevisionRecord", "Selection", "UnscoredGroup"]
 
 TEACHER_SINCE: Final = 2
 """The wire version whose readers know that offline trainers may use a teacher."""
@@ -42,7 +42,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     follow: bool = False
 
 
-class Judges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EnsembleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What judges one environment: digest of the ensemble, version by rater, and what counts as a success."""
 
     ensemble: str
@@ -65,7 +65,7 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
     first: Seq
     last: Seq | None
     groups: dict[str, Count]
-    judges: dict[str, Judges]
+    judges: dict[str, EnsembleInfo]
     normalization: dict[str, Any]
     advantage: dict[str, Any]
     created_ns: Count
@@ -77,7 +77,7 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
         check_plain("advantage", self.advantage)
 
 
-class Unscored(msgspec.Struct, frozen=True, kw_only=True):
+class UnscoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group that cannot be scored, or whose scores cannot be normalized, and why."""
 
     group: str
@@ -102,7 +102,7 @@ class RescoreEvent(Event, frozen=True, kw_only=True):
     digest: str
     scores: list[GroupScore]
     rewards: list[GroupReward]
-    unscored: list[Unscored] = []
+    unscored: list[UnscoredGroup] = []
 
     def check(self) -> None:
         check_scores(self.scores)
@@ -112,7 +112,7 @@ class RescoreEvent(Event, frozen=True, kw_only=True):
                 raise SchemaError(f"unscored: {item.group[:40]!r} is no group")
 
 
-class PastRecord(Event, frozen=True, kw_only=True):
+class OfflineTrainerRecord(Event, frozen=True, kw_only=True):
     """What a offline trainer trains on: the definition of its ledger, stored before the ledger's first entry.
 
     `digest` names the scores and rewards of the revision; `model` what training begins with, and `start` the optimizer

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.schemas import subjects
-from lachesis.schemas.alerts import AlertEvent, Standing
+from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StopKind
 from lachesis.schemas.errors import DataError, VersionError
@@ -21,7 +21,7 @@ class EnvironmentStatuses:
     """The newest standing by environment; one without alerts yet has none."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, tuple[int, Standing]] = {}
+        self._newest: dict[str, tuple[int, EnvironmentStanding]] = {}
 
     @property
     def last_seq(self) -> int:
@@ -52,9 +52,9 @@ class EnvironmentStatuses:
         self._newest[env] = (message.seq, event.standing)
         return env
 
-    def of(self, env: str) -> Standing:
+    def of(self, env: str) -> EnvironmentStanding:
         """Return where the environment stands."""
-        return self._newest.get(env, (0, Standing()))[1]
+        return self._newest.get(env, (0, EnvironmentStanding()))[1]
 
     @property
     def environments(self) -> list[str]:
@@ -62,14 +62,14 @@ class EnvironmentStatuses:
         return list(self._newest)
 
 
-def halted_reason(env: str, standing: Standing) -> str | None:
+def halted_reason(env: str, standing: EnvironmentStanding) -> str | None:
     """Return why nothing is dispatched to `env`, and how to go on; None if it is."""
     if not standing.halted:
         return None
     return f"{env} is halted by the health check {standing.cause}; see `lachesis health`, then `lachesis resume {env}`"
 
 
-def stops_of(standing: Standing) -> list[StopKind]:
+def stops_of(standing: EnvironmentStanding) -> list[StopKind]:
     """Return how the environment is kept from training; [] if it is not."""
     found: list[StopKind] = ["halted"] if standing.halted else []
     return [*found, "quarantined"] if standing.quarantined_from is not None else found

@@ -12,7 +12,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.small_files import read_small_file, read_small_text
 from lachesis.schemas.errors import CheckpointError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import GroupDrops, Numerics, Void
+from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
 from lachesis.schemas.values import Count, from_json
 
 __all__ = [
@@ -55,7 +55,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Digest of the last of them; 64 zeros before the first."""
     unreported: list[Count] = []
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
-    voids: list[Void] = []
+    voids: list[VoidBatch] = []
     """Those of them that could not be trained."""
     drops: list[GroupDrops] = []
     """The groups that were left out of the others, and why."""

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.ledger.pending_annotations import Annotation, PendingAnnotation, PendingAnnotations
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
-from lachesis.schemas.alerts import Standing
+from lachesis.schemas.alerts import EnvironmentStanding
 from lachesis.schemas.annotations import DeadLetter, GroupReward, Stamp, TeacherPointer
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind, ProducerMark
 from lachesis.schemas.plan import Plan
@@ -126,7 +126,7 @@ class Joiner:
         self._deadlines: list[tuple[int, int, Wanted]] = []
         self._outcomes: deque[PendingRollout] = deque()
         self._batch = 0
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, EnvironmentStanding] = {}
         self.frontier = self._recorded.watermark
         self.ready: dict[int, GroupRef] = {}
 
@@ -381,7 +381,7 @@ class Joiner:
 
     # quarantine
 
-    def quarantine(self, env: str, standing: Standing) -> None:
+    def quarantine(self, env: str, standing: EnvironmentStanding) -> None:
         """Drop every rollout of `env` that `standing` excludes from training, until the standing changes."""
         self._standings[env] = standing
         for member in self._open.values():

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.promotion import Judging, Promoted, Promotion, Promotions
+from lachesis.schemas.promotion import Promotion, PromotionOutcome, Promotions, RewardSettings
 
 __all__ = [
     "active_promotion",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def settings_digest(environments: Mapping[str, Judging], std_floor: float) -> str:
+def settings_digest(environments: Mapping[str, RewardSettings], std_floor: float) -> str:
     """Return what names the settings of a revision."""
     content = msgspec.msgpack.encode((environments, std_floor), order="deterministic")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -70,7 +70,7 @@ def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotion
     return Promotions(run=run, promotions=[*known, asked])
 
 
-def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int) -> Promoted | None:
+def decide(known: Sequence[Promotion], recorded: PromotionOutcome | None, stored_at: int) -> PromotionOutcome | None:
     """Return what the ledger is to say of the undecided promotion.
 
     None where nothing is to be decided any more.
@@ -80,7 +80,7 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int
     asked = undecided_promotion(known)
     if asked is None or _is(asked, recorded):
         return None
-    return Promoted(
+    return PromotionOutcome(
         revision=asked.revision,
         digest=asked.digest,
         first=stored_at + 1,
@@ -90,7 +90,7 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int
     )
 
 
-def publish_decision(run: str, known: Sequence[Promotion], recorded: Promoted | None) -> Promotions | None:
+def publish_decision(run: str, known: Sequence[Promotion], recorded: PromotionOutcome | None) -> Promotions | None:
     """Return the list with what the ledger has decided.
 
     None where it is there already, or nothing is decided.
@@ -101,7 +101,7 @@ def publish_decision(run: str, known: Sequence[Promotion], recorded: Promoted | 
     return Promotions(run=run, promotions=[*known[:-1], msgspec.structs.replace(asked, first=recorded.first)])
 
 
-def _is(asked: Promotion, recorded: Promoted | None) -> bool:
+def _is(asked: Promotion, recorded: PromotionOutcome | None) -> bool:
     return recorded is not None and (asked.revision, asked.digest, asked.asked_ns) == (
         recorded.revision, recorded.digest, recorded.asked_ns,
     )  # fmt: skip

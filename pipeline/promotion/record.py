@@ -25,7 +25,7 @@ from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, InfrastructureError, VersionError
-from lachesis.schemas.promotion import Judging, Promotion, Promotions
+from lachesis.schemas.promotion import Promotion, Promotions, RewardSettings
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["ActivePromotion", "config_under_promotion", "promotion", "read_promotions", "write_promotions"]
@@ -40,7 +40,7 @@ _OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s"})
 def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
     """Return the promotion of `revision`, whose settings are those of `config`."""
     environments = {
-        env: Judging(
+        env: RewardSettings(
             scoring=_reward_settings(config.scoring_of(env)),
             normalization=config.normalization_of(env).recorded(),
             reward_config=msgspec.to_builtins(config.reward_config_of(env)),
@@ -81,7 +81,7 @@ def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
     return msgspec.structs.replace(config, environments=environments)
 
 
-def _env_settings(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
+def _env_settings(settings: EnvironmentConfig, judging: RewardSettings) -> EnvironmentConfig:
     return msgspec.structs.replace(
         settings,
         scoring=msgspec.convert(judging.scoring, ScoringConfig),

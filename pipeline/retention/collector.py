@@ -39,7 +39,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
@@ -329,7 +329,7 @@ class GarbageCollector:
         bus, run, found = self._bus, self._config.run, list[OfflineTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.offline_trainer(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
-            past, _, _ = await read_last_event(bus, LEDGER, subject, PastRecord, lambda one: one.run == run)
+            past, _, _ = await read_last_event(bus, LEDGER, subject, OfflineTrainerRecord, lambda one: one.run == run)
             reports = subjects.state(run, "trainer", subjects.LIVE, name)
             report, _, _ = await read_last_event(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
             if past is not None:

@@ -43,7 +43,7 @@ from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.schemas.errors import CheckpointError, LachesisError, leaves
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import GroupDrops, TrainReport, Void
+from lachesis.schemas.ledger import GroupDrops, TrainReport, VoidBatch
 
 __all__ = ["BatchReader", "FetchedBatch", "LedgerPosition", "batches"]
 
@@ -93,7 +93,7 @@ class BatchReader:
         self._position = position
         self._feed: BatchFeed | None = None
         self._open = contextlib.AsyncExitStack()
-        self._voids: list[Void] = []
+        self._voids: list[VoidBatch] = []
         self._drops: list[GroupDrops] = []
 
     async def __aenter__(self) -> Self:
@@ -174,7 +174,7 @@ class BatchReader:
 
     def void(self, batch: LedgerBatch, reason: str) -> None:
         """See `Batch.void`."""
-        self._voids.append(Void(batch.batch.number, reason))
+        self._voids.append(VoidBatch(batch.batch.number, reason))
         self._drops = [drops for drops in self._drops if drops.batch != batch.batch.number]
 
     def limits(self, batch: LedgerBatch) -> TrainerLimits:

@@ -47,7 +47,7 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import GroupDrops, Numerics, Void
+from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
 from lachesis.schemas.values import from_json
 
 __all__ = [
@@ -110,7 +110,7 @@ def save_checkpoint(
     ledger_position: int,
     chain_hash: str,
     unreported: list[int],
-    voids: Sequence[Void] = (),
+    voids: Sequence[VoidBatch] = (),
     drops: Sequence[GroupDrops] = (),
     numerics: Numerics | None = None,
     keep: int = 3,

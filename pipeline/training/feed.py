@@ -45,7 +45,7 @@ from lachesis.schemas.ledger import (
     Numerics,
     StepTimes,
     TrainReport,
-    Void,
+    VoidBatch,
 )
 
 __all__ = ["BatchFeed", "LedgerBatch"]
@@ -188,7 +188,7 @@ class BatchFeed:
         step: int,
         lineage: str,
         checkpoint: str,
-        voids: list[Void],
+        voids: list[VoidBatch],
         drops: Sequence[GroupDrops] = (),
         next_batch: int | None = None,
         steps: Sequence[StepTimes] = (),

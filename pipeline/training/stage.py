@@ -55,7 +55,7 @@ from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
-from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, Void
+from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, VoidBatch
 
 __all__ = ["OfflineRun", "run_trainer"]
 
@@ -151,7 +151,7 @@ class _Trainer:
         self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
         self.feed = feed
         self.lineage = os.urandom(3).hex()
-        self.voids: list[Void] = []
+        self.voids: list[VoidBatch] = []
         self.drops: list[GroupDrops] = []
         self.dropped = 0  # groups, in this life
         self.times: list[StepTimes] = []  # of the steps since the last report
@@ -289,7 +289,7 @@ class _Trainer:
             selected, metrics, packed = await anyio.to_thread.run_sync(self._train, batch)
         except DataError as error:
             log.warning("batch %d is void: %s", number, error)
-            self.voids.append(Void(number, str(error)))
+            self.voids.append(VoidBatch(number, str(error)))
             self.learner.steps = number + 1
             return _StepRecord({}, {}, str(error))
         self._record_drops(number, selected)

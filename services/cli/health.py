@@ -19,7 +19,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import reason_no_curriculum
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
+from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.cli.ending import follow_run
@@ -76,7 +76,7 @@ class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
     """One environment: its standing, the groups judged since its start or resumption, and each check's result."""
 
     env: str
-    standing: Standing
+    standing: EnvironmentStanding
     groups: int
     results: list[Alert]
     no_curriculum: str | None = None
@@ -116,7 +116,7 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
     """Return where `env` stands by its newest alert events."""
     subject = subjects.event("alert", config.run, config.revision, env)
     results: dict[str, Alert] = {}
-    standing, groups = Standing(), 0
+    standing, groups = EnvironmentStanding(), 0
     start = await first_seq_of_last(bus, subjects.EVENTS, [subject], _RECENT_ALERTS)
     async with bus.read(subjects.EVENTS, [subject], start=start, follow=False) as messages:
         async for message in messages:
@@ -190,7 +190,7 @@ async def follow_health(config: RunConfig, as_json: bool) -> None:
 
 async def _show(config: RunConfig, as_json: bool, history: RunHistory) -> None:
     bus, ended = history
-    before: dict[str, Standing] = {}
+    before: dict[str, EnvironmentStanding] = {}
     subject = subjects.event("alert", config.run, config.revision)
     usage = await bus.usage(subjects.EVENTS)
     start = usage.first if ended else usage.last + 1
@@ -199,7 +199,7 @@ async def _show(config: RunConfig, as_json: bool, history: RunHistory) -> None:
             event = _event(message)
             if event is None:
                 continue
-            changed = event.standing != before.get(event.env, Standing()) or event.source == "resume"
+            changed = event.standing != before.get(event.env, EnvironmentStanding()) or event.source == "resume"
             before[event.env] = event.standing
             for line in _lines(event, changed=changed, as_json=as_json):
                 print(line, flush=True)

@@ -13,7 +13,7 @@ from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
 from lachesis.pipeline.offline.replay.scoring import collect_seldom
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.replay import Unscored
+from lachesis.schemas.replay import UnscoredGroup
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.cli.selection import SelectionOptions, with_selection
@@ -55,7 +55,7 @@ def replay(
     selection, groups = wanted.selection(config)
     request = ReplayRequest(revision=revision, selection=selection, groups=groups, pace=pace)
     collect_seldom()
-    reasons: list[Unscored] = []
+    reasons: list[UnscoredGroup] = []
     result = anyio.run(_run, config, request, reasons)
     if as_json:
         print_json(result)
@@ -65,7 +65,7 @@ def replay(
         raise typer.Exit(PAUSED)
 
 
-async def _run(config: RunConfig, request: ReplayRequest, reasons: list[Unscored]) -> ReplayProgress:
+async def _run(config: RunConfig, request: ReplayRequest, reasons: list[UnscoredGroup]) -> ReplayProgress:
     draining = anyio.Event()
 
     def note(_env: str, _reached: int, folded: FoldCommit) -> None:
@@ -84,7 +84,7 @@ async def _run(config: RunConfig, request: ReplayRequest, reasons: list[Unscored
     return result
 
 
-def _print_summary(result: ReplayProgress, reasons: Sequence[Unscored]) -> None:
+def _print_summary(result: ReplayProgress, reasons: Sequence[UnscoredGroup]) -> None:
     rate = f"{result.seconds:.1f} s"
     print(f"revision {result.revision}: {result.groups} of {result.total} groups, {rate}, digest {result.digest}")
     if result.unscored:

@@ -18,7 +18,7 @@ from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Pr
 from lachesis.pipeline.offline.trainer.ledger import past_record
 from lachesis.pipeline.offline.verification.checks import NumericFinding
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError, NotFoundError
-from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.findings import exit_with, print_findings
 from lachesis.services.cli.options import Json, Options, with_options
@@ -128,7 +128,7 @@ async def _weights(
     facts: LedgerReplayFacts,
     *,
     kept: list[tuple[Path, TrainerState]],
-    past: PastRecord | None,
+    past: OfflineTrainerRecord | None,
     progress: Progress,
 ) -> list[NumericFinding]:
     why = None

@@ -27,7 +27,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
@@ -142,7 +142,7 @@ def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
     return str(folder.absolute()) if folder.is_dir() else name, state.step if state else 0
 
 
-def past_config(config: RunConfig, record: PastRecord, steps: int | None) -> RunConfig:
+def past_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | None) -> RunConfig:
     """Return the configuration of a offline trainer: its own folder, model, name, and end."""
     training = msgspec.structs.replace(
         config.training, name=record.trainer, steps=min(steps or record.batches, record.batches)
@@ -169,7 +169,9 @@ async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) ->
     return _standing(config, record, steps, time.monotonic() - started)
 
 
-async def _train(bus: Bus, config: RunConfig, record: PastRecord, durable: Callable[[LedgerEntry], None]) -> None:
+async def _train(
+    bus: Bus, config: RunConfig, record: OfflineTrainerRecord, durable: Callable[[LedgerEntry], None]
+) -> None:
     from lachesis.pipeline.training.stage import OfflineRun, run_trainer
 
     service = Service(bus, "trainer", config.run)
@@ -186,7 +188,7 @@ async def _train(bus: Bus, config: RunConfig, record: PastRecord, durable: Calla
             tasks.cancel_scope.cancel()
 
 
-def _standing(config: RunConfig, record: PastRecord, steps: int | None, seconds: float) -> TrainingProgress:
+def _standing(config: RunConfig, record: OfflineTrainerRecord, steps: int | None, seconds: float) -> TrainingProgress:
     own = past_config(config, record, steps)
     path = latest_checkpoint(own.path / CHECKPOINTS)
     state = state_of(path) if path else None

@@ -32,7 +32,7 @@ from lachesis.schemas.errors import (
     StartupError,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.promotion import Promoted
+from lachesis.schemas.promotion import PromotionOutcome
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,
     evaluation_rows,
@@ -92,7 +92,7 @@ class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
     watermark: int
     outcomes: dict[str, int]
     age_s: float
-    promoted: Promoted | None = None
+    promoted: PromotionOutcome | None = None
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
+from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.annotations import (
     Commit,
     CurriculumEvent,
@@ -44,9 +44,16 @@ from lachesis.schemas.ledger import (
     Outcome,
     ProducerMark,
     TrainReport,
-    Void,
+    VoidBatch,
 )
-from lachesis.schemas.replay import Judges, PastRecord, RescoreEvent, RevisionRecord, Selection, Unscored
+from lachesis.schemas.replay import (
+    EnsembleInfo,
+    OfflineTrainerRecord,
+    RescoreEvent,
+    RevisionRecord,
+    Selection,
+    UnscoredGroup,
+)
 from lachesis.schemas.rollout import (
     Attachment,
     Dispatch,
@@ -171,7 +178,7 @@ EXAMPLES: list[Event] = [
     RewardEvent(**_NAMES, advantage="grpo", commit=_COMMIT, groups=[_REWARD]),
     RescoreEvent(
         **_NAMES, ensemble="e", raters={"length": "1"}, advantage="grpo", commit=_COMMIT, digest="d", scores=[_SCORE],
-        rewards=[_REWARD], unscored=[Unscored(group=GROUP, seq=2, reason="DataError: bad")],
+        rewards=[_REWARD], unscored=[UnscoredGroup(group=GROUP, seq=2, reason="DataError: bad")],
     ),
     RevisionRecord(
         run="r", revision="v2", first=1, last=9, groups={"sums": 3}, created_ns=1, normalization={"window": 64},
@@ -179,7 +186,7 @@ EXAMPLES: list[Event] = [
         selection=Selection(
             envs=["sums"], first_seq=1, last_seq=9, since_ns=1, until_ns=2, min_step=0, max_step=3, groups="1-ab"
         ),
-        judges={"sums": Judges(ensemble="e", raters={"length": "1"}, success_threshold=1.0, success_rater="length")},
+        judges={"sums": EnsembleInfo(ensemble="e", raters={"length": "1"}, success_threshold=1.0, success_rater="length")},
     ),
     TeacherEvent(**_NAMES, teacher="t", groups=[_POINTER]),
     CurriculumEvent(**_NAMES, strategy="sec", snapshot_id="1-ab", commit=_COMMIT, observed=[GROUP]),
@@ -234,15 +241,15 @@ EXAMPLES: list[Event] = [
     AlertEvent(
         run="r", env="sums", revision="live", commit=_COMMIT, window=0, groups=64, source="groups",
         results=[Alert(check="truncated", severity="warn", value=0.3, threshold=0.2, windows=1, examples=[GROUP])],
-        standing=Standing(quarantined_from=1, cause="truncated", since=0),
+        standing=EnvironmentStanding(quarantined_from=1, cause="truncated", since=0),
     ),
     ResumeRequest(run="r", env="sums", after=1, asked_ns=1),
     TrainReport(
         run="r", trainer="main", lineage="first", term="1-ab", step=3, ledger_index=1, chain=GENESIS, next_batch=3,
-        policy_version=POLICY, checkpoint="/c/step-3", voids=[Void(1, "why")], written_ns=1,
+        policy_version=POLICY, checkpoint="/c/step-3", voids=[VoidBatch(1, "why")], written_ns=1,
         numerics=Numerics(torch="2.9", processor="x", instructions="AVX2", threads=1, learner="{}"),
     ),
-    PastRecord(
+    OfflineTrainerRecord(
         run="r", trainer="again", revision="v2", digest="ab", model="m", start=4, max_staleness=8, min_step=1,
         max_step=None, batch_size=8, token_budget=None, mix={"sums": 1.0}, std_floor=0.001, entries=3, batches=2,
         groups=4, chain=GENESIS, manifest=GENESIS, created_ns=1,

@@ -37,7 +37,7 @@ from lachesis.pipeline.health.logic.fractions import (
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
-from lachesis.schemas.alerts import Alert, Severity, Span, Standing
+from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
@@ -114,7 +114,7 @@ class EnvMonitor:
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
         self.windows = {"groups": 0, "batches": 0}
-        self.standing = Standing()
+        self.standing = EnvironmentStanding()
         self._begin_groups()
 
     def _begin_groups(self) -> None:
@@ -234,10 +234,10 @@ class EnvMonitor:
         """
         lifted, diverted = self.standing, self.standing.diverted
         if lifted.quarantined_from is not None and lifted.quarantined_from <= after:
-            diverted = [*diverted, Span(first=lifted.quarantined_from, last=after, cause=lifted.cause)]
+            diverted = [*diverted, RolloutRange(first=lifted.quarantined_from, last=after, cause=lifted.cause)]
         self.resumed, self._after = revision, after
         self._begin()
-        self.standing = Standing(diverted=diverted[-_SPANS:])
+        self.standing = EnvironmentStanding(diverted=diverted[-_SPANS:])
 
     def promote(self, first: int) -> None:
         """Begin anew with the rollouts from sequence `first` on, which another revision judges.
@@ -315,7 +315,7 @@ class EnvMonitor:
         self._before.extend([float(value) for value in means] for means in state["before"])
         self._seen.extend(state["seen"])
         self.groups, self.windows = state["groups"], dict(state["windows"])
-        self.standing = shaped("health standing", Standing, state["standing"])
+        self.standing = shaped("health standing", EnvironmentStanding, state["standing"])
         self.resumed, self._after = state["resumed"], state["after"]
         self.promoted = state.get("promoted", 0)
         self._held_out.judged_ns = state.get("evaluated_ns", 0)

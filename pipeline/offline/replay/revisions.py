@@ -18,7 +18,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.errors import DataError, NotFoundError, SchemaError, VersionError
-from lachesis.schemas.replay import Judges, RescoreEvent, RevisionRecord
+from lachesis.schemas.replay import EnsembleInfo, RescoreEvent, RevisionRecord
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS
 
@@ -185,7 +185,7 @@ def overridden_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[st
     return {env: own.recorded() for env, own in found.items() if own is not None}
 
 
-def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
+def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, EnsembleInfo]:
     """Return what judges each environment under `config`.
 
     Raises `ConfigError` where a rater cannot be loaded.
@@ -194,7 +194,7 @@ def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
     for env in envs:
         settings = config.environments[env]
         scorer = EnvironmentScorer(config.scoring_of(env), settings, config.reward_config_of(env))
-        found[env] = Judges(
+        found[env] = EnsembleInfo(
             ensemble=scorer.digest,
             raters=scorer.versions,
             success_rater=settings.success_rater,

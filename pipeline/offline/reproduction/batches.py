@@ -37,7 +37,7 @@ from lachesis.schemas.errors import (
 )
 from lachesis.schemas.ledger import GENESIS, Batch, LedgerEntry, TrainReport
 from lachesis.schemas.plan import Plan
-from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
 __all__ = ["LedgerReplayFacts", "Progress", "is_trimmed", "verify_batches"]
@@ -83,7 +83,7 @@ async def verify_batches(
     bus: Bus,
     config: RunConfig,
     trainer: str,
-    past: PastRecord | None,
+    past: OfflineTrainerRecord | None,
     *,
     saved: Mapping[str, LedgerPosition],
     progress: Progress,
@@ -121,7 +121,9 @@ async def is_trimmed(bus: Bus, run: str, stream: str, seq: int) -> bool:
 
 
 class _LedgerWalk:
-    def __init__(self, bus: Bus, config: RunConfig, trainer: str, past: PastRecord | None, progress: Progress) -> None:
+    def __init__(
+        self, bus: Bus, config: RunConfig, trainer: str, past: OfflineTrainerRecord | None, progress: Progress
+    ) -> None:
         self.facts = LedgerReplayFacts()
         self.total = 0
         self._bus = bus
@@ -299,7 +301,7 @@ class _LedgerWalk:
             bool(teachers) and await is_trimmed(self._bus, self._config.run, subjects.TEACHER, min(teachers))
         )
 
-    async def form_again(self, past: PastRecord) -> None:
+    async def form_again(self, past: OfflineTrainerRecord) -> None:
         """Form the whole ledger of a offline trainer anew and compare it entry by entry."""
         try:
             again = await rebuild_entries(self._bus, past, self._judged, self._teachers, self._progress)

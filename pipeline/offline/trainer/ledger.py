@@ -42,7 +42,7 @@ from lachesis.schemas.errors import (
     StreamFullError,
 )
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
-from lachesis.schemas.replay import PastRecord, RevisionRecord
+from lachesis.schemas.replay import OfflineTrainerRecord, RevisionRecord
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["OfflineRequest", "lowest_seq_needed_after", "past_record", "past_trainer", "rebuild_entries"]
@@ -74,13 +74,13 @@ class OfflineRequest:
     store: bool = True
 
 
-async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
+async def past_record(bus: Bus, run: str, trainer: str) -> OfflineTrainerRecord | None:
     """Return what a offline trainer trains on; None for a trainer that is none."""
     found, _, _ = await read_last_event(
         bus,
         LEDGER,
         subjects.offline_trainer(run, trainer),
-        PastRecord,
+        OfflineTrainerRecord,
         lambda record: (record.run, record.trainer) == (run, trainer),
     )
     return found
@@ -89,7 +89,7 @@ async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
 @asynccontextmanager
 async def past_trainer(
     bus: Bus, config: RunConfig, request: OfflineRequest, *, progress: Progress
-) -> AsyncIterator[tuple[PastRecord, Callable[[LedgerEntry], None]]]:
+) -> AsyncIterator[tuple[OfflineTrainerRecord, Callable[[LedgerEntry], None]]]:
     """Store the offline trainer's whole ledger and yield it, holding its rollouts back from trimming.
 
     With it comes a function to be called for each entry that no longer needs its rollouts.
@@ -140,8 +140,10 @@ async def past_trainer(
         yield stored, trained
 
 
-async def _define(bus: Bus, config: RunConfig, request: OfflineRequest, revision: RevisionRecord) -> PastRecord:
-    return PastRecord(
+async def _define(
+    bus: Bus, config: RunConfig, request: OfflineRequest, revision: RevisionRecord
+) -> OfflineTrainerRecord:
+    return OfflineTrainerRecord(
         run=config.run,
         trainer=request.trainer,
         revision=request.revision,
@@ -165,7 +167,7 @@ async def _define(bus: Bus, config: RunConfig, request: OfflineRequest, revision
     )
 
 
-def _selected(results: Sequence[RevisionResult], asked: PastRecord) -> list[RevisionResult]:
+def _selected(results: Sequence[RevisionResult], asked: OfflineTrainerRecord) -> list[RevisionResult]:
     """Return the rollouts that have a reward and lie within the policy steps asked for. Raises `NotFoundError`."""
     low, high = asked.min_step, asked.max_step
     rewarded = [one for one in results if one.reward is not None]
@@ -186,7 +188,7 @@ def _selected(results: Sequence[RevisionResult], asked: PastRecord) -> list[Revi
     return found
 
 
-async def _ahead(bus: Bus, record: PastRecord) -> dict[int, dict[str, int]]:
+async def _ahead(bus: Bus, record: OfflineTrainerRecord) -> dict[int, dict[str, int]]:
     """Return, from the last entry that the trainer has reported on, what of each stream is still to be fetched behind
     an entry: the lowest sequence."""
     run, trainer = record.run, record.trainer
@@ -225,13 +227,13 @@ class _FormedEntries(NamedTuple):
 
 async def _form(
     bus: Bus,
-    asked: PastRecord,
-    stored: PastRecord | None,
+    asked: OfflineTrainerRecord,
+    stored: OfflineTrainerRecord | None,
     wanted: Sequence[WithTeacher],
     *,
     request: OfflineRequest,
     progress: Progress,
-) -> PastRecord:
+) -> OfflineTrainerRecord:
     """Form the whole ledger, and store what of it is not stored yet."""
     batch_former = _former(stored or asked, term=f"past-{time.time_ns():x}")
     formed: list[_FormedEntries] = []
@@ -267,7 +269,7 @@ async def _form(
     return record
 
 
-def _former(record: PastRecord, term: str = "") -> OfflineBatchFormer:
+def _former(record: OfflineTrainerRecord, term: str = "") -> OfflineBatchFormer:
     config = BatchingConfig(
         batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix, teacher=record.teacher
     )
@@ -277,7 +279,7 @@ def _former(record: PastRecord, term: str = "") -> OfflineBatchFormer:
     )
 
 
-async def _store(bus: Bus, record: PastRecord, formed: Sequence[_FormedEntries], *, is_new: bool) -> None:
+async def _store(bus: Bus, record: OfflineTrainerRecord, formed: Sequence[_FormedEntries], *, is_new: bool) -> None:
     """Store the record first, and the entries after it that are not stored yet."""
     run, trainer = record.run, record.trainer
     subject = subjects.ledger(run, trainer)
@@ -303,7 +305,11 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_FormedEntries],
 
 
 async def rebuild_entries(
-    bus: Bus, record: PastRecord, results: Sequence[RevisionResult], teachers: Mapping[int, int], progress: Progress
+    bus: Bus,
+    record: OfflineTrainerRecord,
+    results: Sequence[RevisionResult],
+    teachers: Mapping[int, int],
+    progress: Progress,
 ) -> list[str]:
     """Return the content digest of each entry that a revision gives when its ledger is formed again.
 

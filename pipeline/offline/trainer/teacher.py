@@ -20,7 +20,7 @@ from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
 from lachesis.schemas.plan import ROLLOUT_HEADER, Plan
-from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.subjects import ROLLOUTS, TEACHER
 
@@ -41,7 +41,7 @@ class WithTeacher(NamedTuple):
 
 
 async def attach_teacher(
-    bus: Bus, definition: PastRecord, live: str, wanted: Sequence[RevisionResult]
+    bus: Bus, definition: OfflineTrainerRecord, live: str, wanted: Sequence[RevisionResult]
 ) -> list[WithTeacher]:
     """Return `wanted` with what the teacher of the revision `live` stored of each, where it is asked for.
 

@@ -18,10 +18,10 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
-from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import LEDGER, REPLAY, ROLLOUTS
 
-PAST = PastRecord(
+PAST = OfflineTrainerRecord(
     run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
     max_step=None, batch_size=8, token_budget=None, mix={}, std_floor=0.0, entries=4, batches=2, groups=2,
     chain="", manifest="", created_ns=1,

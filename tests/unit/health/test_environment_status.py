@@ -4,7 +4,7 @@ import pytest
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
-from lachesis.schemas.alerts import AlertEvent, Standing
+from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import encode
 
@@ -19,27 +19,27 @@ def stored(seq, standing, env="sums"):
 
 def test_an_older_event_takes_nothing_back():
     standings = EnvironmentStatuses()
-    halted = Standing(halted=True, quarantined_from=3, cause="truncated", since=1)
+    halted = EnvironmentStanding(halted=True, quarantined_from=3, cause="truncated", since=1)
     assert standings.apply_alert(stored(5, halted)) == "sums"
-    assert standings.apply_alert(stored(4, Standing())) is None
-    assert standings.apply_alert(stored(5, Standing())) is None
+    assert standings.apply_alert(stored(4, EnvironmentStanding())) is None
+    assert standings.apply_alert(stored(5, EnvironmentStanding())) is None
     assert standings.of("sums") == halted
-    assert standings.apply_alert(stored(6, Standing())) == "sums"
-    assert standings.of("sums") == Standing()
+    assert standings.apply_alert(stored(6, EnvironmentStanding())) == "sums"
+    assert standings.of("sums") == EnvironmentStanding()
     assert (standings.last_seq, standings.environments) == (6, ["sums"])
-    assert standings.of("other") == Standing()
+    assert standings.of("other") == EnvironmentStanding()
 
 
 def test_what_cannot_be_read_changes_nothing():
     standings = EnvironmentStatuses()
-    standings.apply_alert(stored(5, Standing(halted=True)))
+    standings.apply_alert(stored(5, EnvironmentStanding(halted=True)))
     assert standings.apply_alert(StoredMessage("EVENTS", "rl.alert.r.live.sums", 6, b"\xc1", 0)) is None
     assert standings.of("sums").halted
 
 
 @pytest.mark.parametrize("halted", [True, False])
 def test_a_halt_says_how_to_go_on(halted):
-    reason = halted_reason("sums", Standing(halted=halted, cause="truncated"))
+    reason = halted_reason("sums", EnvironmentStanding(halted=halted, cause="truncated"))
     assert (reason is not None) == halted
     if reason:
         assert "truncated" in reason

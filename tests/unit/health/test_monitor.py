@@ -7,7 +7,7 @@ import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
-from lachesis.schemas.alerts import Span
+from lachesis.schemas.alerts import RolloutRange
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef
 
@@ -133,7 +133,7 @@ def test_what_was_quarantined_is_remembered_over_resumptions(groups, monitor):
         groups.seq += 5  # stored, not scored yet
         for _ in range(2):  # the second one lifts nothing
             monitor.resume(n, groups.seq)
-            assert monitor.standing.diverted[-1] == Span(first=first, last=groups.seq, cause="zero_variance")
+            assert monitor.standing.diverted[-1] == RolloutRange(first=first, last=groups.seq, cause="zero_variance")
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
         monitor = EnvMonitor(ALL_HALT)
         monitor.load_state_dict(state)

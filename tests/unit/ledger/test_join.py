@@ -11,7 +11,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.ledger import pending_annotations as early_module
 from lachesis.pipeline.ledger.join import Joiner
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
-from lachesis.schemas.alerts import Span, Standing
+from lachesis.schemas.alerts import EnvironmentStanding, RolloutRange
 from lachesis.schemas.annotations import DeadKind, DeadLetter, GroupReward, TeacherPointer, Verdict
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
@@ -548,13 +548,13 @@ def test_a_quarantine_settles_what_is_open_and_what_comes_from_a_sequence_on() -
         joiner.member(seq, "e", make_plan(seq), 0, 0)
         joiner.reward(seq, 0, make_reward(seq, seq))
     joiner.member(4, "other", make_plan(4), 0, 0)
-    joiner.quarantine("e", Standing(quarantined_from=2, cause="hacked"))
+    joiner.quarantine("e", EnvironmentStanding(quarantined_from=2, cause="hacked"))
     assert sorted(joiner.ready) == [1]
     joiner.member(5, "e", make_plan(5), 0, 0)
     joiner.reward(5, 0, make_reward(5, 5))
     assert outcomes(joiner) == {2: "quarantined", 3: "quarantined", 5: "quarantined"}
     assert joiner.undecided == 1  # the other environment's
-    joiner.quarantine("e", Standing(diverted=[Span(first=2, last=6, cause="hacked")]))
+    joiner.quarantine("e", EnvironmentStanding(diverted=[RolloutRange(first=2, last=6, cause="hacked")]))
     for seq in (6, 7):  # the first was stored before the quarantine was lifted, and is seen after
         joiner.member(seq, "e", make_plan(seq), 0, 0)
         joiner.reward(seq, 0, make_reward(seq, seq))

@@ -14,7 +14,7 @@ from lachesis.schemas.annotations import Commit, DeadLetter, GroupReward, GroupS
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome, StepTimes, TrainReport, Void
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome, StepTimes, TrainReport, VoidBatch
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.endings import Endings
 from lachesis.services.observe.find import find_rollout, start_at
@@ -100,7 +100,7 @@ class World:
         began = self.began_ns[group]
         return TrainReport(
             run="r", trainer="main", lineage="a", term="t", step=5, ledger_index=5, chain="0" * 64, next_batch=5,
-            policy_version="5-a-b", checkpoint="c", voids=[Void(4, void)] if void else [],
+            policy_version="5-a-b", checkpoint="c", voids=[VoidBatch(4, void)] if void else [],
             steps=[StepTimes(4, began + 400 * MS, began + 900 * MS)] if steps else [],
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from lachesis.pipeline.promotion.logic import (
     undecided_promotion,
 )
 from lachesis.schemas.errors import ConfigError, SchemaError
-from lachesis.schemas.promotion import Promoted, Promotion, Promotions
+from lachesis.schemas.promotion import Promotion, PromotionOutcome, Promotions
 
 
 def asked(revision: str, at: int = 1, first: int | None = None, *, give_up: bool = False) -> Promotion:
@@ -38,7 +38,7 @@ class Promoting(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[list[Promotion] | None] = [None]  # None: a rollout
-        self.ledger: list[Promoted] = []
+        self.ledger: list[PromotionOutcome] = []
         self.operators: list[tuple[int, Promotions]] = []
         self.batcher: tuple[int, list[Promotion], int] | None = None
         self.judged: dict[int, str | None] = {}

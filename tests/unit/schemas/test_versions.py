@@ -13,7 +13,7 @@ from lachesis.schemas.catalog import CHANNELS, KEY_EVENTS
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
-from lachesis.schemas.promotion import Promoted
+from lachesis.schemas.promotion import PromotionOutcome
 from lachesis.schemas.rollout import RolloutGroup
 
 EVENTS = sorted(
@@ -106,7 +106,7 @@ def test_what_a_promoted_revision_judges_is_refused_by_builds_that_do_not_know_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     score = ScoreEvent(run="r", env="e", revision="live", ensemble="x", raters={}, groups=[])
-    told = Promoted(revision="new", digest="d", first=5, by="me", asked_ns=1, std_floor=1e-3)
+    told = PromotionOutcome(revision="new", digest="d", first=5, by="me", asked_ns=1, std_floor=1e-3)
     own = [encode(score), encode(entry())]
     promoted = [encode(score.replace(promoted=5)), encode(entry().replace(promoted=told))]
     kinds = ScoreEvent, LedgerEntry

@@ -19,7 +19,7 @@ from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.rewards.logic.reward import KEY, RewardRule
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.replay import Unscored
+from lachesis.schemas.replay import UnscoredGroup
 from lachesis.schemas.values import Finite, Seq, shaped, unpack
 
 __all__ = ["FoldCommit", "RewardFold", "extended_digest"]
@@ -49,7 +49,7 @@ class FoldCommit(NamedTuple):
 
     scores: list[GroupScore]
     rewards: list[GroupReward]
-    unscored: list[Unscored]
+    unscored: list[UnscoredGroup]
     delta: bytes
 
 
@@ -61,7 +61,7 @@ class RewardFold:
         self._rule = rule
         self._open: list[_OpenWindow] = []
         self._fed: list[tuple[_OpenWindow, GroupScore | None]] = []
-        self._unscored: list[Unscored] = []
+        self._unscored: list[UnscoredGroup] = []
         self.fed = 0
         """Samples fed since the last step, and one more for each group."""
         self.digest = ""
@@ -92,7 +92,7 @@ class RewardFold:
             part, reason = _OpenWindow(seq, group, None), str(error)
             self._normalizer.resolve(group, seq, None, source=seq)
         if part.scores is None:
-            self._unscored.append(Unscored(group=group, seq=seq, reason=reason[:500]))
+            self._unscored.append(UnscoredGroup(group=group, seq=seq, reason=reason[:500]))
         self._fed.append((part, score))
         self.fed += 1 + len(part.scores or ())
 
