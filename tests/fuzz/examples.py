@@ -186,7 +186,9 @@ EXAMPLES: list[Event] = [
         selection=Selection(
             envs=["sums"], first_seq=1, last_seq=9, since_ns=1, until_ns=2, min_step=0, max_step=3, groups="1-ab"
         ),
-        judges={"sums": EnsembleInfo(ensemble="e", raters={"length": "1"}, success_threshold=1.0, success_rater="length")},
+        judges={
+            "sums": EnsembleInfo(ensemble="e", raters={"length": "1"}, success_threshold=1.0, success_rater="length")
+        },
     ),
     TeacherEvent(**_NAMES, teacher="t", groups=[_POINTER]),
     CurriculumEvent(**_NAMES, strategy="sec", snapshot_id="1-ab", commit=_COMMIT, observed=[GROUP]),
