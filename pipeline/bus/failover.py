@@ -30,10 +30,7 @@ _ASK_INTERVAL_S = (3.0, 5.0)  # between two questions whether the server serves,
 _PROBE_S = 3.0
 _ANSWER_S = 1.0
 _NO_SERVER_PAUSE_S = (2.0, 4.0)  # pause before the other servers are asked again, when none of them served
-_HOME_INTERVAL_S = (
-    10.0,
-    20.0,
-)  # between two looks at the server that was left, so that not all connections return at once
+_HOME_INTERVAL_S = (10.0, 20.0)  # between two probes of the server that was left; random, so that connections spread
 _HOME_PROBES = 2
 _MAX_PAUSE_FACTOR = 16
 

@@ -174,7 +174,7 @@ async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Pat
         usage = await world.bus.usage(ROLLOUTS)
         assert 0.4 * usage.max_bytes < usage.bytes <= 0.8 * usage.max_bytes
         code, _, err = await world.lachesis("import", tmp_path / "out.jsonl", "--wait", "1")
-        assert (code, "For a run that is not going on, give --unleased" in err) == (2, True)
+        assert (code, "For a run that has ended, give --unleased" in err) == (2, True)
         bad = (world.folder / "run.toml").read_text().replace("64", "8")
         (world.folder / "run.toml").write_text(bad)
         assert "sequences: 16, but a batch has 8" in await world.refusal("import", tmp_path / "out.jsonl", "--unleased")

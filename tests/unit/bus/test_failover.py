@@ -49,7 +49,7 @@ class FakeLink:
         self.moved = []
         self.looks = 0
 
-    async def ask(self, subject, data, *, timeout_s):
+    async def request_once(self, subject, data, *, timeout_s):
         self.looks += 1
         if self.is_refusing and subject in self.optional:
             self.refused.add(subject)
@@ -67,7 +67,7 @@ class FakeLink:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    for name in ("_LOOK_S", "_ASK_S", "_HOME_S", "_NOBODY_S"):
+    for name in ("_PROBE_INTERVAL_S", "_ASK_INTERVAL_S", "_HOME_INTERVAL_S", "_NO_SERVER_PAUSE_S"):
         monkeypatch.setattr(failover, name, (0, 0))
 
 

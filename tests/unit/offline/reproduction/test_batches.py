@@ -48,7 +48,7 @@ async def test_the_first_reward_stored_is_the_one_that_was_batched(lab):
     await publish(lab, [reward(ref, advantages=[9.0, 9.0]) for ref in refs])
     verdict, text = await verified(lab)
     assert verdict == "ok"
-    assert text.startswith("2 of 2 made again")
+    assert text.startswith("2 of 2 rebuilt from the streams")
 
 
 async def test_another_reward_or_none_is_a_failure(lab):

@@ -439,9 +439,9 @@ async def test_a_reward_that_was_changed_is_noticed(lab):
         return event.replace(rewards=[*event.rewards[:at], reward, *event.rewards[at + 1 :]])
 
     await rewritten(lab, nudge)
-    with pytest.raises(LedgerError, match="somebody changed them"):
+    with pytest.raises(LedgerError, match="they were changed"):
         await read_results(lab.bus, revision)
-    with pytest.raises(LedgerError, match="somebody changed them"):
+    with pytest.raises(LedgerError, match="they were changed"):
         await past(lab)
     assert await entries(lab) == []
 
