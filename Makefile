@@ -42,6 +42,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/lachesis schema --check
 	$(BIN)/python .ci/lock.py --check
+	$(BIN)/python .ci/names.py
 
 # pip-audit in an environment of its own: what audits the packages is not among them. Without a network it says so.
 audit:
