@@ -37,6 +37,7 @@ from lachesis.services.observe.run_record import RunSummaryWriter
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
+from lachesis.services.run.lease import refuse_half_deleted
 from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 
 __all__ = ["EvaluationWatch", "describe_evaluation", "stop_on_signals", "up"]
@@ -85,7 +86,11 @@ async def _up(config: RunConfig, options: Options) -> None:
 
 
 async def _check(config: RunConfig, arguments: list[str]) -> None:
-    """Raise `ConfigError` with all that keeps the run from starting; warn of what may."""
+    """Raise `ConfigError` with all that keeps the run from starting; warn of what may.
+
+    Raises `StartupError` where the run is half deleted: whatever else is missing is missing because of that.
+    """
+    refuse_half_deleted(config.path)
     refuse_failures(machine_failures(config, running=False))
     findings = [one async for one in check_start(config, arguments, load_s=_LOAD_S)]
     refuse_failures(findings)

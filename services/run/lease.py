@@ -26,7 +26,7 @@ from lachesis.schemas.control import SupervisorLease
 from lachesis.schemas.errors import FencedError, InfrastructureError, LachesisError, SchemaError, StartupError
 from lachesis.services.run.process_identity import is_running, machine_id, started_ticks
 
-__all__ = ["DELETION_MARK", "LEASE_TTL_S", "LOCK_FILE", "RunLease", "lock_folder"]
+__all__ = ["DELETION_MARK", "LEASE_TTL_S", "LOCK_FILE", "RunLease", "lock_folder", "refuse_half_deleted"]
 
 log = logging.getLogger("lachesis")
 
@@ -233,9 +233,15 @@ def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
         except BlockingIOError as error:
             mend = "stop it first" if deletes else "stop it, or choose another --set folder="
             raise StartupError(f"another supervisor runs in {folder}; {mend}") from error
-        if not deletes and (folder / DELETION_MARK).exists():
-            raise StartupError(_half_deleted(folder.name))
+        if not deletes:
+            refuse_half_deleted(folder)
         yield
+
+
+def refuse_half_deleted(folder: Path) -> None:
+    """Raise `StartupError` if the deletion of the run in `folder` was begun and not finished."""
+    if (folder / DELETION_MARK).exists():
+        raise StartupError(_half_deleted(folder.name))
 
 
 def _half_deleted(run: str) -> str:
