@@ -252,8 +252,8 @@ class EmbeddedServer:
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)  # a stopped process cannot terminate
+            process.send_signal(signal.SIGTERM)  # last: each signal polls the process, and so would take its exit code
         with anyio.move_on_after(self._config.stop_timeout_s, shield=True):
             await process.wait()
         if process.returncode is None:

@@ -22,7 +22,7 @@ from lachesis.schemas.control import Heartbeat
 
 __all__ = ["Observer", "observe"]
 
-_PROBE = subjects.state("probe", "chaos", subjects.LIVE, "0")
+_PROBE = subjects.state(RUN, "chaos", subjects.LIVE, "0")
 
 
 class Observer:

@@ -404,7 +404,10 @@ async def test_who_follows_a_run_is_told_when_it_ends(run: Run) -> None:
 
 
 @pytest.mark.slow
-async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(run: Run) -> None:
+async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     await run.lachesis("init")
     await run.publish(subjects.ledger("demo", "main"), ledger_entry(), "l")
     command = [sys.executable, "-m", "lachesis", "status", "--run", "dmo"]

@@ -15,7 +15,7 @@ SHIPPED = {".py", ".toml", ".typed"}
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=170, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=560, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -71,7 +71,7 @@ print(lachesis.services.cli.commands.__file__)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_type_checker_and_the_interpreter_see_the_same_package(tmp_path: Path) -> None:
     spec = importlib.util.find_spec("lachesis.schemas.ids")
     assert spec is not None

@@ -23,6 +23,8 @@ from lachesis.schemas.subjects import LEDGER, ROLLOUTS, STREAMS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 40
+LOAD_RUN = "run"
+"""The run that `Load` writes to."""
 FRESH = 5
 """Steps after which every service has worked since: more than what may have been under way."""
 CUT_OFF_S = 600.0
@@ -35,7 +37,7 @@ async def test_work_goes_on_beside_a_node_that_is_cut_off(
     monkeypatch.setattr(failover, "_HOME_INTERVAL_S", (0.5, 1.0))
     load = Load()
     async with open_split_cluster(tmp_path / "three nodes") as cluster:
-        async with await cluster.connect("test") as other:
+        async with await cluster.connect("test", LOAD_RUN) as other:
             await make_streams(other, msgspec.structs.replace(streams_config, rollouts_bytes=2 << 30))
             await settled(other, STREAMS)
             node = await leader_of(other, ROLLOUTS)
@@ -153,7 +155,7 @@ async def connected_to(cluster: SplitCluster, node: str) -> NatsBus:
     """Return a bus that is connected to `node` and knows all of them."""
     config = ConnectionConfig(connect_timeout_s=60.0, token_file=str(cluster.folder / "token"))
     while True:
-        bus = await connect(cluster.url, run=RUN, name="test", config=config)
+        bus = await connect(cluster.url, run=LOAD_RUN, name="test", config=config)
         if bus.server == ("127.0.0.1", cluster.ports[node]):
             return bus
         await bus.close()

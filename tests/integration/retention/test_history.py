@@ -239,7 +239,7 @@ async def test_a_stalled_reader_holds_what_it_needs_until_it_returns(start, capl
         assert "no group is admitted: stream ROLLOUTS is full" in caplog.text
         await world.comes_to_rest()
         producer = world.services["producer"].vitals
-        await world.until(lambda: stalled in str(producer.note))
+        await world.until(lambda: stalled in str(producer.status_text))
         assert 0.5 * BUDGET < (await world.bus.usage(ROLLOUTS)).bytes < 0.8 * BUDGET
         if stalled == "trainer":
             world.reports_every = 1

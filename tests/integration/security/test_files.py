@@ -100,8 +100,10 @@ def make_world(folder: Path) -> None:
     (run / "nats").mkdir()
     (run / "nats" / "endpoint.json").write_bytes(msgspec.json.encode(Endpoint("nats://127.0.0.1:1", "t", 1)))
     (folder / "state" / "lachesis" / "runs").mkdir(parents=True)
-    os.environ["XDG_STATE_HOME"] = str(folder / "state")
-    register_run(RunConfig(run="r", folder=str(run)), run / "run.toml")
+    shared_token(run / "gateway.token")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        register_run(RunConfig(run="r", folder=str(run)), run / "run.toml")
     next((folder / "state").rglob("*.json")).rename(folder / "state" / "lachesis" / "runs" / "one.json")
     for name in ("token", "gateway.token", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"):
         (folder / name).write_text("abc\n")
@@ -168,8 +170,9 @@ def weights(world: World) -> None:
 
 
 def registered(world: World) -> None:
-    os.environ["XDG_STATE_HOME"] = str(world.folder / "state")
-    known_runs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(world.folder / "state"))
+        known_runs()
 
 
 def configured(world: World) -> None:
