@@ -5,14 +5,26 @@ does not look: `Event.check` is called by every writer of data that it did not m
 """
 
 import sys
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 
-__all__ = ["Count", "Finite", "Seq", "check_plain", "from_json", "shaped", "unpack"]
+__all__ = [
+    "Count",
+    "Finite",
+    "Seq",
+    "check_plain",
+    "from_json",
+    "numbers_or_missing",
+    "plain_numbers",
+    "shaped",
+    "unpack",
+]
 
 _MAX_INTEGER: Final = (1 << 63) - 1
 
@@ -55,6 +67,35 @@ def check_plain(what: str, value: Any) -> None:
         level = below
     if level:
         raise SchemaError(f"{what}: nested deeper than {MAX_DEPTH} levels")
+
+
+def numbers_or_missing(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float | None]:
+    """Return `values` as a list in which what is missing is None.
+
+    Raises `DataError` naming `what` unless they are a flat sequence of numbers within +-`largest` and None.
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise DataError(f"{what}: {values!r:.80} is no sequence of numbers; give one, with None where one is missing.")
+    try:
+        found = list(values)
+    except TypeError as error:  # an array of no dimension
+        raise DataError(f"{what}: {values!r:.80} is no sequence of numbers ({error}).") from error
+    for i, value in enumerate(found):
+        is_number = isinstance(value, Real)
+        if value is not None and not (is_number and abs(value) <= largest):
+            raise DataError(
+                f"{what}: number {i} is {value!r:.80}; give finite numbers"
+                f"{'' if largest == sys.float_info.max else f' of at most {largest:g}'}, a missing one is None."
+            )
+    return [None if value is None else float(value) for value in found]
+
+
+def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float]:
+    """Return `values` as a list. Raises `DataError` as `numbers_or_missing`, and where one is missing."""
+    found = numbers_or_missing(what, values, largest=largest)
+    if None in found:
+        raise DataError(f"{what}: number {found.index(None)} is None; leave out what is missing.")
+    return cast("list[float]", found)
 
 
 def text_length(value: Any) -> int:

@@ -171,7 +171,7 @@ def test_undefined_is_none_with_a_reason(metric):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_is_refused(metric, bad):
     alpha = make(metric)
-    with pytest.raises(ValueError, match="a missing rating is None"):
+    with pytest.raises(ValueError, match="a missing one is None"):
         alpha.add_unit([1.0, bad])
     assert alpha.alpha().units == 0
 
