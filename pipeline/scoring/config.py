@@ -79,7 +79,7 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Default: lcb for three or more raters, min for two."""
     quorum: int | None = None
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
-    rise when one is missing."""
+    rise when one is missing; for trimmed at least as many as one is dropped of at each end, 4 at a trim of 0.25."""
     penalty: float | None = None
     """Lambda of uwo and lcb. Default None: 0.5 for uwo, and 1 / sqrt(m - 1) for lcb over the m ratings present. With
     that lcb lies between the lowest rating and the mean of all but the highest, so that no single rater can lift it
