@@ -173,9 +173,9 @@ def sequence_fault(sequence: TrainingSequence) -> str | None:
     length = len(sequence.tokens)
     if length == 0:
         return "has no tokens"
-    for name, values_T in {"loss_mask": mask_T, **columns}.items():
-        if isinstance(values_T, np.ndarray) and values_T.shape != (length,):
-            return f"has {length} tokens but {name} of shape {values_T.shape}"
+    for name, column in (("loss_mask", mask_T), *columns.items()):
+        if isinstance(column, np.ndarray) and column.shape != (length,):
+            return f"has {length} tokens but {name} of shape {column.shape}"
     if mask_T[0]:
         return "has a true loss mask at position 0, which no token precedes"
     if sequence.tokens.min() < 0:
