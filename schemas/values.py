@@ -72,10 +72,11 @@ def check_plain(what: str, value: Any) -> None:
 def numbers_or_missing(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float | None]:
     """Return `values` as a list in which what is missing is None.
 
-    Raises `DataError` naming `what` unless they are a flat sequence of numbers within +-`largest` and None.
+    `what` is the name of one of them. Raises `DataError` unless they are a flat sequence of None and of numbers within
+    +-`largest`.
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise DataError(f"{what}: {values!r:.80} is no sequence of numbers; give one, with None where one is missing.")
+        raise DataError(f"{what}: {values!r:.80} is no sequence of numbers; give a list, or a flat array.")
     try:
         found = list(values)
     except TypeError as error:  # an array of no dimension
@@ -84,8 +85,8 @@ def numbers_or_missing(what: str, values: Any, *, largest: float = sys.float_inf
         is_number = isinstance(value, Real)
         if value is not None and not (is_number and abs(value) <= largest):
             raise DataError(
-                f"{what}: number {i} is {value!r:.80}; give finite numbers"
-                f"{'' if largest == sys.float_info.max else f' of at most {largest:g}'}, a missing one is None."
+                f"{what} {i} is {value!r:.80}; give finite numbers"
+                f"{'' if largest == sys.float_info.max else f' within +-{largest:g}'}, a missing one is None."
             )
     return [None if value is None else float(value) for value in found]
 
@@ -94,7 +95,7 @@ def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max
     """Return `values` as a list. Raises `DataError` as `numbers_or_missing`, and where one is missing."""
     found = numbers_or_missing(what, values, largest=largest)
     if None in found:
-        raise DataError(f"{what}: number {found.index(None)} is None; leave out what is missing.")
+        raise DataError(f"{what} {found.index(None)} is None; leave out what is missing.")
     return cast("list[float]", found)
 
 

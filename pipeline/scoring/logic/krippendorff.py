@@ -255,7 +255,7 @@ def _quantized(unit: Sequence[float | None]) -> list[int]:
 
 def _present(unit: Sequence[float | None]) -> list[float]:
     """Return the ratings of a unit that are there. Raises `DataError` on what is no finite number."""
-    return [x for x in numbers_or_missing("ratings of a unit", unit) if x is not None]
+    return [x for x in numbers_or_missing("rating", unit) if x is not None]
 
 
 def _bump(table: dict[Any, int], key: object, by: int) -> None:
