@@ -5,7 +5,7 @@ does not look: `Event.check` is called by every writer of data that it did not m
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -18,8 +18,11 @@ __all__ = [
     "Count",
     "Finite",
     "Seq",
+    "check_kind",
     "check_plain",
+    "columns_of",
     "from_json",
+    "listed",
     "numbers_or_missing",
     "plain_numbers",
     "shaped",
@@ -69,18 +72,45 @@ def check_plain(what: str, value: Any) -> None:
         raise SchemaError(f"{what}: nested deeper than {MAX_DEPTH} levels")
 
 
+def listed(what: str, values: Any) -> list[Any]:
+    """Return the items of `values`, of which `what` names one, as a list.
+
+    Raises `DataError` where there are none to be had in an order: of a number, a text, a table.
+    """
+    try:
+        if not isinstance(values, str | bytes | Mapping):
+            return list(values)
+    except TypeError:  # also an array of no dimension, which has an iterator that cannot iterate
+        pass
+    raise DataError(f"{what}: {values!r:.80} is no sequence of these; give a list, or a flat array.")
+
+
+def columns_of(what: str, table: Any) -> dict[str, list[float | None]]:
+    """Return the columns of `table`, by name, as lists of equal length; `what` names one number of them.
+
+    Raises `DataError` as `numbers_or_missing`, and unless `table` is one of columns of equal length.
+    """
+    if not isinstance(table, Mapping):
+        raise DataError(f"{what}: {table!r:.80} is no table; give columns by name.")
+    columns = {name: numbers_or_missing(f"{what} of {name!s:.40}", column) for name, column in table.items()}
+    if len({len(column) for column in columns.values()}) > 1:
+        raise DataError(f"{what}: columns have lengths { {name: len(column) for name, column in columns.items()} }.")
+    return columns
+
+
+def check_kind(what: str, value: Any, kind: type) -> None:
+    """Raise `DataError` unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise DataError(f"{what} is {value!r:.80}; give one of type {kind.__name__}.")
+
+
 def numbers_or_missing(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float | None]:
     """Return `values` as a list in which what is missing is None.
 
     `what` is the name of one of them. Raises `DataError` unless they are a flat sequence of None and of numbers within
     +-`largest`.
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise DataError(f"{what}: {values!r:.80} is no sequence of numbers; give a list, or a flat array.")
-    try:
-        found = list(values)
-    except TypeError as error:  # an array of no dimension
-        raise DataError(f"{what}: {values!r:.80} is no sequence of numbers ({error}).") from error
+    found = listed(what, values)
     for i, value in enumerate(found):
         is_number = isinstance(value, Real)
         if value is not None and not (is_number and abs(value) <= largest):

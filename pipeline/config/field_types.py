@@ -21,7 +21,11 @@ def check_field_types(config: msgspec.Struct) -> None:
             continue
         try:
             msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
+        except (
+            msgspec.ValidationError,
+            TypeError,
+            AttributeError,
+        ) as error:  # the latter of what msgspec does not know
             raise ConfigError(f"{type(config).__name__}.{name} is {value!r:.80}: {error}") from error
 
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import check_kind, listed
 
 __all__ = ["PackedBatch", "TrainingSequence", "pack", "sequence_fault"]
 
@@ -125,9 +126,11 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
     lengths or of other types, a true mask at position 0, a negative token id, or a value under the mask that is not
     finite or (a logprob) above 0.
     """
+    sequences = listed("sequence", sequences)
     if not sequences:
         raise DataError("a batch needs at least one sequence.")
     for index, sequence in enumerate(sequences):
+        check_kind(f"sequence {index} of the batch", sequence, TrainingSequence)
         problem = sequence_fault(sequence)
         if problem:
             raise DataError(f"sequence {index} of the batch (group {sequence.group_id!r}) {problem}.")

@@ -16,8 +16,9 @@ import msgspec
 
 from lachesis.pipeline.scoring.config import Aggregation, ScoringConfig
 from lachesis.pipeline.scoring.logic.accuracy import MIN_RATERS
-from lachesis.pipeline.scoring.rater import Rating
+from lachesis.pipeline.scoring.rater import Rating, check_bounds
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.values import check_kind, listed
 
 __all__ = ["Ensemble", "EnsembleMember", "EnsembleScores"]
 
@@ -53,6 +54,14 @@ class Ensemble:
 
     def __init__(self, members: Sequence[EnsembleMember], config: ScoringConfig) -> None:
         """Raises ConfigError without members, with two of one name or with a rule that needs more of them."""
+        for member in listed("member", members):
+            check_kind("a member of an ensemble", member, EnsembleMember)
+            check_bounds(member.bounds, member.name)
+            if not (_is_finite(member.weight) and member.weight > 0):
+                raise ConfigError(
+                    f"rater {member.name}: weight is {member.weight!r:.80}; it must be positive and finite."
+                )
+        check_kind("the configuration of an ensemble", config, ScoringConfig)
         names = [member.name for member in members]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
@@ -86,8 +95,10 @@ class Ensemble:
         Raises DataError on a rater too many or too few, or unequal lengths.
         """
         names = [member.name for member in self.members]
-        if set(ratings) != set(names):
-            raise DataError(f"ratings are of {sorted(ratings)}, the ensemble is {names}.")
+        if not isinstance(ratings, Mapping) or set(ratings) != set(names):
+            given = sorted(map(str, ratings)) if isinstance(ratings, Mapping) else f"{ratings!r:.80}"
+            raise DataError(f"ratings are of {given}, the ensemble is {names}.")
+        ratings = {name: listed(f"rating of {name}", ratings[name]) for name in names}
         n = len(ratings[names[0]])
         if any(len(ratings[name]) != n for name in names):
             raise DataError(f"raters rated different numbers of samples: { {k: len(r) for k, r in ratings.items()} }.")
@@ -153,7 +164,14 @@ def _as_integers(weights: Sequence[float]) -> list[int]:
 def _calibrated(column: Sequence[Rating], bounds: tuple[float, float]) -> list[float | None]:
     low, high = bounds
     width = high - low
+    for rating in column:
+        if not isinstance(rating, Rating) or not (rating.value is None or _is_finite(rating.value)):
+            raise DataError(f"a rating is {rating!r:.80}; give a `Rating` of a finite number, or of None if missing.")
     return [None if rating.value is None else (rating.value - low) / width for rating in column]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _present(column: Sequence[float | None]) -> list[float]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import check_kind, listed
 
 __all__ = [
     "MIN_GROUPS",
@@ -51,7 +52,8 @@ def alpha_interval(
     `groups` has the group of each unit; None: the units are independent, each a group by itself. None is returned as
     `StreamingCI.interval` says. Raises `DataError` on ratings that are no finite numbers, and unequal lengths.
     """
-    names = range(len(units)) if groups is None else groups
+    units = listed("unit", units)
+    names = range(len(units)) if groups is None else listed("group", groups)
     if len(names) != len(units):
         raise DataError(f"groups: {len(names)} names for {len(units)} units; give one for each.")
     streaming = StreamingCI()
@@ -77,6 +79,7 @@ class StreamingCI:
 
     def merge(self, other: "StreamingCI") -> None:
         """Add all units of another; a group may have units in both."""
+        check_kind("what is merged", other, StreamingCI)
         for group, more in other.groups.items():
             held = self.groups.get(group, IntervalAlpha())
             held.merge(more)

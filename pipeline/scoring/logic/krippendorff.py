@@ -24,7 +24,7 @@ from itertools import accumulate, combinations
 from typing import Any, Literal, NamedTuple, get_args
 
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import numbers_or_missing
+from lachesis.schemas.values import check_kind, listed, numbers_or_missing
 
 __all__ = ["AlphaEstimate", "CategoryAlpha", "IntervalAlpha", "RaterReliability"]
 
@@ -95,6 +95,7 @@ class IntervalAlpha:
 
     def merge(self, other: "IntervalAlpha") -> None:
         """Add all units of another."""
+        check_kind("what is merged", other, IntervalAlpha)
         for m, sums in other.sums.items():
             self._add_unit(m, sums)
 
@@ -126,6 +127,7 @@ class IntervalAlpha:
     def from_state_dict(cls, state: Mapping[str, Any]) -> "IntervalAlpha":
         """Undo `state_dict`. Raises `DataError` on what it never returned."""
         made = cls()
+        check_kind("state of an alpha", state, Mapping)
         try:
             made.sums = {int(m): [int(value) for value in sums] for m, sums in state["sums"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -144,7 +146,7 @@ class CategoryAlpha:
 
     def __init__(self, metric: CategoryMetric) -> None:
         """Raises `ConfigError` on another metric."""
-        if metric not in get_args(CategoryMetric):
+        if not isinstance(metric, str) or metric not in get_args(CategoryMetric):
             known = ", ".join(get_args(CategoryMetric))
             raise ConfigError(f"metric is {metric!r}; choose one of {known}, or `IntervalAlpha` for interval.")
         self.metric = metric
@@ -176,6 +178,7 @@ class CategoryAlpha:
 
     def merge(self, other: "CategoryAlpha") -> None:
         """Add all units of another of the same metric."""
+        check_kind("what is merged", other, CategoryAlpha)
         if other.metric != self.metric:
             raise DataError(f"cannot merge {other.metric} into {self.metric}.")
         self.units += other.units
@@ -218,6 +221,10 @@ class RaterReliability:
     """
 
     def __init__(self, raters: Sequence[str]) -> None:
+        """`raters`: their names. Raises `DataError` on what is no name."""
+        raters = list(raters) if isinstance(raters, str) else listed("rater", raters)
+        for name in raters:
+            check_kind("the name of a rater", name, str)
         self.whole = IntervalAlpha()
         self.without = {name: IntervalAlpha() for name in raters}
 
@@ -238,6 +245,7 @@ class RaterReliability:
 
     def merge(self, other: "RaterReliability") -> None:
         """Add all units of another over the same raters."""
+        check_kind("what is merged", other, RaterReliability)
         if set(self.without) != set(other.without):
             raise DataError(f"cannot merge reliability of {sorted(other.without)} into {sorted(self.without)}.")
         self.whole.merge(other.whole)
