@@ -9,6 +9,9 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["check_field_types"]
 
+_WRONG = (msgspec.ValidationError, TypeError, AttributeError)
+"""The latter two are of values that msgspec cannot convert at all, arrays for example."""
+
 
 def check_field_types(config: msgspec.Struct) -> None:
     """Raise `ConfigError` naming the first field whose value has a wrong type, or lies outside its declared range.
@@ -21,11 +24,7 @@ def check_field_types(config: msgspec.Struct) -> None:
             continue
         try:
             msgspec.convert(value, kind)
-        except (
-            msgspec.ValidationError,
-            TypeError,
-            AttributeError,
-        ) as error:  # the latter of what msgspec does not know
+        except _WRONG as error:
             raise ConfigError(f"{type(config).__name__}.{name} is {value!r:.80}: {error}") from error
 
 

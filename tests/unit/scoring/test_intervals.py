@@ -23,10 +23,13 @@ TRUE_ALPHA = 1.0 / (1.0 + NOISE**2)
 
 
 def recorded(groups: int, correlation: float, rng: np.random.Generator, missing: float = 0.0):
-    """Units and their groups. Truths of samples of one group are correlated; each has variance 1."""
-    common = math.sqrt(correlation) * rng.normal(size=(groups, 1))
-    truth = common + math.sqrt(1 - correlation) * rng.normal(size=(groups, SAMPLES))
-    ratings = truth[..., None] + NOISE * rng.normal(size=(groups, SAMPLES, RATERS))
+    """Units and their groups. Truths, of variance 1, and errors of one rater are correlated within a group."""
+
+    def correlated(columns: int) -> np.ndarray:
+        common, own = rng.normal(size=(groups, 1, columns)), rng.normal(size=(groups, SAMPLES, columns))
+        return math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own
+
+    ratings = correlated(1) + NOISE * correlated(RATERS)
     units = [[None if rng.random() < missing else x for x in unit] for unit in ratings.reshape(-1, RATERS).tolist()]
     return units, [i // SAMPLES for i in range(len(units))]
 
