@@ -191,7 +191,7 @@ class CategoryAlpha:
         """Return alpha over the units held; O(V^2) in the number of distinct values."""
         values = sorted(self.counts)
         n = sum(self.counts.values())
-        if n == 0:
+        if self.units <= 0 or n < 2:
             return _undefined(self.units, None)
         below = dict(zip(values, accumulate((self.counts[v] for v in values), initial=0), strict=False))
         # Each unordered pair stands for two ordered ones, in both D_o and D_e.
