@@ -166,5 +166,5 @@ def shaped(what: str, kind: type[T], value: Any) -> T:
     """Return the plain `value` as a `kind`. Raises `SchemaError` naming `what` where it does not fit."""
     try:
         return msgspec.convert(value, kind)
-    except _UNREADABLE as error:
+    except (*_UNREADABLE, AttributeError, TypeError) as error:  # the latter of what has no plain form, an array say
         raise SchemaError(f"{what} is malformed: {str(error)[:500]}") from error

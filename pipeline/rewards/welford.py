@@ -81,7 +81,7 @@ class WelfordAccumulator:
         Raises `DataError`, and changes nothing, when an entry is missing or is no statistic of finite values.
         """
         count, mean, m2, low, high = _entries("accumulator", state, ("count", "mean", "m2", "min", "max"))
-        if not (isinstance(count, int | float) and count >= 0 and count == int(count)):
+        if not (isinstance(count, int) or (isinstance(count, float) and count.is_integer())) or count < 0:
             raise DataError(f"accumulator.count is {count!r:.80}; give the number of values, 0 or more.")
         # Strict JSON has no infinity: an empty state may come back with null for minimum and maximum
         seen = [mean, low, high] if count else [mean]

@@ -158,6 +158,26 @@ ENTRY_POINTS: dict[str, Callable[[Any], Any]] = {
     "WelfordAccumulator.update": lambda x: WelfordAccumulator().update(x),
     "WelfordAccumulator.update_batch": lambda x: WelfordAccumulator().update_batch(x),
     "WelfordAccumulator.load_state_dict": lambda x: WelfordAccumulator().load_state_dict(x),
+    **{
+        f"WelfordAccumulator.load_state_dict {name}": lambda x, name=name: WelfordAccumulator().load_state_dict(
+            {"count": 2, "mean": 0.5, "m2": 0.5, "min": 0.0, "max": 1.0, name: x}
+        )
+        for name in ("count", "mean", "m2", "min", "max")
+    },
+    **{
+        f"RewardNormalizer.load_state_dict {name}": lambda x, name=name: RewardNormalizer().load_state_dict(
+            {**RewardNormalizer().state_dict(), name: x}
+        )
+        for name in RewardNormalizer().state_dict()
+    },
+    **{
+        f"EnvNormalizer.load_state_dict {name}": lambda x, name=name: EnvNormalizer(
+            "e", NormalizationConfig()
+        ).load_state_dict({**EnvNormalizer("e", NormalizationConfig()).state_dict(), name: x})
+        for name in EnvNormalizer("e", NormalizationConfig()).state_dict()
+    },
+    "IntervalAlpha.from_state_dict sums": lambda x: IntervalAlpha.from_state_dict({"sums": {"2": x}}),
+    "StreamingCI.from_state_dict groups": lambda x: StreamingCI.from_state_dict({"groups": {"g": x}}),
     "EnvNormalizer.member": lambda x: normalizer().member(x, "h"),
     "EnvNormalizer.resolve": lambda x: normalizer().resolve("g", 1, x),
     "EnvNormalizer.resolve column": lambda x: normalizer().resolve("g", 1, {"score": x}),

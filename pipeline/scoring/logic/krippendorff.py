@@ -130,7 +130,7 @@ class IntervalAlpha:
         check_kind("state of an alpha", state, Mapping)
         try:
             made.sums = {int(m): [int(value) for value in sums] for m, sums in state["sums"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"state of an alpha: {error!r}; give what `state_dict` returned, it is {state!r:.80}."
             ) from error
