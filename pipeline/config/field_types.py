@@ -14,7 +14,7 @@ _WRONG = (msgspec.ValidationError, TypeError, AttributeError)
 
 
 def check_field_types(config: msgspec.Struct) -> None:
-    """Raise `ConfigError` naming the first field whose value has a wrong type, or lies outside its declared range.
+    """Raise `ConfigError` naming the first field of a wrong type, or outside its declared range.
 
     For `__post_init__`: what follows there may then compare and count.
     """

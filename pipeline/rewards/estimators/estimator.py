@@ -62,7 +62,10 @@ def checked_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def rating_columns(ratings: Mapping[str, Column] | None) -> dict[str, list[float | None]]:
-    """Return ratings by rater as lists. Raises `DataError` on what is no table of columns of finite numbers."""
+    """Return ratings by rater as lists.
+
+    Raises `DataError` on what is no table of columns of finite numbers.
+    """
     if ratings is None:
         return {}
     if not isinstance(ratings, Mapping):

@@ -130,7 +130,10 @@ class StreamingCI:
 
 
 def alphas_without_each(groups: Sequence[IntervalAlpha]) -> list[float | None]:
-    """Return alpha of all groups but the first, all but the second, and so on; None where that is undefined."""
+    """Return alpha of all groups but the first, all but the second, and so on.
+
+    None where that is undefined.
+    """
     common = math.lcm(*(m - 1 for group in groups for m in group.sums))
     sums = [_sums(group, common) for group in groups]
     n, t1, t2, within = (sum(column) for column in zip(*sums, strict=True)) if sums else (0, 0, 0, 0)
