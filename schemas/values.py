@@ -5,14 +5,29 @@ does not look: `Event.check` is called by every writer of data that it did not m
 """
 
 import sys
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Mapping
+from numbers import Real
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 
-__all__ = ["Count", "Finite", "Seq", "check_plain", "from_json", "shaped", "unpack"]
+__all__ = [
+    "Count",
+    "Finite",
+    "Seq",
+    "check_kind",
+    "check_plain",
+    "columns_of",
+    "from_json",
+    "listed",
+    "numbers_or_missing",
+    "plain_numbers",
+    "shaped",
+    "unpack",
+]
 
 _MAX_INTEGER: Final = (1 << 63) - 1
 
@@ -57,6 +72,63 @@ def check_plain(what: str, value: Any) -> None:
         raise SchemaError(f"{what}: nested deeper than {MAX_DEPTH} levels")
 
 
+def listed(what: str, values: Any) -> list[Any]:
+    """Return the items of `values`, of which `what` names one, as a list.
+
+    Raises `DataError` where there are none to be had in an order: of a number, a text, a table.
+    """
+    try:
+        if not isinstance(values, str | bytes | Mapping):
+            return list(values)
+    except TypeError:  # also an array of no dimension, which has an iterator that cannot iterate
+        pass
+    raise DataError(f"{what}: {values!r:.80} is no sequence of these; give a list, or a flat array.")
+
+
+def columns_of(what: str, table: Any) -> dict[str, list[float | None]]:
+    """Return the columns of `table`, by name, as lists of equal length; `what` names one number of them.
+
+    Raises `DataError` as `numbers_or_missing`, and unless `table` is one of columns of equal length.
+    """
+    if not isinstance(table, Mapping):
+        raise DataError(f"{what}: {table!r:.80} is no table; give columns by name.")
+    columns = {name: numbers_or_missing(f"{what} of {name!s:.40}", column) for name, column in table.items()}
+    if len({len(column) for column in columns.values()}) > 1:
+        raise DataError(f"{what}: columns have lengths { {name: len(column) for name, column in columns.items()} }.")
+    return columns
+
+
+def check_kind(what: str, value: Any, kind: type) -> None:
+    """Raise `DataError` unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise DataError(f"{what} is {value!r:.80}; give one of type {kind.__name__}.")
+
+
+def numbers_or_missing(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float | None]:
+    """Return `values` as a list in which what is missing is None.
+
+    `what` is the name of one of them. Raises `DataError` unless they are a flat sequence of None and of numbers within
+    +-`largest`.
+    """
+    found = listed(what, values)
+    for i, value in enumerate(found):
+        is_number = isinstance(value, Real)
+        if value is not None and not (is_number and abs(value) <= largest):
+            raise DataError(
+                f"{what} {i} is {value!r:.80}; give finite numbers"
+                f"{'' if largest == sys.float_info.max else f' within +-{largest:g}'}, a missing one is None."
+            )
+    return [None if value is None else float(value) for value in found]
+
+
+def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float]:
+    """Return `values` as a list. Raises `DataError` as `numbers_or_missing`, and where one is missing."""
+    found = numbers_or_missing(what, values, largest=largest)
+    if None in found:
+        raise DataError(f"{what} {found.index(None)} is None; leave out what is missing.")
+    return cast("list[float]", found)
+
+
 def text_length(value: Any) -> int:
     """Return the characters of all texts in a free-form value, keys left out.
 
@@ -94,5 +166,5 @@ def shaped(what: str, kind: type[T], value: Any) -> T:
     """Return the plain `value` as a `kind`. Raises `SchemaError` naming `what` where it does not fit."""
     try:
         return msgspec.convert(value, kind)
-    except _UNREADABLE as error:
+    except (*_UNREADABLE, AttributeError, TypeError) as error:  # the latter of what has no plain form, an array say
         raise SchemaError(f"{what} is malformed: {str(error)[:500]}") from error

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["FlowConfig", "RetentionConfig"]
@@ -50,6 +51,7 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is trimmed, and when."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         retention = self.retention
         if not retention.trim_to <= retention.trim_at < self.close_at:
             raise ConfigError(

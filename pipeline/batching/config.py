@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["BatchingConfig"]
@@ -39,6 +40,7 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     others. Default empty: the oldest groups first, wherever they come from."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         for env, weight in self.mix.items():
             if not 0 < weight < float("inf"):
                 raise ConfigError(f"batching.mix.{env} is {weight}; a weight must be positive and finite.")

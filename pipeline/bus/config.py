@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
@@ -34,6 +35,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long a message id is remembered, seconds; longer than the longest outage that publishers wait out."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.replicas not in (1, 3, 5):
             raise ConfigError(f"streams.replicas is {self.replicas}: use 1, 3 or 5")
         if self.duplicate_window_s < 1:
@@ -111,6 +113,7 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How long a call other than publish and commit waits for the server before it raises, seconds."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         ways = [name for name in ("token_file", "creds_file", "nkey_file", "nkey_folder") if getattr(self, name)]
         if len(ways) > 1:
             raise ConfigError(f"nats has {' and '.join(ways)}: give one of them")

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 
@@ -50,6 +51,7 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Default 0.3."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         for name in ("max_age", "remembered", "total_steps", "bins"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be at least 1.")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
 
@@ -50,6 +51,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     counts as made by the policy that was the newest this long before it arrived. Default 0."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.host not in LOOPBACK and not self.needs_token:
             raise ConfigError(
                 f"gateway.host is {self.host}: every client that reaches it could publish rollouts; leave "

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["HealthConfig"]
@@ -32,5 +33,6 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The highest score there is. Default 1."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if not self.score_low < self.score_high:
             raise ConfigError(f"health.score_low is {self.score_low}; it must be below score_high, {self.score_high}")

@@ -7,16 +7,24 @@ reproduces existing runs, and goes on from their checkpoints.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.values import plain_numbers
 
 __all__ = ["RewardNormalizer", "WelfordAccumulator"]
 
+MAX_ABS_REWARD = 1e100
+"""Largest magnitude of a reward whose square, times all rewards there are, is still a number."""
+
 
 class WelfordAccumulator:
-    """Running mean and population variance after Welford (1962), with minimum and maximum."""
+    """Running mean and population variance after Welford (1962), with minimum and maximum.
+
+    Values lie within +-1e100, so that their squares, and the sums of those, are numbers: one that does not is refused
+    and changes nothing. Tested with offsets up to 1e9 and magnitudes from 1e-100 to 1e100.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,7 +35,10 @@ class WelfordAccumulator:
         self._max = -math.inf
 
     def update(self, value: float) -> None:
-        """Add one value."""
+        """Add one value. Raises `DataError` on what is no number within +-1e100."""
+        self._add(*plain_numbers("value", [value], largest=MAX_ABS_REWARD))
+
+    def _add(self, value: float) -> None:
         self.count += 1
         delta = value - self.mean
         self.mean += delta / self.count
@@ -36,9 +47,9 @@ class WelfordAccumulator:
         self._max = max(self._max, value)
 
     def update_batch(self, values: Iterable[float]) -> None:
-        """Add values in their order."""
-        for value in values:
-            self.update(value)
+        """Add values in their order. Raises `DataError`, and adds none, on what is no number within +-1e100."""
+        for value in plain_numbers("value", values, largest=MAX_ABS_REWARD):
+            self._add(value)
 
     @property
     def variance(self) -> float:
@@ -65,11 +76,21 @@ class WelfordAccumulator:
         return {"count": self.count, "mean": self.mean, "m2": self.m2, "min": self._min, "max": self._max}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the statistics by what `state_dict` returned. Raises `KeyError` when an entry is missing."""
-        count, mean, m2, low, high = (state[name] for name in ("count", "mean", "m2", "min", "max"))
-        self.count, self.mean, self.m2 = int(count), float(mean), float(m2)
-        # Strict JSON has no infinity: an empty state may come back with null there.
-        self._min, self._max = (float(low), float(high)) if count else (math.inf, -math.inf)
+        """Replace the statistics by what `state_dict` returned.
+
+        Raises `DataError`, and changes nothing, when an entry is missing or is no statistic of finite values.
+        """
+        count, mean, m2, low, high = _entries("accumulator", state, ("count", "mean", "m2", "min", "max"))
+        if not (isinstance(count, int) or (isinstance(count, float) and count.is_integer())) or count < 0:
+            raise DataError(f"accumulator.count is {count!r:.80}; give the number of values, 0 or more.")
+        # Strict JSON has no infinity: an empty state may come back with null for minimum and maximum
+        seen = [mean, low, high] if count else [mean]
+        seen = plain_numbers("accumulator's mean, min and max,", seen, largest=MAX_ABS_REWARD)
+        (squares,) = plain_numbers("accumulator's m2,", [m2])
+        if squares < 0 or (count and not seen[1] <= seen[2]):
+            raise DataError(f"accumulator has m2 {squares}, min {low!r:.40} and max {high!r:.40}: those of no values.")
+        self.count, self.mean, self.m2 = int(count), seen[0], squares
+        self._min, self._max = (seen[1], seen[2]) if count else (math.inf, -math.inf)
 
 
 class RewardNormalizer:
@@ -78,7 +99,8 @@ class RewardNormalizer:
     zscore: (x - mean) / (std + eps), zeros where std < eps. minmax: (x - min) / (max - min + eps), 0.5 where the range
     is below eps. none: rewards as they are, unseen by the statistics. Afterwards values are clipped to [-clip, clip];
     None, 0 or less turns the clip off. Until `warmup` rewards were seen, the current batch included, rewards are only
-    clipped. Raises `ConfigError` (a `ValueError`) on an unknown mode.
+    clipped. Rewards lie within +-1e100. Raises `ConfigError` (a `ValueError`) on an unknown mode, and on a clip, a
+    warm-up or an eps that is none.
     """
 
     VALID_MODES: ClassVar[frozenset[str]] = frozenset({"zscore", "minmax", "none"})
@@ -88,8 +110,15 @@ class RewardNormalizer:
         self._accumulator = WelfordAccumulator()
 
     def _configure(self, mode: str, clip: float | None, warmup: int, eps: float) -> None:
-        if mode not in self.VALID_MODES:
+        if not isinstance(mode, str) or mode not in self.VALID_MODES:
             raise ConfigError(f"Invalid normalization mode {mode!r}; choose zscore, minmax or none.")
+        for name, value in (("clip", 0.0 if clip is None else clip), ("eps", eps)):
+            if not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ConfigError(f"{name} is {value!r:.80}; give a finite number{', or None' * (name == 'clip')}.")
+        if eps < 0:
+            raise ConfigError(f"eps is {eps}; give a number of 0 or more.")
+        if not isinstance(warmup, int):
+            raise ConfigError(f"warmup is {warmup!r:.80}; give a number of rewards.")
         self.mode = mode
         self.clip = clip if clip is not None and clip > 0 else None
         self.warmup = max(0, warmup)
@@ -116,11 +145,11 @@ class RewardNormalizer:
         return self.count >= self.warmup
 
     def normalize(self, scores: Iterable[float]) -> list[float]:
-        """Add `scores` to the statistics and return them normalized. Raises `DataError` on NaN or infinity."""
-        values = [float(score) for score in scores]
-        for i, value in enumerate(values):
-            if not math.isfinite(value):
-                raise DataError(f"reward {i} is {value}; a missing reward is left out, never NaN.")
+        """Add `scores` to the statistics and return them normalized.
+
+        Raises `DataError`, and adds none, on NaN, infinity, a missing one or what is no number within +-1e100.
+        """
+        values = plain_numbers("reward", scores, largest=MAX_ABS_REWARD)
         if self.mode == "none":
             return values
         self._accumulator.update_batch(values)
@@ -158,18 +187,29 @@ class RewardNormalizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace settings and statistics by what `state_dict` returned, here or in Atropos.
 
-        Raises `KeyError` when an entry is missing and `ConfigError` on an unknown mode; then nothing has changed.
+        Raises `DataError` when an entry is missing or is no statistic, and `ConfigError` on settings that are none.
+        Then nothing has changed.
         """
         accumulator = WelfordAccumulator()
         accumulator.load_state_dict(_accumulator_state(state))
-        self._configure(*(state[name] for name in ("mode", "clip", "warmup", "eps")))
+        self._configure(*_entries("state", state, ("mode", "clip", "warmup", "eps")))
         self._accumulator = accumulator
 
 
 def _accumulator_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the statistics of a checkpoint; Lachesis 0.1 called them `stats`, with `min_val` and `max_val`."""
-    if "accumulator" in state or "stats" not in state:
-        found: Mapping[str, Any] = state["accumulator"]
-        return found
-    old = state["stats"]
-    return {**old, "min": old["min_val"], "max": old["max_val"]}
+    if isinstance(state, Mapping) and "stats" in state and "accumulator" not in state:
+        names = ("count", "mean", "m2", "min_val", "max_val")
+        return dict(zip(("count", "mean", "m2", "min", "max"), _entries("stats", state["stats"], names), strict=True))
+    found: Mapping[str, Any] = _entries("state", state, ("accumulator",))[0]
+    return found
+
+
+def _entries(what: str, state: object, names: Sequence[str]) -> list[Any]:
+    """Return the entries of a saved state. Raises `DataError` where one is missing."""
+    if not isinstance(state, Mapping):
+        raise DataError(f"{what} is {state!r:.80}; give the table that `state_dict` returned.")
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise DataError(f"{what} has no {', '.join(missing)}; give what `state_dict` returned.")
+    return [state[name] for name in names]

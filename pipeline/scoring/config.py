@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 
@@ -42,6 +43,7 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Seconds for which it is: its ratings are then missing at once. Default 15."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         where = f"rater {self.name or self.rater!r}"
         if not 0 < self.timeout_s < float("inf"):
             raise ConfigError(f"{where}: timeout_s is {self.timeout_s}; give a positive number of seconds.")
@@ -79,7 +81,7 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Default: lcb for three or more raters, min for two."""
     quorum: int | None = None
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
-    rise when one is missing."""
+    rise when one is missing; for trimmed at least as many as one is dropped of at each end, 4 at a trim of 0.25."""
     penalty: float | None = None
     """Lambda of uwo and lcb. Default None: 0.5 for uwo, and 1 / sqrt(m - 1) for lcb over the m ratings present. With
     that lcb lies between the lowest rating and the mean of all but the highest, so that no single rater can lift it
@@ -90,6 +92,7 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Calibrated rating above which a rater's vote is yes, for majority and dawid_skene. Default 0.5."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.quorum is not None and not 1 <= self.quorum <= max(1, len(self.raters)):
             raise ConfigError(f"scoring.quorum is {self.quorum}; it must lie between 1 and {len(self.raters)} raters.")
         if self.penalty is not None and not 0 <= self.penalty < float("inf"):

@@ -94,6 +94,8 @@ class FunctionRater(Rater):
         group: bool = False,
         params: Mapping[str, Any] | None = None,
     ) -> None:
+        if not callable(function):
+            raise ConfigError(f"rater is {function!r:.80}; give a function of a Sample.")
         self.function = function
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.version = version
@@ -178,8 +180,9 @@ def check_bounds(bounds: tuple[float, float] | None, name: str) -> None:
     """Raise ConfigError unless `bounds` is None or (low, high), finite, low < high."""
     if bounds is None:
         return
-    if len(bounds) != 2 or not (bounds[0] < bounds[1] and math.isfinite(bounds[1] - bounds[0])):
-        raise ConfigError(f"rater {name!r}: bounds {bounds} must be two finite numbers, the lower one first.")
+    numbers = isinstance(bounds, Sequence) and all(isinstance(bound, int | float) for bound in bounds)
+    if not (numbers and len(bounds) == 2 and bounds[0] < bounds[1] and math.isfinite(bounds[1] - bounds[0])):
+        raise ConfigError(f"rater {name!r}: bounds {bounds!r:.80} must be two finite numbers, the lower one first.")
 
 
 def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:

@@ -8,7 +8,6 @@ score with this, so the same group, ensemble and answers of the raters give the 
 
 import hashlib
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
+from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleScores
@@ -36,6 +36,9 @@ _MAX_DETAIL = 200
 """Characters of a rater's failure that a score carries."""
 _ENVIRONMENT_ENSEMBLE = "environment"
 """Ensemble id of groups that their environment scored."""
+
+
+_BOUNDED = f"an environment's rewards, and their sum, lie within +-{MAX_ABS_VALUE:g}: scale them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,11 @@ class EnvironmentScorer:
             if self._explains:
                 failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
         else:
-            scores = _own_rewards(group)
+            scores, problems = _own_rewards(group)
+            for name, problem in problems.items():
+                self._log_once(f"environment {group.env}, reward {name}: {problem}")
+            if self._explains:
+                failures = problems
         return GroupScore(
             group=group.id,
             seq=seq,
@@ -151,12 +158,13 @@ class EnvironmentScorer:
         """Log why ratings are missing, each reason once: the events carry the status alone."""
         for name, column in ratings.items():
             for rating in column:
-                if rating.status in {"ok", "abstain"} or len(self._reported_reasons) >= _MAX_REASONS:
-                    continue
-                reason = f"{name}: {rating.status}, {rating.detail[:200]}"
-                if reason not in self._reported_reasons:
-                    self._reported_reasons.add(reason)
-                    log.warning("rater %s", reason)
+                if rating.status not in {"ok", "abstain"}:
+                    self._log_once(f"rater {name}: {rating.status}, {rating.detail[:200]}")
+
+    def _log_once(self, reason: str) -> None:
+        if reason not in self._reported_reasons and len(self._reported_reasons) < _MAX_REASONS:
+            self._reported_reasons.add(reason)
+            log.warning("%s", reason)
 
     def _succeeded(self, scores: EnsembleScores) -> list[bool | None]:
         """Return by sample whether it succeeded, None where the rating that tells is missing."""
@@ -231,16 +239,36 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
     return samples
 
 
-def _own_rewards(group: RolloutGroup) -> EnsembleScores:
+def _own_rewards(group: RolloutGroup) -> tuple[EnsembleScores, dict[str, str]]:
+    """Return the sums of the rewards that the environment gave, and by component what is wrong with the first of it.
+
+    As a rating outside its rater's bounds is missing, so is a reward beyond `MAX_ABS_VALUE`, which no statistic takes:
+    its sample is unscorable, and the group's other samples are not touched.
+    """
     components: Mapping[str, list[float | None]] = group.sequences.rewards
     if not components:
         raise DataError(f"env {group.env} gave no rewards and no raters are configured; set scoring.raters")
+    ratings = {name: list(column) for name, column in components.items()}
+    failures: dict[str, str] = {}
     scores: list[float | None] = []
-    for values in zip(*components.values(), strict=True):
-        present = [value for value in values if value is not None]
-        score = sum(present) if len(present) == len(values) else None
-        if score is not None and not math.isfinite(score):
-            raise DataError(f"rewards: {', '.join(components)} add up to {score}")
-        scores.append(score)
+    for i, values in enumerate(zip(*components.values(), strict=True)):
+        present = {name: value for name, value in zip(components, values, strict=True) if value is not None}
+        beyond = [name for name, value in present.items() if abs(value) > MAX_ABS_VALUE]
+        score = sum(present.values())
+        if not beyond and abs(score) > MAX_ABS_VALUE:
+            beyond = list(present)  # none alone, but their sum
+        for name in beyond:
+            failures.setdefault(name, f"sample {i}: reward {present[name]:g}, score {score:g}; {_BOUNDED}")
+            ratings[name][i] = None
+        scores.append(score if len(present) == len(values) and not beyond else None)
+    statuses = {
+        name: [_reward_status(*pair) for pair in zip(components[name], ratings[name], strict=True)] for name in failures
+    }
     unscorable = [i for i, score in enumerate(scores) if score is None]
-    return EnsembleScores(scores, dict(components), {}, None, unscorable)
+    return EnsembleScores(scores, dict(ratings), statuses, None, unscorable), failures
+
+
+def _reward_status(given: float | None, kept: float | None) -> str:
+    if given is None:
+        return "abstain"
+    return "error" if kept is None else "ok"

@@ -17,11 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import check_kind, listed
 
 __all__ = ["PackedBatch", "TrainingSequence", "pack", "sequence_fault"]
 
 LOGPROB_SLACK = 1e-4
 """How far above 0 rounding may lift a log-probability (nats)."""
+
+_KINDS = {"b": "bool", "i": "int", "u": "unsigned int", "f": "float"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +123,14 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
     """Return the padded batch of `sequences`, in their order.
 
     Raises DataError, naming sequence and group, when there is none, or when one is empty, has arrays of different
-    lengths, a true mask at position 0, a negative token id, or a value under the mask that is not finite or (a
-    logprob) above 0.
+    lengths or of other types, a true mask at position 0, a negative token id, or a value under the mask that is not
+    finite or (a logprob) above 0.
     """
+    sequences = listed("sequence", sequences)
     if not sequences:
         raise DataError("a batch needs at least one sequence.")
     for index, sequence in enumerate(sequences):
+        check_kind(f"sequence {index} of the batch", sequence, TrainingSequence)
         problem = sequence_fault(sequence)
         if problem:
             raise DataError(f"sequence {index} of the batch (group {sequence.group_id!r}) {problem}.")
@@ -158,18 +163,22 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
 
 def sequence_fault(sequence: TrainingSequence) -> str | None:
     """Return what is wrong with a sequence, so that it cannot be packed; None if nothing is."""
-    length, mask_T = len(sequence.tokens), sequence.loss_mask
+    mask_T = sequence.loss_mask
+    columns = {"logprobs": sequence.logprobs, "advantage": sequence.advantage}
+    if sequence.teacher_logprobs is not None:
+        columns["teacher_logprobs"] = sequence.teacher_logprobs
+    wrong = _wrong_type("tokens", sequence.tokens, "iu") or _wrong_type("loss_mask", mask_T, "b")
+    for name, values_T in columns.items():
+        is_number = name == "advantage" and isinstance(values_T, int | float | np.number)
+        wrong = wrong or (None if is_number else _wrong_type(name, values_T, "fiu"))
+    if wrong:
+        return wrong
+    length = len(sequence.tokens)
     if length == 0:
         return "has no tokens"
-    columns = {
-        "loss_mask": mask_T,
-        "logprobs": sequence.logprobs,
-        "teacher_logprobs": sequence.teacher_logprobs,
-        "advantage": sequence.advantage,
-    }
-    for name, values_T in columns.items():
-        if isinstance(values_T, np.ndarray) and values_T.shape != (length,):
-            return f"has {length} tokens but {name} of shape {values_T.shape}"
+    for name, column in (("loss_mask", mask_T), *columns.items()):
+        if isinstance(column, np.ndarray) and column.shape != (length,):
+            return f"has {length} tokens but {name} of shape {column.shape}"
     if mask_T[0]:
         return "has a true loss mask at position 0, which no token precedes"
     if sequence.tokens.min() < 0:
@@ -177,9 +186,15 @@ def sequence_fault(sequence: TrainingSequence) -> str | None:
     return next(filter(None, (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())), None)
 
 
-def _bad_values(name: str, values_T: NDArray[Any] | float | None, mask_T: NDArray[np.bool_]) -> str | None:
-    if values_T is None:
+def _wrong_type(name: str, values: object, kinds: str) -> str | None:
+    """Return that `values` is no array of one of the numpy `kinds` ("b" bool, "i" and "u" integers, "f" floats)."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in kinds and values.ndim:
         return None
+    found = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else f"{values!r:.80}"
+    return f"has {found} as {name}; give a numpy array of {' or '.join(_KINDS[kind] for kind in kinds)}"
+
+
+def _bad_values(name: str, values_T: NDArray[Any] | float, mask_T: NDArray[np.bool_]) -> str | None:
     under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array([values_T])
     with np.errstate(over="ignore"):  # what is too large for the tensors is as bad as infinite
         under_mask = under_mask.astype(np.float32)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
@@ -79,6 +80,7 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weight of an entropy bonus, advantage per nat. Default 0 (off)."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; it must be greater than 1, or None to turn it off.")
         if self.low >= 1 and self.objective != "cispo":
@@ -149,6 +151,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The policy-gradient loss."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.schedule != "constant" and self.schedule_steps is None:
             raise ConfigError(
                 f'schedule is "{self.schedule}", which has to end somewhere: set schedule_steps, as a rule to '

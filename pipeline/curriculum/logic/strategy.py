@@ -11,6 +11,7 @@ A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -23,7 +24,7 @@ from lachesis.pipeline.environments.sampler import DrawnItem, ItemWeights, Sampl
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
-from lachesis.schemas.values import Count, shaped
+from lachesis.schemas.values import Count, check_kind, plain_numbers, shaped
 
 __all__ = ["FeedbackStatus", "ItemFeedback", "ItemPool", "Strategy"]
 
@@ -65,11 +66,12 @@ class ItemPool:
     held_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
+        check_kind("the number of items", self.count, Integral)
         if self.count < 1:
             raise ConfigError(f"an environment needs items to draw from, has {self.count}.")
         for name in ("difficulty", "skill"):
             column = getattr(self, name)
-            if column is not None and (len(column) != self.count or not np.isfinite(column).all()):
+            if column is not None and not _is_finite_column(column, self.count):
                 raise ConfigError(f"items.{name}: needs {self.count} finite numbers.")
         if self.skill is not None and (self.skill.min() < 0 or self.skill.max() >= len(self.skills)):
             raise ConfigError(f"items.skill: indices must lie within the {len(self.skills)} skills.")
@@ -85,6 +87,15 @@ class ItemPool:
         order = np.arange(self.count) if self.difficulty is None else np.argsort(self.difficulty, kind="stable")
         ranks[order] = np.arange(self.count)
         return ranks
+
+
+def _is_finite_column(column: object, rows: int) -> bool:
+    return (
+        isinstance(column, np.ndarray)
+        and column.dtype.kind in "iuf"
+        and column.shape == (rows,)
+        and bool(np.isfinite(column).all())
+    )
 
 
 @dataclass(slots=True)
@@ -154,6 +165,11 @@ class Strategy:
 
         Raises DataError (state untouched) on an item that does not exist, or a success outside [0, 1] or of no samples.
         """
+        check_kind("feedback", feedback, ItemFeedback)
+        for name in ("item", "n", "policy_step"):
+            check_kind(f"feedback {feedback.id!s:.40}: {name}", getattr(feedback, name), Integral)
+        if feedback.success is not None:
+            plain_numbers(f"feedback {feedback.id!s:.40}: success", [feedback.success])
         if not 0 <= feedback.item < self.items.count:
             raise DataError(f"feedback {feedback.id}: item {feedback.item} is not one of {self.items.count}.")
         if feedback.success is not None and not 0 <= feedback.success <= 1:
@@ -180,7 +196,13 @@ class Strategy:
         return True
 
     def sample(self, n: int, rng: np.random.Generator) -> list[DrawnItem]:
-        """Draw n items by the current weights. O(N) after new feedback, O(n log N) otherwise."""
+        """Draw n items by the current weights. O(N) after new feedback, O(n log N) otherwise.
+
+        Raises DataError unless `n` is a number of items.
+        """
+        check_kind("the number of items to draw", n, Integral)
+        if n < 0:
+            raise DataError(f"the number of items to draw is {n}; give 0 or more.")
         if self._sampler is None:
             snapshot = self.snapshot()
             self._sampler = Sampler.from_snapshot(snapshot.weights, snapshot.id)

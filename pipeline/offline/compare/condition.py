@@ -51,11 +51,9 @@ class Condition:
 
 def parse_condition(text: str, metrics: Collection[str]) -> Condition:
     """Return the condition. Raises `ConfigError` on anything but METRIC OP NUMBER with one of `metrics`."""
-    found = _FORM.fullmatch(text)
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise ConfigError(
-            f'--fail-if {text[:80]!r}: write METRIC OP NUMBER, "sign_flips>0.05" say; OP: < <= > >= == !='
-        )
+        raise ConfigError(f'--fail-if {text!r:.80}: write METRIC OP NUMBER, "sign_flips>0.05" say; OP: < <= > >= == !=')
     metric, sign, number = found.groups()
     if metric not in metrics:
         raise ConfigError(f"--fail-if: there is no metric {metric!r}; there are {', '.join(metrics)}")

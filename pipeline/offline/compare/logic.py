@@ -21,7 +21,7 @@ from lachesis.pipeline.offline.compare.statistics import (
     rank_correlation,
     within_groups,
 )
-from lachesis.pipeline.scoring.logic.intervals import Interval, StreamingCI, alpha_interval
+from lachesis.pipeline.scoring.logic.intervals import Interval, StreamingCI
 from lachesis.pipeline.scoring.logic.krippendorff import RaterReliability
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
@@ -39,9 +39,6 @@ __all__ = [
     "compare",
     "part_names",
 ]
-
-_MAX_BOOTSTRAP_GROUPS = 5000
-"""Samples up to which the interval of alpha is bootstrapped from them all."""
 
 METRICS: Final = {
     "sign_flips": "share of groups, trainable in both, in which a sample's advantage changed its sign",
@@ -99,12 +96,12 @@ class ComparedRevision:
 
 class RaterFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One rater: its ratings, alpha of the others (higher: it is at odds with them), `length` the correlation of its
-    ratings with the length of the answer within a group."""
+    ratings with the length of the answer within a group. `at_odds` None: there is an alpha and no interval of it."""
 
     rater: str
     ratings: Distribution | None
     alpha_without: float | None
-    at_odds: bool
+    at_odds: bool | None
     length: float | None
 
 
@@ -221,7 +218,7 @@ def compare(run: str, a: ComparedRevision, b: ComparedRevision, *, disputed: int
         metrics |= {
             f"zero_variance_{letter}": one.zero_variance,
             f"alpha_{letter}": one.alpha,
-            f"at_odds_{letter}": float(sum(rater.at_odds for rater in one.raters)),
+            f"at_odds_{letter}": _count_at_odds(one.raters),
             f"unscored_{letter}": float(one.unscored),
         }
     return Comparison(
@@ -234,6 +231,12 @@ def compare(run: str, a: ComparedRevision, b: ComparedRevision, *, disputed: int
         disputed=most[:disputed],
         metrics={name: metrics[name] for name in METRICS},
     )
+
+
+def _count_at_odds(raters: Sequence[RaterFigures]) -> float | None:
+    """Return how many raters are at odds with the others; None where that cannot be told."""
+    found = [rater.at_odds for rater in raters]
+    return None if None in found else float(sum(map(bool, found)))
 
 
 def _alike(a: ComparedGroup, b: ComparedGroup) -> bool:
@@ -381,21 +384,13 @@ def _reliability(
 ) -> tuple[float | None, Interval | None, str | None, list[RaterFigures]]:
     names = sorted({name for score in scores for name in score.ratings})
     reliability = RaterReliability(names)
-    units: list[list[float | None]] = []
-    streaming = StreamingCI(100)
+    streaming = StreamingCI()
     for score in scores:
         for i in range(len(score.scores)):
             unit = {name: column[i] for name, column in score.ratings.items()}
             reliability.add_unit(unit)
-            if len(names) > 1:
-                units.append(list(unit.values()))
-    whole = reliability.whole.alpha()
-    if len(units) <= _MAX_BOOTSTRAP_GROUPS:
-        interval = alpha_interval(units)
-    else:
-        for number, column in enumerate(units):
-            streaming.add_unit(f"{number}", column)
-        interval = streaming.interval()
+            streaming.add_unit(score.group, list(unit.values()))
+    whole, interval = reliability.whole.alpha(), streaming.interval()
     without = reliability.leave_one_out()
     raters = []
     for name in names:
@@ -406,8 +401,14 @@ def _reliability(
                 rater=name,
                 ratings=distribution([x for column, _ in columns for x in column]),
                 alpha_without=alone,
-                at_odds=alone is not None and interval is not None and alone > interval.high,
+                at_odds=_is_at_odds(alone, whole.value, interval),
                 length=within_groups(columns),
             )
         )
     return whole.value, interval, whole.reason, raters
+
+
+def _is_at_odds(alone: float | None, together: float | None, interval: Interval | None) -> bool | None:
+    if alone is None or together is None or alone <= together:
+        return False  # the others are one, or do not agree better without it
+    return None if interval is None else alone > interval.high

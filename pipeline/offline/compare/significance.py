@@ -12,6 +12,8 @@ from statistics import fmean, stdev
 import msgspec
 
 from lachesis.schemas.annotations import GroupReward
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import plain_numbers
 
 __all__ = ["MATTERS_FROM_SHARE", "Significance", "flipped", "mean_interval", "share_interval", "significance"]
 
@@ -67,7 +69,12 @@ def significance(
 
 
 def share_interval(count: int, total: int) -> tuple[float, float]:
-    """Return between which shares the true one lies with 95 % confidence (Wilson); (0, 1) of nothing."""
+    """Return between which shares the true one lies with 95 % confidence (Wilson); (0, 1) of nothing.
+
+    Raises `DataError` unless `count` is a number of 0 or more, and at most `total`.
+    """
+    if not (isinstance(count, int) and isinstance(total, int) and 0 <= count <= total):
+        raise DataError(f"share of {count!r:.40} in {total!r:.40}: give whole numbers, 0 <= count <= total.")
     if total == 0:
         return 0.0, 1.0
     share, z2 = count / total, _Z * _Z
@@ -79,8 +86,9 @@ def share_interval(count: int, total: int) -> tuple[float, float]:
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
     """Return the mean, and between which values the true one lies with 95 % confidence.
 
-    None below two values.
+    None below two values. Raises `DataError` on what is no finite number.
     """
+    values = plain_numbers("value", values)
     if len(values) < 2:
         return None
     mean, half = fmean(values), _Z * stdev(values) / math.sqrt(len(values))

@@ -1,6 +1,7 @@
 """Statistics of two columns of scores: distributions, rank correlation, correlation with length. Pure.
 
-Missing values are left out, in both columns where they are paired; what is undefined is None, never 0 or 1.
+Missing values are left out, in both columns where they are paired; what is undefined is None, never 0 or 1. Values lie
+within +-1e150, so that sums of their squares are numbers. `DataError` is raised on others, and on what is no column.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,10 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.health.logic.trends import correlation
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import listed, numbers_or_missing
 
 __all__ = ["Distribution", "distribution", "histograms", "rank_correlation", "within_groups"]
 
 Column = Sequence[float | None]
+
+
+_MAX_ABS_VALUE = 1e150
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 def distribution(values: Column) -> Distribution | None:
     """Return how `values` are distributed, None without any."""
+    values = _column(values)
     present = np.array([value for value in values if value is not None], np.float64)
     if not present.size:
         return None
@@ -54,7 +61,7 @@ def histograms(a: Column, b: Column, bins: int = 24) -> tuple[list[float], list[
 
     Empty without values.
     """
-    columns = [np.array([value for value in column if value is not None], np.float64) for column in (a, b)]
+    columns = [np.array([value for value in _column(column) if value is not None], np.float64) for column in (a, b)]
     together = np.concatenate(columns)
     if not together.size:
         return [], [], []
@@ -68,7 +75,7 @@ def rank_correlation(a: Column, b: Column) -> float | None:
 
     None below two pairs or without variation.
     """
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    pairs = [(x, y) for x, y in _paired(a, b) if x is not None and y is not None]
     if len(pairs) < 2:
         return None
     x, y = (_ranks(np.array(column, np.float64)) for column in zip(*pairs, strict=True))
@@ -86,9 +93,22 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def within_groups(groups: Iterable[tuple[Column, Sequence[float]]]) -> float | None:
     """Return Pearson's r of two columns, each centred within its group, pooled over the groups."""
     xy = xx = yy = 0.0
-    for first, second in groups:
-        pairs = np.array([(x, y) for x, y in zip(first, second, strict=True) if x is not None], np.float64)
+    for group in listed("group", groups):
+        if not isinstance(group, Sequence) or len(group) != 2:
+            raise DataError(f"a group is {group!r:.80}; give a pair of columns.")
+        pairs = np.array([(x, y) for x, y in _paired(*group) if x is not None and y is not None], np.float64)
         if len(pairs) > 1:
             x, y = (pairs - pairs.mean(axis=0)).T
             xy, xx, yy = xy + float(x @ y), xx + float(x @ x), yy + float(y @ y)
     return correlation(xy, xx, yy)
+
+
+def _column(values: Column) -> list[float | None]:
+    return numbers_or_missing("value", values, largest=_MAX_ABS_VALUE)
+
+
+def _paired(a: Column, b: Column) -> list[tuple[float | None, float | None]]:
+    first, second = _column(a), _column(b)
+    if len(first) != len(second):
+        raise DataError(f"columns have lengths {len(first)} and {len(second)}; give two of one length.")
+    return list(zip(first, second, strict=True))

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 
@@ -37,6 +38,7 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Keyword arguments of an estimator of your own. Default none."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.estimator not in ESTIMATORS and ":" not in self.estimator:
             close = difflib.get_close_matches(self.estimator, ESTIMATORS, n=1)
             known = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(ESTIMATORS)}."

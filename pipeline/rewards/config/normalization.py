@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["NormalizationConfig"]
@@ -41,6 +42,7 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     is no bound: one outlier would press all others together for good."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         for name in ("window", "history"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"normalization.{name} is {getattr(self, name)}; it must be at least 1.")

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
+from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["BOXED", "MAX_LENGTH_BOUNTY", "FormatMarker", "RewardConfig", "is_tag"]
@@ -36,6 +37,7 @@ class FormatMarker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The bonus, in units of the score. Default 0.05."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if len(self.marker) > _MAX_MARKER_CHARS:
             raise ConfigError(
                 f"reward_config.format_markers: {self.marker[:40]!r}... has {len(self.marker)} characters, "
@@ -93,6 +95,7 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Success rate from which there are none. Default 0.3."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         force_setattr(self, "format_markers", self.markers)
         if self.length_bounty is not UNSET:
             if self.length_bounty_max not in {0.0, self.length_bounty}:

@@ -10,11 +10,13 @@ a bound, which is checked on every call: anything beyond it is a fault of the pr
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import ClassVar, Literal
 
 import msgspec
 
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import listed, numbers_or_missing, plain_numbers
 
 __all__ = ["Estimator", "GroupAdvantage", "RewardGroup", "Trainability"]
 
@@ -44,6 +46,33 @@ class GroupAdvantage(msgspec.Struct, frozen=True):
     verdict: Trainability
 
 
+def check_std_floor(std_floor: float) -> None:
+    """Raise `DataError` unless the floor of a divisor is positive and finite."""
+    if not (isinstance(std_floor, int | float) and 0 < std_floor < math.inf):
+        raise DataError(f"std_floor is {std_floor!r:.80}; it must be positive and finite.")
+
+
+def checked_lengths(lengths: Sequence[int]) -> list[int]:
+    """Return token counts as a list. Raises `DataError` on what is no number of tokens."""
+    counts = listed("length", lengths)
+    for i, count in enumerate(counts):
+        if not isinstance(count, Integral):
+            raise DataError(f"length {i} is {count!r:.80}; give a whole number of tokens.")
+    return [int(count) for count in counts]
+
+
+def rating_columns(ratings: Mapping[str, Column] | None) -> dict[str, list[float | None]]:
+    """Return ratings by rater as lists.
+
+    Raises `DataError` on what is no table of columns of finite numbers.
+    """
+    if ratings is None:
+        return {}
+    if not isinstance(ratings, Mapping):
+        raise DataError(f"ratings are {ratings!r:.80}; give a table of columns by rater.")
+    return {name: numbers_or_missing(f"rating of {name!s:.40}", column) for name, column in ratings.items()}
+
+
 class RewardGroup:
     """The samples of one group that have a reward, in the group's order, and their statistics.
 
@@ -52,6 +81,9 @@ class RewardGroup:
     `std` (n-1 in the divisor) are of the rewards, `centred` is rewards - mean, `range` the largest reward less the
     smallest. `divisor` is `std`, or `advantage.std_floor` where that is larger: divide by it, and rewards that hardly
     differ do not blow up.
+
+    Raises `DataError` without rewards, on rewards that are no numbers within +-1e100, and on a floor that is not
+    positive.
     """
 
     def __init__(
@@ -61,6 +93,10 @@ class RewardGroup:
         lengths: list[int] | None = None,
         ratings: Mapping[str, list[float | None]] | None = None,
     ) -> None:
+        rewards = plain_numbers("reward", rewards, largest=LIMIT)
+        if not rewards:
+            raise DataError("a group of rewards is empty; give one reward for each sample that has one.")
+        check_std_floor(std_floor)
         self.rewards = rewards
         self.lengths = lengths
         self.ratings = dict(ratings or {})
@@ -88,6 +124,8 @@ class Estimator(ABC):
     """Whether the batcher whitens the advantages over its batch; see `logic.whitening`."""
 
     def __init__(self, std_floor: float = 1e-3) -> None:
+        """Raises `DataError` unless `std_floor` is positive and finite."""
+        check_std_floor(std_floor)
         self.std_floor = std_floor
 
     @abstractmethod
@@ -112,13 +150,13 @@ class Estimator(ABC):
 
         `lengths` are generated tokens a sample, `ratings` by rater one a sample.
 
-        Raises `DataError` on NaN or infinity, and where the estimator needs what is not there.
+        Raises `DataError` on what is no number within +-1e100, and where the estimator needs what is not there.
         """
+        rewards = numbers_or_missing("reward", rewards, largest=LIMIT)
+        lengths = None if lengths is None else checked_lengths(lengths)
+        ratings = rating_columns(ratings)
         valid = [i for i, reward in enumerate(rewards) if reward is not None]
-        r = [float(reward) for reward in rewards if reward is not None]
-        for i, reward in zip(valid, r, strict=True):
-            if not abs(reward) <= LIMIT:
-                raise DataError(f"reward {i} is {reward}; rewards are finite and at most 1e100, a missing one is None.")
+        r = [reward for reward in rewards if reward is not None]
         if not r:
             return GroupAdvantage((None,) * len(rewards), None, None, None, 0, "unscorable")
         fits = lengths is not None and len(lengths) == len(rewards)
@@ -126,11 +164,7 @@ class Estimator(ABC):
             r,
             self.std_floor,
             [lengths[i] for i in valid] if lengths is not None and fits else None,
-            {
-                name: [column[i] for i in valid]
-                for name, column in (ratings or {}).items()
-                if len(column) == len(rewards)
-            },
+            {name: [column[i] for i in valid] for name, column in ratings.items() if len(column) == len(rewards)},
         )
         self.check(group)
         verdict: Trainability = "trainable"

@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lachesis.pipeline.rewards.estimators.centred import Centred
-from lachesis.pipeline.rewards.estimators.estimator import Column, Estimator, GroupAdvantage
+from lachesis.pipeline.rewards.estimators.estimator import (
+    LIMIT,
+    Column,
+    Estimator,
+    GroupAdvantage,
+    rating_columns,
+)
 from lachesis.pipeline.rewards.estimators.grpo import Grpo
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import numbers_or_missing
 
 __all__ = ["Gdpo"]
 
@@ -35,7 +42,7 @@ class Gdpo(Centred):
         self, rewards: Column, lengths: Sequence[int] | None = None, ratings: Mapping[str, Column] | None = None
     ) -> GroupAdvantage:
         """Return the weighted sum. Raises `DataError` where a rater has no column for the group."""
-        columns = ratings or {}
+        rewards, columns = numbers_or_missing("reward", rewards, largest=LIMIT), rating_columns(ratings)
         weights = dict(sorted((self._weights or dict.fromkeys(columns, 1.0)).items()))
         absent = [name for name in weights if len(columns.get(name, ())) != len(rewards)]
         if absent or not weights:

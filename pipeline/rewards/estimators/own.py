@@ -34,6 +34,9 @@ class EstimatorFunction:
     """A function marked as an estimator: see `estimator`."""
 
     def __init__(self, function: Function, *, version: str = "1", whitens: bool = False) -> None:
+        """Raises `ConfigError` on what is no function."""
+        if not callable(function):
+            raise ConfigError(f"estimator is {function!r:.80}; give a function of a RewardGroup.")
         self.function = function
         self.version = version
         self.whitens = whitens

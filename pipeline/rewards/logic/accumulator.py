@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import listed
+
 __all__ = ["FRACTION_BITS", "MAX_ABS_VALUE", "MomentAccumulator", "Moments", "decay_weights", "fold", "quantize"]
 
 FRACTION_BITS = 32
@@ -18,8 +21,16 @@ MAX_ABS_VALUE = 1e12
 
 
 def quantize(value: float) -> int:
-    """Return `value` as a fixed-point integer with 32 fraction bits, rounded half to even."""
-    return round(value * 4294967296.0)  # scaling by a power of two is exact
+    """Return `value` as a fixed-point integer with 32 fraction bits, rounded half to even.
+
+    Raises `DataError` on what is no number within +-1e298.
+    """
+    try:
+        return round(value * 4294967296.0)  # scaling by a power of two is exact
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"value is {value!r:.80}; give a finite number, at most {MAX_ABS_VALUE:g} in magnitude."
+        ) from error
 
 
 @dataclass(slots=True)
@@ -35,7 +46,7 @@ class MomentAccumulator:
 
     def add_group(self, column: Iterable[float | None]) -> None:
         """Add one group's finite values; None is skipped, and a column of None alone counts no group."""
-        values = [quantize(value) for value in column if value is not None]
+        values = [quantize(value) for value in listed("value", column) if value is not None]
         if not values:
             return
         self.merge(MomentAccumulator(len(values), 1, sum(values), sum(q * q for q in values), min(values), max(values)))
@@ -79,6 +90,8 @@ def decay_weights(decay: float, length: int) -> list[int]:
     Decay^(length-1) in fixed point, by integer arithmetic alone: equal on every machine.
     """
     step = quantize(decay)
+    if not 0 <= step <= 1 << FRACTION_BITS:
+        raise DataError(f"decay is {decay}; it must lie between 0 and 1.")
     weights = [1 << FRACTION_BITS]
     half = 1 << (FRACTION_BITS - 1)
     while len(weights) < length:

@@ -29,6 +29,7 @@ from lachesis.pipeline.rewards.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.rewards.logic.snapshot import KeyStats, NormalizationSnapshot
 from lachesis.pipeline.rewards.logic.windows import WindowKind, make_windows
 from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
+from lachesis.schemas.values import check_kind, listed
 
 __all__ = [
     "DUPLICATE_WINDOWS",
@@ -154,6 +155,8 @@ class EnvNormalizer:
 
         A repeat is ignored. Raises DataError if `seq` is new but below one already given: order carries meaning here.
         """
+        if not isinstance(seq, int):
+            raise DataError(f"env {self.env}: sequence is {seq!r:.80}; give the number of a stored rollout.")
         if seq < self._windows.watermark:
             return
         if seq <= self._last:
@@ -327,13 +330,13 @@ class EnvNormalizer:
     def snapshot(self, through: int | None = None) -> NormalizationSnapshot:
         """Return the snapshot after window `through`; by default that of the newest closed window.
 
-        Raises ValueError if that window is not closed yet, or too old to be rebuilt.
+        Raises DataError if that window is not closed yet, or too old to be rebuilt.
         """
         newest = self._windows.base - 1
         if through is None:
             through = newest
-        if through > newest or (newest >= LAG and through < newest - LAG):
-            raise ValueError(f"window {through}: snapshots from {newest - LAG} to {newest} exist.")
+        if not isinstance(through, int) or through > newest or (newest >= LAG and through < newest - LAG):
+            raise DataError(f"window {through!r:.80}: snapshots from {newest - LAG} to {newest} exist.")
         through = max(through, -1)
         if through not in self._snapshots:
             self._snapshots[through] = self._build(through)
@@ -463,7 +466,8 @@ class EnvNormalizer:
             raise RuntimeError("a state is rebuilt before inputs are fed; make a new EnvNormalizer.")
 
     def _checked(self, group: str, values: Columns) -> Columns:
-        checked = {key: tuple(column) for key, column in values.items()}
+        check_kind(f"what group {group} has for columns", values, Mapping)
+        checked = {key: tuple(listed(f"group {group}: {key}", column)) for key, column in values.items()}
         lengths = {len(column) for column in checked.values()}
         if len(lengths) != 1 or lengths == {0}:
             raise DataError(f"group {group}: columns have lengths { {k: len(c) for k, c in checked.items()} }.")

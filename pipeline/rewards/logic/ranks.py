@@ -14,6 +14,8 @@ from itertools import accumulate
 import msgspec
 
 from lachesis.pipeline.rewards.logic.accumulator import FRACTION_BITS, quantize
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import listed
 
 __all__ = ["MAX_CELLS", "MAX_SHIFT", "RankCounts", "RankTable"]
 
@@ -35,7 +37,7 @@ class RankCounts:
 
     def add_group(self, column: Iterable[float | None]) -> None:
         """Add one group's finite values; None is skipped, and a column of None alone counts no group."""
-        values = [quantize(value) >> self.shift for value in column if value is not None]
+        values = [quantize(value) >> self.shift for value in listed("value", column) if value is not None]
         for cell in values:
             self.cells[cell] = self.cells.get(cell, 0) + 1
         self.groups += bool(values)
@@ -100,11 +102,12 @@ class RankTable(msgspec.Struct, frozen=True, kw_only=True):
     def rank(self, value: float) -> float:
         """Return the share of weight below `value`, half of its equals included, in [0, 1].
 
-        Values in one cell are taken to lie evenly in it. Raises ValueError if the table is empty.
+        Values in one cell are taken to lie evenly in it. Raises `DataError` if the table is empty, or `value` is no
+        number.
         """
         total = self.below[-1]
         if not total:
-            raise ValueError("a table without values ranks nothing.")
+            raise DataError("a table without values ranks nothing.")
         quantized = quantize(value)
         cell = quantized >> self.shift
         at = bisect_left(self.edges, _edge(cell, self.shift))

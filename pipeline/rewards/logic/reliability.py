@@ -10,6 +10,9 @@ independent ones, and are outvoted by three. So this is for ensembles whose rate
 import math
 from collections.abc import Mapping, Sequence
 
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import check_kind, columns_of, numbers_or_missing, plain_numbers
+
 __all__ = ["MAX_SHARE", "MIN_RESIDUAL_VARIANCE", "residuals", "shares", "weighted"]
 
 MIN_RESIDUAL_VARIANCE = 1e-3
@@ -22,8 +25,9 @@ Ratings = Mapping[str, Sequence[float | None]]
 def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
     """Return by rater, for each sample, its rating less the mean of the others'.
 
-    None where either is missing.
+    None where either is missing. Raises `DataError` on what is no table of columns of equal length.
     """
+    ratings = columns_of("rating", ratings)
     columns = list(zip(*ratings.values(), strict=True))
     found: dict[str, list[float | None]] = {}
     for name, own in ratings.items():
@@ -39,7 +43,13 @@ def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
 
 
 def shares(variances: Mapping[str, float]) -> dict[str, float]:
-    """Return each rater's share of all weight, summing to 1, from the variance of its residuals."""
+    """Return each rater's share of all weight, summing to 1, from the variance of its residuals.
+
+    Raises `DataError` on a variance that is no number of 0 or more.
+    """
+    check_kind("the table of variances", variances, Mapping)
+    if not variances or min(plain_numbers("variance", variances.values())) < 0:
+        raise DataError(f"variances are {dict(variances)}; give one of 0 or more for each of one rater or more.")
     odds = {name: 1 / max(variance, MIN_RESIDUAL_VARIANCE) for name, variance in variances.items()}
     total = math.fsum(odds.values())
     best = max(odds, key=lambda name: odds[name])
@@ -52,8 +62,14 @@ def shares(variances: Mapping[str, float]) -> dict[str, float]:
 def weighted(ratings: Ratings, scores: Sequence[float | None], weights: Mapping[str, float]) -> list[float | None]:
     """Return the weighted mean of each sample's ratings among the raters present.
 
-    None where `scores` has none.
+    None where `scores` has none. Raises `DataError` on columns of other lengths, and a rater without a positive weight.
     """
+    ratings, scores = columns_of("rating", ratings), numbers_or_missing("score", scores)
+    if any(len(column) != len(scores) for column in ratings.values()):
+        raise DataError(f"ratings: columns have another length than the {len(scores)} scores.")
+    check_kind("the table of weights", weights, Mapping)
+    if not ratings.keys() <= weights.keys() or not all(w > 0 for w in plain_numbers("weight", weights.values())):
+        raise DataError(f"weights are {dict(weights)}; give a positive one for each of {sorted(ratings)}.")
     found: list[float | None] = []
     for i, score in enumerate(scores):
         present = [(weights[name], x) for name, column in ratings.items() if (x := column[i]) is not None]

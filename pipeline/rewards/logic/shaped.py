@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
-from lachesis.pipeline.rewards.estimators.estimator import GroupAdvantage
+from lachesis.pipeline.rewards.estimators.estimator import LIMIT, GroupAdvantage
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import numbers_or_missing
 
 __all__ = ["shaped_advantage"]
 
@@ -30,7 +31,10 @@ def shaped_advantage(
     """
     if config.estimator not in SHAPEABLE:
         raise DataError(f"estimator {config.estimator} does not go with shaping; use {', '.join(SHAPEABLE)}.")
+    bonus = numbers_or_missing("bonus", bonus, largest=LIMIT)
     plain = group_advantage(rewards, config, lengths)
+    if len(bonus) != len(plain.advantages):
+        raise DataError(f"bonus: {len(bonus)} of them for {len(plain.advantages)} rewards; give one for each.")
     if plain.verdict == "unscorable" or not any(bonus):
         return plain
     r = [None if x is None else x + (b or 0.0) for x, b in zip(rewards, bonus, strict=True)]

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import msgspec
 
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.estimators.estimator import LIMIT
 from lachesis.pipeline.rewards.logic.accumulator import Moments
 from lachesis.pipeline.rewards.logic.ranks import RankTable
+from lachesis.schemas.values import numbers_or_missing
 
 __all__ = ["KeyStats", "NormalizationSnapshot", "NormalizedColumn"]
 
@@ -88,8 +90,11 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return stats.count >= self.config.warmup_samples and stats.groups >= self.config.warmup_groups
 
     def normalize(self, key: str, column: Sequence[float | None]) -> NormalizedColumn:
-        """Normalize one group's values of `key`; None stays None."""
-        config = self.config
+        """Normalize one group's values of `key`; None stays None.
+
+        Raises `DataError` on what is no number within +-1e100.
+        """
+        config, column = self.config, numbers_or_missing("reward", column, largest=LIMIT)
         if config.mode == "none":
             return NormalizedColumn(values=list(column), clipped=0, warmup=False)
         if config.mode == "minmax" and key in config.bounds:

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lachesis.pipeline.rewards.estimators.estimator import LIMIT, check_std_floor, checked_lengths
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.values import check_kind, listed, plain_numbers
 
 __all__ = ["whiten", "whiten_batch"]
 
@@ -24,8 +26,11 @@ def whiten(advantages: Sequence[float], tokens: Sequence[int], std_floor: float 
 
     Each sample is weighted by its number of tokens.
 
-    REINFORCE++ (arXiv:2501.03262). Raises DataError if no sample has tokens, or lengths differ.
+    REINFORCE++ (arXiv:2501.03262). Advantages lie within +-1e100. Raises DataError if no sample has tokens, if lengths
+    differ, and on what is no advantage, no number of tokens or no floor.
     """
+    advantages, tokens = plain_numbers("advantage", advantages, largest=LIMIT), checked_lengths(tokens)
+    check_std_floor(std_floor)
     if len(advantages) != len(tokens) or any(t < 0 for t in tokens) or not sum(tokens):
         raise DataError(f"whitening needs a token count for each of {len(advantages)} advantages, and some tokens.")
     total = sum(tokens)
@@ -43,6 +48,10 @@ def whiten_batch(groups: Sequence[GroupRef], tokens: Mapping[int, Sequence[int]]
     advantage stay so and enter no sum. If no sample with an advantage has tokens there is nothing to train, and nothing
     is changed. Raises DataError where a group's token counts are not one for each of its samples.
     """
+    for ref in listed("group", groups):
+        check_kind("a group of a batch", ref, GroupRef)
+    check_kind("the table of tokens", tokens, Mapping)
+    check_std_floor(std_floor)
     kept: list[tuple[int, int]] = []  # group and sample of each value
     values: list[float] = []
     weights: list[int] = []
@@ -63,6 +72,7 @@ def whiten_batch(groups: Sequence[GroupRef], tokens: Mapping[int, Sequence[int]]
 
 
 def _fitting(ref: GroupRef, tokens: Sequence[int]) -> Sequence[int]:
+    tokens = checked_lengths(tokens)
     if len(tokens) != len(ref.advantages):
         raise DataError(f"group {ref.group}: {len(tokens)} token counts for {len(ref.advantages)} advantages.")
     return tokens

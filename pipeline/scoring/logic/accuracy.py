@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import listed
+
 __all__ = ["MIN_RATERS", "RaterAccuracy", "rater_accuracies"]
 
 MIN_RATERS = 3
@@ -31,12 +34,16 @@ def rater_accuracies(samples: Sequence[Mapping[str, bool]]) -> dict[str, RaterAc
 
     A sample maps raters to verdicts; a rater without one is left out of it.
 
-    Samples with fewer than two verdicts say nothing of anybody. Raises ValueError with fewer than three raters.
+    Samples with fewer than two verdicts say nothing of anybody. Raises `DataError` with fewer than three raters, and on
+    what is no verdict.
     """
+    for sample in listed("sample", samples):
+        if not isinstance(sample, Mapping) or not all(isinstance(verdict, bool) for verdict in sample.values()):
+            raise DataError(f"a sample is {sample!r:.80}; give a table of verdicts, true or false, by rater.")
     judged = [sample for sample in samples if len(sample) > 1]
     raters = sorted({rater for sample in judged for rater in sample})
     if len(raters) < MIN_RATERS:
-        raise ValueError(f"accuracies need verdicts of {MIN_RATERS} raters or more, there are those of {raters}.")
+        raise DataError(f"accuracies need verdicts of {MIN_RATERS} raters or more, there are those of {raters}.")
     yes = [sum(sample.values()) / len(sample) for sample in judged]  # probability that the answer is yes
     accuracies: dict[str, float] = {}
     for _ in range(_MAX_ROUNDS):

@@ -9,14 +9,16 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lachesis.pipeline.scoring.config import Aggregation, ScoringConfig
 from lachesis.pipeline.scoring.logic.accuracy import MIN_RATERS
-from lachesis.pipeline.scoring.rater import Rating
+from lachesis.pipeline.scoring.rater import Rating, check_bounds
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.values import check_kind, listed
 
 __all__ = ["Ensemble", "EnsembleMember", "EnsembleScores"]
 
@@ -52,6 +54,14 @@ class Ensemble:
 
     def __init__(self, members: Sequence[EnsembleMember], config: ScoringConfig) -> None:
         """Raises ConfigError without members, with two of one name or with a rule that needs more of them."""
+        for member in listed("member", members):
+            check_kind("a member of an ensemble", member, EnsembleMember)
+            check_bounds(member.bounds, member.name)
+            if not (_is_finite(member.weight) and member.weight > 0):
+                raise ConfigError(
+                    f"rater {member.name}: weight is {member.weight!r:.80}; it must be positive and finite."
+                )
+        check_kind("the configuration of an ensemble", config, ScoringConfig)
         names = [member.name for member in members]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
@@ -59,13 +69,18 @@ class Ensemble:
         self.aggregation: Aggregation = config.aggregation or ("lcb" if len(names) >= 3 else "min")
         if self.aggregation in {"dawid_skene", "reliability"} and len(names) < MIN_RATERS:
             raise ConfigError(f"scoring.aggregation {self.aggregation} needs {MIN_RATERS} raters or more, has {names}.")
-        if config.quorum is not None:
-            self.quorum = config.quorum
-        else:
-            self.quorum = len(names) if self.aggregation == "min" else min(len(names), max(2, (len(names) + 1) // 2))
+        self.quorum = (
+            _default_quorum(self.aggregation, len(names), config.trim) if config.quorum is None else config.quorum
+        )
         if self.quorum > len(names):
             raise ConfigError(f"scoring.quorum is {self.quorum}, but there are {len(names)} raters.")
+        if self.aggregation == "trimmed" and _trimmed_away(self.quorum, config.trim) == 0:
+            raise ConfigError(
+                f"scoring.aggregation trimmed drops nothing of {self.quorum} ratings at a trim of {config.trim:g}: it "
+                "is their mean. Use more raters and a higher quorum, a larger trim, or median."
+            )
         self._config = config
+        self._vote_weights = _as_integers([member.weight for member in members])
         content = (1, self.members, self.aggregation, self.quorum, config.penalty, config.trim, config.threshold)
         self.digest = hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=12).hexdigest()
 
@@ -80,8 +95,10 @@ class Ensemble:
         Raises DataError on a rater too many or too few, or unequal lengths.
         """
         names = [member.name for member in self.members]
-        if set(ratings) != set(names):
-            raise DataError(f"ratings are of {sorted(ratings)}, the ensemble is {names}.")
+        if not isinstance(ratings, Mapping) or set(ratings) != set(names):
+            given = sorted(map(str, ratings)) if isinstance(ratings, Mapping) else f"{ratings!r:.80}"
+            raise DataError(f"ratings are of {given}, the ensemble is {names}.")
+        ratings = {name: listed(f"rating of {name}", ratings[name]) for name in names}
         n = len(ratings[names[0]])
         if any(len(ratings[name]) != n for name in names):
             raise DataError(f"raters rated different numbers of samples: { {k: len(r) for k, r in ratings.items()} }.")
@@ -115,16 +132,46 @@ class Ensemble:
             return None
         if self.aggregation not in {"dawid_skene", "weighted"}:
             return _RULES[self.aggregation](x, variance, self._config)
-        weights = [m.weight for m, rating in zip(self.members, sample, strict=True) if rating is not None]
         if self.aggregation == "dawid_skene":
-            return _weighted_majority(x, weights, self._config.threshold)
+            votes = [w for w, rating in zip(self._vote_weights, sample, strict=True) if rating is not None]
+            return _weighted_majority(x, votes, self._config.threshold)
+        weights = [m.weight for m, rating in zip(self.members, sample, strict=True) if rating is not None]
         return math.fsum(w * v for w, v in zip(weights, x, strict=True)) / math.fsum(weights)
+
+
+def _default_quorum(aggregation: Aggregation, raters: int, trim: float) -> int:
+    """Return how many ratings a sample needs: all for min, for trimmed as many as something is dropped of."""
+    if aggregation == "min":
+        return raters
+    half = min(raters, max(2, (raters + 1) // 2))
+    if aggregation != "trimmed":
+        return half
+    return next((present for present in range(half, raters) if _trimmed_away(present, trim)), raters)
+
+
+def _trimmed_away(present: int, trim: float) -> int:
+    """Return how many of the ratings present are dropped at each end."""
+    return math.floor(trim * present)
+
+
+def _as_integers(weights: Sequence[float]) -> list[int]:
+    """Return integers in the proportions of the weights as they are written, so that .1 + .2 is as much as .3."""
+    exact = [Fraction(repr(float(weight))) for weight in weights]
+    common = math.lcm(*(weight.denominator for weight in exact))
+    return [int(weight * common) for weight in exact]
 
 
 def _calibrated(column: Sequence[Rating], bounds: tuple[float, float]) -> list[float | None]:
     low, high = bounds
     width = high - low
+    for rating in column:
+        if not isinstance(rating, Rating) or not (rating.value is None or _is_finite(rating.value)):
+            raise DataError(f"a rating is {rating!r:.80}; give a `Rating` of a finite number, or of None if missing.")
     return [None if rating.value is None else (rating.value - low) / width for rating in column]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _present(column: Sequence[float | None]) -> list[float]:
@@ -153,7 +200,7 @@ def _median(x: list[float], _variance: float, _config: ScoringConfig) -> float:
 
 
 def _trimmed(x: list[float], _variance: float, config: ScoringConfig) -> float:
-    drop = math.floor(config.trim * len(x))
+    drop = _trimmed_away(len(x), config.trim)
     kept = sorted(x)[drop : len(x) - drop]
     return math.fsum(kept) / len(kept)
 
@@ -188,8 +235,8 @@ def _majority(x: list[float], _variance: float, config: ScoringConfig) -> float 
     return None if 2 * yes == len(x) else float(2 * yes > len(x))
 
 
-def _weighted_majority(x: list[float], weights: list[float], threshold: float) -> float | None:
-    balance = math.fsum(w if v > threshold else -w for v, w in zip(x, weights, strict=True))
+def _weighted_majority(x: list[float], weights: list[int], threshold: float) -> float | None:
+    balance = sum(w if v > threshold else -w for v, w in zip(x, weights, strict=True))
     return None if balance == 0 else float(balance > 0)
 
 

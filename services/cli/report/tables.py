@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from lachesis.pipeline.offline.compare.logic import METRICS, Comparison, DisputedSample, EnvDifference, RevisionFigures
 from lachesis.pipeline.offline.compare.statistics import Distribution
+from lachesis.pipeline.scoring.logic.intervals import MIN_GROUPS
 from lachesis.schemas.rollout import Message
 
 __all__ = ["DisputedText", "Report", "Table", "env_name", "report"]
@@ -93,7 +94,7 @@ def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
                         str(rater.ratings.missing) if rater.ratings else "all",
                         number(one.alpha),
                         number(rater.alpha_without),
-                        "yes" if rater.at_odds else "no",
+                        "-" if rater.at_odds is None else "yes" if rater.at_odds else "no",
                         number(rater.length),
                     )
                     for one in (a, b)
@@ -162,12 +163,19 @@ def _findings(found: Comparison) -> list[str]:
         ]
         if one.alpha is None and one.raters:
             said.append(f"{one.name} has no alpha: {one.alpha_reason}")
+        elif one.alpha is not None and one.alpha_interval is None:
+            said.append(
+                f"{one.name}: nothing says how sure its alpha of {number(one.alpha)} is; an interval takes "
+                f"{MIN_GROUPS} groups or more, and ratings that differ"
+            )
     return said
 
 
 def _revision_row(one: RevisionFigures) -> tuple[str, ...]:
     interval = one.alpha_interval
-    alpha = number(one.alpha) + (f" ({number(interval.low)} to {number(interval.high)})" if interval else "")
+    alpha = number(one.alpha)
+    if one.alpha is not None:
+        alpha += f" ({number(interval.low)} to {number(interval.high)})" if interval else " (no interval)"
     return (
         one.name,
         str(one.groups),

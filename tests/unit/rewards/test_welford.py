@@ -154,14 +154,45 @@ def test_an_empty_state_comes_back_empty_also_from_strict_json():
         assert loaded.metrics_dict()["reward_norm/max"] == 4.0
 
 
-@pytest.mark.parametrize("changes", [{"mode": "rank"}, {"accumulator": {"count": 1}}, {"accumulator": None}])
+@pytest.mark.parametrize(
+    "changes", [{"mode": "rank"}, {"clip": "5"}, {"accumulator": {"count": 1}}, {"accumulator": None}]
+)
 def test_a_checkpoint_that_cannot_be_read_changes_nothing(changes):
     normalizer = RewardNormalizer()
     normalizer.normalize([1.0, 2.0])
     before = normalizer.state_dict()
-    with pytest.raises((ConfigError, KeyError, TypeError)):
+    with pytest.raises((ConfigError, DataError)):
         normalizer.load_state_dict({**ATROPOS, **changes})
     assert normalizer.state_dict() == before
+
+
+@pytest.mark.parametrize("mode", ["zscore", "minmax"])
+@pytest.mark.parametrize("extreme", [[1e308, -1e308], [1.0, 1.1e100], [-1e155]])
+def test_a_reward_whose_square_is_no_number_is_refused_and_leaves_no_trace(mode, extreme):
+    normalizer, other = RewardNormalizer(mode, warmup=0), RewardNormalizer(mode, warmup=0)
+    with pytest.raises(DataError, match=r"reward \d is .*within \+-1e\+100"):
+        normalizer.normalize(extreme)
+    assert normalizer.normalize([1.0, 2.0, 4.0]) == other.normalize([1.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize("magnitude", [1e-100, 1e-6, 1.0, 1e6, 1e100])
+@pytest.mark.parametrize("offset", [0.0, 1e9])
+def test_every_result_is_finite_over_the_tested_range(magnitude, offset):
+    normalizer = RewardNormalizer(warmup=0, clip=None)
+    for _ in range(50):
+        values = [min(offset + magnitude * x, 1e100) for x in (-1.0, 0.5, 1.0)]
+        assert all(math.isfinite(value) for value in normalizer.normalize(values))
+    assert math.isfinite(normalizer.std)
+
+
+@pytest.mark.parametrize(
+    "poisoned", [{"mean": math.nan}, {"m2": -1.0}, {"m2": math.inf}, {"count": -1}, {"min": 9.0}, {"mean": 1e300}]
+)
+def test_a_state_of_no_values_is_refused(poisoned):
+    normalizer = RewardNormalizer()
+    with pytest.raises(DataError, match="accumulator"):
+        normalizer.load_state_dict({**ATROPOS, "accumulator": {**ATROPOS["accumulator"], **poisoned}})
+    assert normalizer.count == 0
 
 
 def test_refuses_what_would_poison_it():

@@ -63,6 +63,29 @@ def test_votes_weigh_by_what_is_known_of_the_raters():
     assert made.digest != ensemble(aggregation="dawid_skene", weights=[3.0, 1.0, 1.0, 0.6]).digest
 
 
+@pytest.mark.parametrize("weights", [[0.1, 0.2, 0.3], [0.3, 0.1, 0.2], [1.1, 2.2, 3.3], [1e-3, 1e15, 1e15 + 1e-3]])
+def test_weights_that_are_written_alike_on_both_sides_are_a_tie(weights):
+    """.1 + .2 is .30000000000000004 in floats."""
+    made = ensemble(3, aggregation="dawid_skene", weights=weights)
+    heaviest = weights.index(max(weights))
+    votes = [0.9 if i == heaviest else 0.1 for i in range(3)]
+    tied = weights[-1] < 1e15  # 1e15 + 1e-3 is 1e15 already as a number
+    assert one(made, *votes) == (None if tied else 0.0)
+    assert one(made, *[1 - vote for vote in votes]) == (None if tied else 1.0)
+
+
+def test_trimmed_is_refused_where_it_drops_nothing():
+    for n, settings in ((3, {}), (4, {"trim": 0.2}), (4, {"trim": 0.0}), (4, {"quorum": 3}), (2, {})):
+        with pytest.raises(ConfigError, match=r"trimmed drops nothing of \d ratings.*it is their mean.*median"):
+            ensemble(n, aggregation="trimmed", **settings)
+    made = ensemble(5, aggregation="trimmed")
+    assert made.quorum == 4
+    assert one(made, 0.0, 0.4, 0.5, 1.0, None) == pytest.approx(0.45)
+    assert one(made, 0.0, 0.4, 1.0, None, None) is None, "of three nothing would be dropped"
+    assert ensemble(12, aggregation="trimmed").quorum == 6
+    assert ensemble(3, aggregation="trimmed", trim=0.34).quorum == 3
+
+
 def test_borda_ignores_scale():
     made = ensemble(n=2, aggregation="borda", bounds=(0.0, 100.0))
     scores = made.score({"r0": column(1.0, 2.0, 3.0), "r1": column(1.0, 50.0, 99.0)}).scores

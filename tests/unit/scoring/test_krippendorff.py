@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.scoring.logic.krippendorff import CategoryAlpha, IntervalAlpha, RaterReliability
+from lachesis.schemas.errors import ConfigError
 
 # Krippendorff 2011, section E: raters A-D over 12 units.
 PUBLISHED = """
@@ -171,9 +172,39 @@ def test_undefined_is_none_with_a_reason(metric):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_is_refused(metric, bad):
     alpha = make(metric)
-    with pytest.raises(ValueError, match="a missing rating is None"):
+    with pytest.raises(ValueError, match="a missing one is None"):
         alpha.add_unit([1.0, bad])
     assert alpha.alpha().units == 0
+
+
+@pytest.mark.parametrize("metric", ["interval", "ordinals", "", None, 1])
+def test_an_unknown_metric_is_refused_with_those_there_are(metric):
+    with pytest.raises(ConfigError, match="choose one of nominal, ordinal, ratio"):
+        CategoryAlpha(metric)
+
+
+@pytest.mark.parametrize("metric", ["nominal", "ordinal", "interval", "ratio"])
+def test_units_may_be_taken_back_before_they_are_added(metric):
+    alpha = make(metric)
+    alpha.remove([1.0, 2.0])
+    assert alpha.alpha().value is None
+    alpha.add_unit([4.0, 7.0])
+    assert alpha.alpha().value is None
+    alpha.add_unit([1.0, 2.0])
+    alpha.add_unit([4.0, 5.0])
+    other = make(metric)
+    other.add_unit([4.0, 5.0])
+    other.add_unit([4.0, 7.0])
+    assert alpha.alpha() == other.alpha()
+
+
+def test_every_finite_rating_counts():
+    alpha, scaled = IntervalAlpha(), IntervalAlpha()
+    for unit in ([1.0, 0.5], [0.25, -1.0], [0.0, 0.0]):
+        alpha.add_unit(unit)
+        scaled.add_unit([1.7e308 * x for x in unit])
+    assert scaled.alpha().value == pytest.approx(alpha.alpha().value)
+    assert scaled.alpha().observed == float("inf")
 
 
 def test_the_ratio_metric_refuses_negative_values():

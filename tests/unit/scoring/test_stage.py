@@ -1,5 +1,6 @@
 """The scorer stage: ensembles by environment, the environment's own rewards, success, and what nobody can score."""
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -10,7 +11,7 @@ from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas import keys
-from lachesis.schemas.annotations import DeadLetter, ScoreEvent
+from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import pack_mask
 from lachesis.schemas.control import PolicyRecord
@@ -76,11 +77,19 @@ async def test_a_group_nobody_can_score_is_a_dead_letter(lab):
     assert "set scoring.raters" in letter.reason
 
 
-async def test_rewards_that_add_up_to_no_number_are_bad_data(lab):
-    """Otherwise the message would be refused by whoever reads it, with all the groups in it."""
-    scorer = EnvironmentScorer(ScoringConfig(), None)
-    with pytest.raises(DataError, match="add up to inf"):
-        await scorer.score(lab.group(1, rewards={"a": [1e308, 1.0], "b": [1e308, 1.0]}), 1)
+@pytest.mark.parametrize("extreme", [1e155, -1e308, 1.1e12])
+async def test_an_environments_reward_beyond_all_bounds_is_a_missing_rating_and_costs_its_sample_alone(lab, extreme):
+    """As a rating outside its rater's bounds. What reads scores need not survive it: it is never stored."""
+    scorer = EnvironmentScorer(ScoringConfig(), None, explains=True)
+    columns = {"a": [extreme, 1.0, None, 1e12, 1.0], "b": [-extreme, -1e12, 0.5, 1e12, extreme]}
+    found = await scorer.score(lab.group(1, samples=5, rewards=columns), 1)
+    assert found.scores == [None, 1.0 - 1e12, None, None, None]
+    assert found.ratings == {"a": [None, 1.0, None, None, 1.0], "b": [None, -1e12, 0.5, None, None]}
+    assert found.statuses["a"] == ["error", "ok", "abstain", "error", "ok"]
+    assert found.statuses["b"] == ["error", "ok", "ok", "error", "error"]
+    assert f"sample 0: reward {extreme:g}" in found.failures["a"]
+    assert "within +-1e+12: scale them" in found.failures["a"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=GroupScore) == found
 
 
 async def test_success_is_told_by_the_rater_that_is_named(lab):

@@ -67,6 +67,21 @@ def test_values_off_the_mask_are_not_looked_at():
         ({"teacher_logprobs": np.array([0, 0, -np.inf, -1], np.float32)}, "teacher_logprobs that are not finite"),
         ({"advantage": float("nan")}, "advantage that are not finite"),
         ({"advantage": np.array([0, 0, np.inf, 1], np.float32)}, "advantage that are not finite"),
+        # a mask of integers would select by number, and look at other values than it lets in
+        (
+            {"loss_mask": np.array([0, 0, 1, 1]), "logprobs": np.array([-1, -1, np.nan, -1])},
+            "array of int64 as loss_mask",
+        ),
+        ({"loss_mask": np.array([0, 0, np.nan, 1])}, "array of float64 as loss_mask"),
+        ({"loss_mask": [False, False, True, True]}, "as loss_mask; give a numpy array of bool"),
+        ({"tokens": np.array([1, 2, np.nan, 4])}, "array of float64 as tokens"),
+        ({"tokens": None}, "None as tokens"),
+        ({"logprobs": None}, "None as logprobs"),
+        ({"logprobs": [-1.0, -1.0, float("inf"), -1.0]}, "as logprobs"),
+        ({"advantage": None}, "None as advantage"),
+        ({"advantage": "1"}, "'1' as advantage"),
+        ({"advantage": np.float32("inf")}, "advantage that are not finite"),
+        ({"advantage": np.array([0, 0, None, 1])}, "array of object as advantage"),
     ],
 )
 def test_bad_sequences_are_refused_by_place_and_reason(changes, text):

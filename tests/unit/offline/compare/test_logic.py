@@ -141,6 +141,30 @@ def test_a_rater_that_games_the_score_is_found_where_the_live_score_missed_it(ga
     assert gamed.metrics["rank_within"] < 0.6
 
 
+def test_few_groups_have_no_interval_which_is_said_and_is_not_that_no_rater_is_at_odds():
+    draw = np.random.default_rng(4)
+    few = []
+    for n in range(1, 20):
+        truth = draw.uniform(size=64)
+        ratings = {name: np.clip(truth + draw.normal(0, 0.1, 64), 0, 1).tolist() for name in "abc"}
+        few.append(judged(n, [0.0] * 64, ratings={**ratings, "odd": draw.uniform(size=64).tolist()}))
+    found = compare("r", revision("a", *few), revision("b", judged(99, [0.5], ratings={"a": [0.5]})))
+    assert found.a.alpha is not None
+    assert found.a.alpha_interval is None
+    assert {rater.rater: rater.at_odds for rater in found.a.raters} == {"a": False, "b": False, "c": False, "odd": None}
+    assert found.metrics["at_odds_a"] is None
+    assert "undefined" in parse_condition("at_odds_a > 0", METRICS).failure(found.metrics)
+    assert found.metrics["at_odds_b"] == 0  # one rater is at odds with nobody
+    text = markdown(report(found, []))
+    assert "(no interval)" in text
+    assert "an interval takes 20 groups" in text
+
+
+def test_the_interval_in_a_comparison_is_that_over_groups(gamed):
+    assert gamed.b.alpha_interval.groups == 199
+    assert gamed.b.alpha_interval.low < gamed.b.alpha < gamed.b.alpha_interval.high
+
+
 def test_every_form_of_the_report_tells_of_it_and_no_text_of_a_rollout_breaks_out(gamed):
     evil = [
         Message(role="user", content="```\n</pre><script>alert(1)</script>\x1b[2J"),
