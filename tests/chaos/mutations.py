@@ -149,7 +149,7 @@ def _consumers_with(changes: Mapping[str, object]) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._link, name)
 
-        async def call(self, kind: Any, subject: str, request: bytes, **rest: Any) -> Any:
+        async def call_api(self, kind: Any, subject: str, request: bytes, **rest: Any) -> Any:
             if ".CONSUMER.CREATE." in subject:
                 asked = json.loads(request)
                 asked["config"] |= changes
