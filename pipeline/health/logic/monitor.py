@@ -23,8 +23,6 @@ from lachesis.pipeline.health.logic.drift import (
     ChangePoint,
     RewardDrift,
     ScoreShift,
-    SlowDrift,
-    StepChange,
 )
 from lachesis.pipeline.health.logic.evaluations import HeldOutCheck
 from lachesis.pipeline.health.logic.fractions import (
@@ -34,9 +32,11 @@ from lachesis.pipeline.health.logic.fractions import (
     TruncationCheck,
     ZeroVarianceCheck,
 )
-from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
+from lachesis.pipeline.health.logic.hacking import OverOptimisation, RaterAtOdds
+from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
+from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
