@@ -19,7 +19,7 @@ BLOCK = 16
 """Groups that are one observation of a check of change: about an optimizer step."""
 _CHI2_999 = (10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877)
 """The .999 quantile of chi-squared with 1, 2, ... 9 degrees of freedom."""
-MIN_SAMPLES = 128
+MIN_SAMPLES = 64
 """Groups before the window, without which there is nothing to compare it with."""
 _DELTA = 0.002
 

@@ -14,6 +14,8 @@ from lachesis.pipeline.health.logic.trends import correlation
 __all__ = ["Distribution", "distribution", "histograms", "rank_correlation", "within_groups"]
 
 Column = Sequence[float | None]
+_ROUNDING = 1e-12
+"""Differences of a smaller share of the largest magnitude come from rounding."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +87,15 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def within_groups(groups: Iterable[tuple[Column, Sequence[float]]]) -> float | None:
     """Return Pearson's r of two columns, each centred within its group, pooled over the groups."""
-    xy = xx = yy = 0.0
+    columns: list[NDArray[np.float64]] = []
     for first, second in groups:
         pairs = np.array([(x, y) for x, y in zip(first, second, strict=True) if x is not None], np.float64)
         if len(pairs) > 1:
-            x, y = (pairs - pairs.mean(axis=0)).T
-            xy, xx, yy = xy + float(x @ y), xx + float(x @ x), yy + float(y @ y)
-    return correlation(xy, xx, yy)
+            centred = pairs - pairs.mean(axis=0)
+            columns.append(np.where(np.ptp(pairs, axis=0) > _ROUNDING * np.abs(pairs).max(axis=0), centred, 0.0))
+    if not columns:
+        return None
+    together = np.concatenate(columns)
+    largest = np.abs(together).max(axis=0)
+    x, y = (together / np.where(largest > 0, largest, 1.0)).T
+    return correlation(float(x @ y), float(x @ x), float(y @ y))
