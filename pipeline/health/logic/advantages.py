@@ -46,11 +46,13 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     values = _finite(reward.advantages)
     if len(values) != sum(value is not None for value in reward.advantages):
         return False
-    most, n = max(map(abs, values), default=0.0), len(values)
+    if not values:
+        return True  # nothing is said of any sample
+    most, n = max(map(abs, values)), len(values)
     kind = BUILTIN.get(estimator)  # a user's own promises nothing but numbers
     if kind is None:
         return True
-    if kind.zero_mean and values and abs(math.fsum(values)) > 1e-6 * n * most:
+    if kind.zero_mean and abs(math.fsum(values)) > 1e-6 * n * most:
         return False
     bonus = reward.shaping or [0.0] * len(reward.rewards)
     rewards = [r + (b or 0.0) for r, b in zip(reward.rewards, bonus, strict=True) if r is not None and math.isfinite(r)]

@@ -10,6 +10,8 @@ independent ones, and are outvoted by three. So this is for ensembles whose rate
 import math
 from collections.abc import Mapping, Sequence
 
+from lachesis.schemas.errors import DataError
+
 __all__ = ["MAX_SHARE", "MIN_RESIDUAL_VARIANCE", "residuals", "shares", "weighted"]
 
 MIN_RESIDUAL_VARIANCE = 1e-3
@@ -33,9 +35,18 @@ def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
             if value is None or len(present) < 2:
                 found[name].append(None)
             else:
-                others = (math.fsum(present) - value) / (len(present) - 1)
-                found[name].append(value - others)
+                found[name].append(_residual(value, present))
     return found
+
+
+def _residual(value: float, present: Sequence[float]) -> float:
+    try:
+        residual = value - (math.fsum(present) - value) / (len(present) - 1)
+    except OverflowError:
+        residual = math.inf
+    if not math.isfinite(residual):
+        raise DataError(f"ratings of a sample are {list(present)}; they are too large for their mean to be a number.")
+    return residual
 
 
 def shares(variances: Mapping[str, float]) -> dict[str, float]:
