@@ -3,7 +3,10 @@
 A group's mean score counts by its rank among all since the last alarm, itself included. While nothing changes every
 rank is as likely as every other, so the time between false alarms is that of normal values, whatever the unit and the
 distribution of the scores are: heavy tails, rare successes and groups of two as well. Groups are taken to be
-independent, samples of one group are not.
+independent, samples of one group are not. Both checks begin after 80 groups.
+
+Measured on stationary scores (normal, Student's t, lognormal, success rates of .01 to .97, groups of 2 to 16): a false
+alarm in 9,000 to 50,000 blocks of 16 groups, one in 19,000 on average. See pipeline/health/README.md.
 """
 
 import math
@@ -134,14 +137,16 @@ class _Sequential(Check):
 
 
 class StepChange(_Sequential):
-    """A step of the mean score: slack .5, limit 8.5."""
+    """A step of the mean score: slack .5, limit 8.5. It warns, about 20 blocks after a step of one deviation of a block
+    that 100 usual blocks came before, and within 8 blocks of a step of two."""
 
     name = "step_change"
     slack, limit, severity, verb = 0.5, 8.5, "warn", "stepped"
 
 
 class SlowDrift(_Sequential):
-    """A mean score that creeps: slack .1, limit 30. It informs: learning is such a drift."""
+    """A mean score that creeps: slack .1, limit 30. It informs, because learning is such a drift: about 40 to 70 blocks
+    after one of .02 deviations a block began."""
 
     name = "slow_drift"
     slack, limit, severity, verb = 0.1, 30.0, "inform", "drift"
