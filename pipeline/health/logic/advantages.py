@@ -52,7 +52,7 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     kind = BUILTIN.get(estimator)  # a user's own promises nothing but numbers
     if kind is None:
         return True
-    if kind.zero_mean and abs(math.fsum(values)) > 1e-6 * n * most:
+    if kind.zero_mean and most and abs(math.fsum(value / most for value in values)) > 1e-6 * n:
         return False
     bonus = reward.shaping or [0.0] * len(reward.rewards)
     rewards = [r + (b or 0.0) for r, b in zip(reward.rewards, bonus, strict=True) if r is not None and math.isfinite(r)]
