@@ -109,7 +109,7 @@ async def world(tmp_path: Path, anyio_backend: str):
 async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: World) -> None:
     assert (await world.lachesis("init"))[0] == 0
     code, said, _ = await world.lachesis("health")
-    assert (code, "not judged yet" in said) == (1, True)
+    assert (code, "not checked yet" in said) == (1, True)
 
     async with world.health() as process:
         await world.groups(24, [0.2, 0.8], "trainable")
@@ -139,7 +139,7 @@ async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: Wo
         code, said, error = await world.lachesis("resume", "--wait", "100")
         assert (code, said, error) == (0, "words: resumed; its checks start over\n", "")
         code, said, _ = await world.lachesis("health")
-        assert (code, "not judged yet" in said) == (1, True)
+        assert (code, "not checked yet" in said) == (1, True)
 
     code, said, _ = await world.lachesis("resume", "words", "--wait", "0.2")
     assert (code, "heeds it once it runs" in said) == (1, True)
