@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.ledger.pending_annotations import Annotation, PendingAnnotation, PendingAnnotations
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
+from lachesis.pipeline.means import finite_mean
 from lachesis.schemas.alerts import EnvironmentStanding
 from lachesis.schemas.annotations import DeadLetter, GroupReward, Stamp, TeacherPointer
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind, ProducerMark
@@ -100,7 +101,7 @@ def group_ref(seq: int, env: str, plan: Plan, reward: GroupReward, teacher: int 
         policy_step=plan.policy_step,
         advantages=reward.advantages,
         teacher=teacher,
-        score=sum(scores) / len(scores) if scores else None,
+        score=finite_mean(scores),
     )
 
 

@@ -6,6 +6,7 @@ Values are seconds. Negative ones (clocks that disagree) count as zero and are c
 """
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import Self
 
@@ -41,7 +42,7 @@ class Histogram:
             index = math.ceil(math.log2(value) * _PER_OCTAVE) - 1
             self.buckets[index] = self.buckets.get(index, 0) + 1
         self.count += 1
-        self.total += value
+        self.total = min(self.total + value, sys.float_info.max)
         self.low = min(self.low, value)
         self.high = max(self.high, value)
 
@@ -69,7 +70,7 @@ class Histogram:
         for index, count in other.buckets.items():
             self.buckets[index] = self.buckets.get(index, 0) + count
         self.count += other.count
-        self.total += other.total
+        self.total = min(self.total + other.total, sys.float_info.max)
         self.low = min(self.low, other.low)
         self.high = max(self.high, other.high)
         self.zeros += other.zeros

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lachesis.pipeline.ledger.join import OfflineStart
+from lachesis.pipeline.means import finite_mean
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
 from lachesis.pipeline.training.rolling_stats import BatchTimings, durations
@@ -35,7 +36,7 @@ def step_figures(
     tokens; staleness is in optimizer steps; what has no value is left out.
     """
     trainable = batch.mask_BT.numpy()
-    advantages = batch.advantages_BT.numpy()[trainable]
+    advantages = batch.advantages_BT.numpy()[trainable].astype(np.float64)  # their squares outgrow float32
     rollout_logprobs = batch.logprobs_BT.numpy()[trainable]
     lengths = trainable.sum(1)
     staleness = [
@@ -82,10 +83,10 @@ def reward_figures(groups: Sequence[GroupRef]) -> dict[str, float]:
     Groups without a score are left out.
     """
     scores = [(ref.env, ref.score) for ref in groups if ref.score is not None]
-    found = {"reward/mean": float(np.mean([score for _, score in scores]))} if scores else {}
+    means = {"reward/mean": finite_mean([score for _, score in scores])}
     for env in sorted({env for env, _ in scores}):
-        found[f"reward/{env}/mean"] = float(np.mean([score for own, score in scores if own == env]))
-    return found
+        means[f"reward/{env}/mean"] = finite_mean([score for own, score in scores if own == env])
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def mismatch_of(step: StepMetrics) -> Mismatch:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.means import finite_mean
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.demo.observed import RunObservation, StageFigures
 from lachesis.services.demo.prepare import PreparedModel
@@ -134,7 +135,7 @@ def summarize(
         generated_tokens=observed.generated_tokens,
         outcomes=dict(sorted(observed.outcomes.items())),
         oversampling=observed.outcomes.total() / groups if groups else None,
-        staleness_mean=_mean([step["staleness/mean"] for step in figures if "staleness/mean" in step]),
+        staleness_mean=finite_mean([step["staleness/mean"] for step in figures if "staleness/mean" in step]),
         staleness_max=max((step["staleness/max"] for step in figures if "staleness/max" in step), default=None),
         end_to_end=end_to_end(observed, figures),
         stages=stages,
@@ -202,7 +203,3 @@ def _next(places: Mapping[str, str], steps: int) -> list[str]:
         f"lachesis up {config} --set training.steps={2 * steps}    # train on, and while it runs, elsewhere:",
         f"lachesis top {config}",
     ]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -100,9 +100,11 @@ class RewardCurve:
         n = len(self._by_step)
         if n < 3:
             return None
-        mean_x, mean_y = sum(self._by_step) / n, sum(self._by_step.values()) / n
+        largest = max(map(abs, self._by_step.values())) or 1.0  # in units of it no sum overflows
+        mean_x, mean_y = sum(self._by_step) / n, sum(y / largest for y in self._by_step.values()) / n
         spread = sum((x - mean_x) ** 2 for x in self._by_step)
-        return sum((x - mean_x) * (y - mean_y) for x, y in self._by_step.items()) / spread
+        slope = sum((x - mean_x) * (y / largest - mean_y) for x, y in self._by_step.items()) / spread
+        return slope * largest
 
 
 def overview_at(

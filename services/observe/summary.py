@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.means import finite_mean
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
@@ -95,17 +96,13 @@ def summarize_run(
         sequences=int(sum(row.get("train/sequences", 0.0) for row in steps)),
         tokens=int(sum(row.get("train/tokens", 0.0) for row in steps)),
         outcomes=dict(outcomes),
-        reward_first=_mean(rewards[:tenth]),
-        reward_last=_mean(rewards[-tenth:]),
+        reward_first=finite_mean(rewards[:tenth]),
+        reward_last=finite_mean(rewards[-tenth:]),
         rewards=rewards_of(newest),
-        staleness_mean=_mean(staleness),
+        staleness_mean=finite_mean(staleness),
         staleness_max=max((row["staleness/max"] for row in steps if "staleness/max" in row), default=None),
         end_to_end=Quantiles(*(newest.get(f"latency/e2e/rolling_{label}") for label in ("p50", "p95", "p99"))),
         evaluations=list(evaluations),
         restarts={name: count for name, count in restarts.items() if count},
         places={name: str(path) for name, path in places.items() if path.exists()},
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

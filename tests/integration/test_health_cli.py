@@ -18,7 +18,7 @@ from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, Reward
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.ids import new_group_id
 
-RUN = """
+CONFIG = """
 [environments.words]
 kind = "words"
 [health]
@@ -97,7 +97,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path, anyio_backend: str):
-    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "run.toml").write_text(CONFIG)
     store = tmp_path / "runs" / "demo" / "nats"
     async with (
         EmbeddedServer(store, ServerConfig(max_file_bytes=32 << 30)) as server,

@@ -34,6 +34,8 @@ __all__ = ["OnlineIRT"]
 
 DECIDED_LOGITS = 3.0
 """Largest log odds of chance against a sound item, either way."""
+_SQUARABLE = (1e-100, 1e100)
+"""Magnitudes of which squares, and sums of them, are numbers other than 0."""
 _MAX_COUNT = float(1 << 50)
 """Above any count of samples, which float64 still holds to the sample."""
 
@@ -154,7 +156,11 @@ class OnlineIRT(Strategy):
 def _prior(items: ItemPool, config: CurriculumConfig) -> tuple[NDArray[np.float64], float]:
     """Return what is believed of the difficulties before any result, float64 [N], and its standard error, in logits."""
     if items.difficulty is not None:
-        centred = np.asarray(items.difficulty, np.float64) - np.mean(items.difficulty)
+        difficulty = np.asarray(items.difficulty, np.float64)
+        largest = np.abs(difficulty).max()
+        if largest and not _SQUARABLE[0] < largest < _SQUARABLE[1]:
+            difficulty = difficulty / largest  # the unit does not matter
+        centred = difficulty - np.mean(difficulty)
         deviation = float(np.std(centred))
         if deviation > 0:
             return centred * (config.prior_deviation / deviation), config.prior_deviation

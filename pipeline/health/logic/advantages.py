@@ -1,8 +1,10 @@
 """Checks that the advantages of each complete group have the estimator's mean and bound."""
 
 import math
+from collections.abc import Sequence
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, graded, mean
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
+from lachesis.pipeline.health.logic.trends import scaled_deviations
 from lachesis.pipeline.rewards.estimators.registry import BUILTIN
 from lachesis.schemas.annotations import GroupReward
 
@@ -19,7 +21,7 @@ class AdvantageCheck(Check):
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         trained = [reward for reward in window.rewards if reward.trains]
-        values = [value for reward in trained for value in finite(reward.advantages)]
+        values = [value for reward in trained for value in _finite(reward.advantages)]
         if not values:
             return CheckResult("idle", reason="no advantages")
         broken = [reward.group for reward in trained if not _holds(reward, window.estimator)]
@@ -32,7 +34,7 @@ class AdvantageCheck(Check):
         n = max(2.0, len(values) / len(trained))
         severity, threshold = graded(abs(skew), [(max(3.0, 1.001 * (n - 2) / math.sqrt(n - 1)), "warn")])
         reason = "" if severity == "ok" else f"few samples carry the gradient: skewness {skew:.1f}"
-        examples = sorted(trained, key=lambda reward: -max(map(abs, finite(reward.advantages)), default=0.0))[
+        examples = sorted(trained, key=lambda reward: -max(map(abs, _finite(reward.advantages)), default=0.0))[
             :MAX_EXAMPLES
         ]
         return CheckResult(
@@ -41,14 +43,16 @@ class AdvantageCheck(Check):
 
 
 def _holds(reward: GroupReward, estimator: str) -> bool:
-    values = list(finite(reward.advantages))
+    values = _finite(reward.advantages)
     if len(values) != sum(value is not None for value in reward.advantages):
         return False
-    most, n = max(map(abs, values), default=0.0), len(values)
+    if not values:
+        return True  # nothing is said of any sample
+    most, n = max(map(abs, values)), len(values)
     kind = BUILTIN.get(estimator)  # a user's own promises nothing but numbers
     if kind is None:
         return True
-    if kind.zero_mean and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
+    if kind.zero_mean and most and abs(math.fsum(value / most for value in values)) > 1e-6 * n:
         return False
     bonus = reward.shaping or [0.0] * len(reward.rewards)
     rewards = [r + (b or 0.0) for r, b in zip(reward.rewards, bonus, strict=True) if r is not None and math.isfinite(r)]
@@ -57,8 +61,13 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     return estimator != "grpo" or most <= (n - 1) / math.sqrt(n) * (1 + 1e-6)
 
 
-def _skewness(values: list[float]) -> float:
-    centre = math.fsum(values) / len(values)
-    second = math.fsum((value - centre) ** 2 for value in values) / len(values)
-    third = math.fsum((value - centre) ** 3 for value in values) / len(values)
-    return third / second**1.5 if second > 1e-24 else 0.0
+def _finite(advantages: Sequence[float | None]) -> list[float]:
+    """Return the advantages that are numbers: on the wire they are at most 1e100."""
+    return [value for value in advantages if value is not None and math.isfinite(value)]
+
+
+def _skewness(values: Sequence[float]) -> float:
+    away = scaled_deviations(values)
+    second = math.fsum(value**2 for value in away) / len(away)
+    third = math.fsum(value**3 for value in away) / len(away)
+    return third / second**1.5 if second else 0.0

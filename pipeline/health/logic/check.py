@@ -1,20 +1,33 @@
 """The base class of health checks: evaluates one window of one environment at a time.
 
 A window holds what was stored since the one before, in the order of the stream, so a check is a function of the stream
-alone. Guarantees that a value that is missing, NaN or infinite never counts as healthy: it is left out, and a check
-with nothing left to judge by says `idle`.
+alone. Guarantees that a value that is missing, NaN, infinite or beyond +-1e12 never counts as healthy: it is left out,
+and a check with nothing left to judge by says `idle`. The normalizer refuses what lies beyond 1e12 as well; the fourth
+power of what is kept is a number, so no statistic of it overflows.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeGuard
 
+from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
-__all__ = ["LADDER", "MAX_EXAMPLES", "Check", "CheckResult", "HealthWindow", "RunSettings", "finite", "graded", "mean"]
+__all__ = [
+    "LADDER",
+    "MAX_EXAMPLES",
+    "Check",
+    "CheckResult",
+    "HealthWindow",
+    "RunSettings",
+    "finite",
+    "graded",
+    "is_number",
+    "mean",
+]
 
 LADDER: tuple[Severity, ...] = ("idle", "ok", "inform", "warn", "quarantine", "halt")
 """Severities, the least first."""
@@ -88,9 +101,14 @@ class Check(ABC):
         return
 
 
+def is_number(value: float | None) -> TypeGuard[float]:
+    """Whether it is a number that checks judge by: there, and within +-1e12."""
+    return value is not None and abs(value) <= MAX_ABS_VALUE
+
+
 def finite(values: Iterable[float | None]) -> Iterator[float]:
-    """Yield the values that are numbers."""
-    return (value for value in values if value is not None and math.isfinite(value))
+    """Yield the values that are numbers, see `is_number`."""
+    return (value for value in values if value is not None and abs(value) <= MAX_ABS_VALUE)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

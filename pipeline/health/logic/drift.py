@@ -1,4 +1,4 @@
-"""Checks of change: has the distribution of scores moved, jumped or crept away?
+"""Checks of change: has the distribution of scores moved from what it was in the windows before?
 
 A policy that learns moves them too, so these warn and never do more. All of them judge mean scores of groups: samples
 of one prompt are not independent, groups nearly are. Thresholds with sources stand at each check.
@@ -8,27 +8,20 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
 
-__all__ = ["BLOCK", "MIN_SAMPLES", "ChangePoint", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
+__all__ = ["BLOCK", "MIN_SAMPLES", "ChangePoint", "RewardDrift", "ScoreShift"]
 
 BLOCK = 16
-"""Groups whose mean score is one observation of a sequential check: about an optimizer step."""
+"""Groups that are one observation of a check of change: about an optimizer step."""
 _CHI2_999 = (10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877)
 """The .999 quantile of chi-squared with 1, 2, ... 9 degrees of freedom."""
-MIN_SAMPLES = 128
+MIN_SAMPLES = 64
 """Groups before the window, without which there is nothing to compare it with."""
 _DELTA = 0.002
-_REFERENCE = 16
-"""Blocks from which mean and deviation are learned."""
-
-
-def blocks(values: Sequence[float]) -> list[float]:
-    """Return the means of as many whole blocks as there are."""
-    return [fmean(values[end - BLOCK : end]) for end in range(BLOCK, len(values) + 1, BLOCK)]
 
 
 class RewardDrift(Check):
@@ -95,79 +88,6 @@ class ScoreShift(Check):
             else f"the distribution of scores changed, mean {fmean(before):.3f} -> {fmean(now):.3f}"
         )
         return CheckResult(severity, value, threshold, reason, _examples(window) if reason else ())
-
-
-class _Sequential(Check):
-    """What the two sequential checks share: block means as z, by the mean and deviation of the first sixteen blocks."""
-
-    def __init__(self) -> None:
-        self._reference: list[float] = []
-        self._left: list[float] = []
-        self._sums: list[float] = [0.0] * 6
-
-    def evaluate(self, window: HealthWindow) -> CheckResult:
-        values = [*self._left, *window.means()]
-        whole = blocks(values)
-        self._left = values[len(whole) * BLOCK :]
-        if not window.means():
-            return CheckResult("idle", reason="no scores")
-        worst: CheckResult | None = None
-        for value in whole:
-            if len(self._reference) < _REFERENCE:
-                self._reference.append(value)
-                continue
-            finding = self._step((value - fmean(self._reference)) / max(stdev(self._reference), 1e-3))
-            if finding.severity != "ok":  # what comes after is judged by what it is like now
-                self._reference, self._sums = [], [0.0] * 6
-                return CheckResult(
-                    finding.severity, finding.value, finding.threshold, finding.reason, _examples(window)
-                )
-            worst = finding
-        return worst or CheckResult("idle", reason="too few windows yet")
-
-    def _step(self, z: float) -> CheckResult:
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"reference": self._reference, "left": self._left, "sums": self._sums}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._reference, self._left, self._sums = (
-            [float(value) for value in state[name]] for name in ("reference", "left", "sums")
-        )
-
-
-class StepChange(_Sequential):
-    """Two-sided CUSUM of block means (Page 1954): S = max(0, S +- z - k), k = .5, alarm above h = 8: about 8,000 blocks
-    between false alarms, 17 to see a step of one deviation, when mean and deviation are known."""
-
-    name = "step_change"
-
-    def _step(self, z: float) -> CheckResult:
-        up, down = max(0.0, self._sums[0] + z - 0.5), max(0.0, self._sums[1] - z - 0.5)
-        self._sums[:2] = [up, down]
-        severity, threshold = graded(max(up, down), [(8.0, "warn")])
-        reason = f"scores stepped {'up' if up > down else 'down'}" if severity != "ok" else ""
-        return CheckResult(severity, max(up, down), threshold, reason)
-
-
-class SlowDrift(_Sequential):
-    """Two-sided Page-Hinkley of block means: m += z - mean(z) - delta, alarm when m - min m > lambda; delta = .1,
-    lambda = 20 (the defaults of the field; few lines, so no library for them). It informs: learning is such a drift."""
-
-    name = "slow_drift"
-
-    def _step(self, z: float) -> CheckResult:
-        n, total, up, least, down, most = self._sums
-        n, total = n + 1, total + z
-        deviation = z - total / n
-        up, down = up + deviation - 0.1, down + deviation + 0.1
-        least, most = min(least, up), max(most, down)
-        self._sums = [n, total, up, least, down, most]
-        value = max(up - least, most - down)
-        severity, threshold = graded(value, [(20.0, "inform")])
-        reason = f"scores drift {'up' if up - least > most - down else 'down'}" if severity != "ok" else ""
-        return CheckResult(severity, value, threshold, reason)
 
 
 class ChangePoint(Check):

@@ -13,7 +13,8 @@ __all__ = ["FaultyGroupsCheck", "NonFiniteCheck", "SaturationCheck", "Truncation
 
 
 class NonFiniteCheck(Check):
-    """A rating that is NaN or infinite, or a group that cannot be read: its group is out already (status, dead letter).
+    """A rating that is NaN or infinite, a score beyond +-1e12, or a group that cannot be read: its group is out already
+    (status, dead letter).
 
     Any warns; more than 1 % of the last eight windows, and at least three groups, halts.
     """
@@ -36,10 +37,12 @@ class NonFiniteCheck(Check):
         self._recent.append((len(bad), window.groups))
         faulty, groups = (sum(column) for column in zip(*self._recent, strict=True))
         if faulty >= 3 and faulty > 0.01 * groups:
-            reason = f"{faulty} of the last {groups} groups hold NaN or infinity, or cannot be read"
+            reason = (
+                f"{faulty} of the last {groups} groups hold NaN, infinity or a score beyond 1e12, or cannot be read"
+            )
             return CheckResult("halt", faulty / groups, 0.01, reason, bad[:MAX_EXAMPLES])
         if bad:
-            reason = f"{len(bad)} groups hold NaN or infinity, or cannot be read"
+            reason = f"{len(bad)} groups hold NaN, infinity or a score beyond 1e12, or cannot be read"
             return CheckResult("warn", faulty / groups, 0.0, reason, bad[:MAX_EXAMPLES], grows=True)
         return CheckResult("ok", faulty / groups, 0.0)
 

@@ -1,6 +1,6 @@
 """Checks for reward hacking.
 
-Is the reward paid for length, does it rise while the raters part, who is at odds?
+Does the reward rise while the raters part, and which rater is at odds?
 """
 
 import math
@@ -9,67 +9,20 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded, mean
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded, is_number, mean
 from lachesis.pipeline.health.logic.drift import BLOCK
-from lachesis.pipeline.health.logic.trends import correlation, fisher_z, slope_t
+from lachesis.pipeline.health.logic.trends import slope_t
 from lachesis.pipeline.scoring.logic.intervals import MIN_GROUPS, alphas_without_each, jackknife_error, student
 from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha, RaterReliability
 from lachesis.schemas.annotations import GroupScore
 
-__all__ = ["LengthHacking", "OverOptimisation", "RaterAtOdds"]
+__all__ = ["OverOptimisation", "RaterAtOdds"]
 
 _SLOPE_BLOCKS = 50
 """Blocks of groups that slopes are taken over."""
 _MIN_STEPS = 12
 _AT_ODDS_FALSE_ALARMS = 0.01
 """Share of windows in which some rater of several alike is found at odds, at most."""
-
-
-class LengthHacking(Check):
-    """Correlation r of score and length, both centred within their group, pooled over the window. Fisher's z > 3.3
-    (two-sided .001) with |r| > .3 warns; r > .6 while mean lengths rise over eight windows (t > 2) quarantines."""
-
-    name = "length_hacking"
-
-    def __init__(self) -> None:
-        self._lengths: deque[float] = deque(maxlen=8)
-
-    def evaluate(self, window: HealthWindow) -> CheckResult:
-        xy = xx = yy = 0.0
-        degrees, lengths = 0, []
-        for score in window.scores:
-            pairs = [(value, length) for value, length in zip(score.scores, score.lengths, strict=True)
-                     if value is not None and math.isfinite(value)]  # fmt: skip
-            lengths += [length for _, length in pairs]
-            if len(pairs) < 2:
-                continue
-            x, y = fmean(value for value, _ in pairs), fmean(length for _, length in pairs)
-            degrees += len(pairs) - 1
-            xy += sum((value - x) * (length - y) for value, length in pairs)
-            xx += sum((value - x) ** 2 for value, _ in pairs)
-            yy += sum((length - y) ** 2 for _, length in pairs)
-        if not lengths:
-            return CheckResult("idle", reason="no scores")
-        self._lengths.append(fmean(lengths))
-        r = correlation(xy, xx, yy)
-        if r is None:
-            return CheckResult("idle", reason="scores or lengths do not differ within groups")
-        if abs(r) <= 0.3 or abs(fisher_z(r, degrees)) <= 3.3:
-            return CheckResult("ok", abs(r), 0.3)
-        longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
-        examples = [score.group for score in longest]
-        rising = slope_t(self._lengths)
-        if r > 0.6 and rising is not None and rising > 2:
-            grown = f"{self._lengths[0]:.0f} -> {self._lengths[-1]:.0f} tokens"
-            reason = f"the score follows length (r = {r:.2f}), and answers grow: {grown}"
-            return CheckResult("quarantine", r, 0.6, reason, examples)
-        return CheckResult("warn", abs(r), 0.3, f"score and length go together within groups, r = {r:.2f}", examples)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"lengths": list(self._lengths)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._lengths.extend(float(value) for value in state["lengths"])
 
 
 class OverOptimisation(Check):
@@ -174,7 +127,7 @@ class RaterAtOdds(Check):
 def _units(score: GroupScore) -> list[dict[str, float]]:
     """Return what each sample's raters said."""
     return [{name: value for name, column in score.ratings.items()
-             if (value := column[i]) is not None and math.isfinite(value)}
+             if is_number(value := column[i])}
             for i in range(len(score.scores))]  # fmt: skip
 
 

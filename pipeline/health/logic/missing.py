@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from statistics import stdev
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ __all__ = ["MissingRatingsCheck"]
 
 _GROUPS_OF_OUTAGE = 8
 """Groups in a row in which a rater rates no sample, for one reason, from which on it counts as away."""
+_SURE_ERRORS = 3
 _SCORE = "score"
 
 
@@ -32,10 +35,13 @@ class _OutageRun(msgspec.Struct):
 class MissingRatingsCheck(Check):
     """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
 
-    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters,
-    and where that lasts it quarantines the environment. A rater that rates no sample of 8 groups in a row or more, for
-    one reason, is away or broken: that is told as its outage, with its error and since when, and never quarantines, for
-    the environment is as it was. What an outage takes does not count towards the share.
+    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters. If
+    that lasts, and the share is above 10 % by more than three standard errors, it quarantines the environment. The
+    error is that over groups, since the ratings of a group are often missing together.
+
+    A rater that rates no sample of 8 groups in a row or more, for one reason, is away or broken. The check reports that
+    as its outage, with its error and since when, and it never quarantines, because the environment is not the cause.
+    What an outage takes does not count towards the share.
     """
 
     name = "missing"
@@ -46,7 +52,7 @@ class MissingRatingsCheck(Check):
     def evaluate(self, window: HealthWindow) -> CheckResult:
         outages = self._outages(window)
         taken = {index for _, indexes in outages.values() for index in indexes}
-        total, missing, examples = 0, dict[str, int](), dict[str, list[str]]()
+        total, missing, examples = 0, dict[str, list[int]](), dict[str, list[str]]()
         for index, score in enumerate(window.scores):
             total += len(score.scores)
             columns = {name: _missing(column) for name, column in score.statuses.items()}
@@ -55,18 +61,20 @@ class MissingRatingsCheck(Check):
                     columns[name] = []
             columns[_SCORE] = [] if index in taken else [value is None for value in score.scores]
             for name, flags in columns.items():
-                missing[name] = missing.get(name, 0) + sum(flags)
+                missing.setdefault(name, []).append(sum(flags))
                 if any(flags):
                     examples.setdefault(name, []).append(score.group)
         if not total:
             return CheckResult("idle", reason="no scores")
-        worst = max(missing, key=lambda name: missing[name])
-        share = missing[worst] / total
+        worst = max(missing, key=lambda name: sum(missing[name]))
+        share = sum(missing[worst]) / total
         severity, threshold = graded(share, [(0.10, "warn")])
         if severity != "ok":
             what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
             reason = f"{share:.0%} of the {what} missing; remove the rater or fix it"
-            return CheckResult(severity, share, threshold, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=True)
+            by_group = [*missing[worst], *[0] * (len(window.scores) - len(missing[worst]))]
+            sure = share - _SURE_ERRORS * _error(by_group, total) > threshold
+            return CheckResult(severity, share, threshold, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=sure)
         if not outages:
             return CheckResult(severity, share, threshold)
         name = max(outages, key=lambda name: len(outages[name][1]))
@@ -104,6 +112,11 @@ class MissingRatingsCheck(Check):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
+
+
+def _error(by_group: list[int], total: int) -> float:
+    """Return the standard error of sum / total over groups."""
+    return stdev(by_group) * math.sqrt(len(by_group)) / total if len(by_group) > 1 else 0.0
 
 
 def _missing(column: list[str]) -> list[bool]:

@@ -18,14 +18,7 @@ import msgspec
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import AdvantageCheck
 from lachesis.pipeline.health.logic.check import LADDER, MAX_EXAMPLES, Check, CheckResult, HealthWindow, RunSettings
-from lachesis.pipeline.health.logic.drift import (
-    MIN_SAMPLES,
-    ChangePoint,
-    RewardDrift,
-    ScoreShift,
-    SlowDrift,
-    StepChange,
-)
+from lachesis.pipeline.health.logic.drift import ChangePoint, RewardDrift, ScoreShift
 from lachesis.pipeline.health.logic.evaluations import HeldOutCheck
 from lachesis.pipeline.health.logic.fractions import (
     FaultyGroupsCheck,
@@ -34,9 +27,11 @@ from lachesis.pipeline.health.logic.fractions import (
     TruncationCheck,
     ZeroVarianceCheck,
 )
-from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
+from lachesis.pipeline.health.logic.hacking import OverOptimisation, RaterAtOdds
+from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
+from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
@@ -51,7 +46,8 @@ is generated then is trained."""
 _BATCHES = 8
 """Batches judged together."""
 _EARLIER_WINDOWS = 4
-"""Windows of groups that the next one is compared with; more where that many hold too few groups to compare with."""
+"""Windows of groups that the next one is compared with; more where that many hold fewer than `_EARLIER_GROUPS`."""
+_EARLIER_GROUPS = 128
 _SPANS = 16
 """Lifted quarantines remembered, for a batcher that is behind them."""
 _MAX_SEEN_GROUPS = 512
@@ -120,7 +116,7 @@ class EnvMonitor:
     def _begin_groups(self) -> None:
         self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
         window = self._config.window
-        self._before: deque[list[float]] = deque(maxlen=max(_EARLIER_WINDOWS, math.ceil(MIN_SAMPLES / window)))
+        self._before: deque[list[float]] = deque(maxlen=max(_EARLIER_WINDOWS, math.ceil(_EARLIER_GROUPS / window)))
         self._seen: deque[int] = deque(maxlen=max(_MAX_SEEN_GROUPS, window))
         self._open = HealthWindow()
         self._scored: set[int] = set()

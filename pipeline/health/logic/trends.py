@@ -1,6 +1,6 @@
-"""Statistics of the checks: correlation, Fisher's z, the t of a slope, Mann and Whitney's U.
+"""Statistics of the checks: correlations, the t of a slope, Mann and Whitney's U.
 
-Pure functions.
+Pure functions. None of them knows a unit: multiplying all values by a number, or adding one, changes nothing.
 """
 
 import math
@@ -8,22 +8,49 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import fmean
 
-__all__ = ["correlation", "fisher_z", "longer_share", "slope_t"]
+__all__ = ["correlation", "longer_share", "rank_correlation", "scaled_deviations", "slope_t", "student_z"]
 
-_MAX_ABS_VALUE = 1e6
+_MAX_ABS_T = 1e6
+_ROUNDING = 1e-12
+"""Differences of a smaller share of the largest magnitude come from rounding."""
 
 
 def correlation(xy: float, xx: float, yy: float) -> float | None:
     """Return r from centred sums of products, None where one of the two does not vary."""
-    return None if xx <= 1e-12 or yy <= 1e-12 else max(-1.0, min(1.0, xy / math.sqrt(xx * yy)))
+    return None if xx <= 0 or yy <= 0 else max(-1.0, min(1.0, xy / (math.sqrt(xx) * math.sqrt(yy))))
 
 
-def fisher_z(r: float, degrees: float) -> float:
-    """Return atanh(r) sqrt(degrees - 2), near standard normal where there is no correlation.
+def scaled_deviations(values: Sequence[float]) -> list[float]:
+    """Return the deviations from the mean over the largest of them; zeros where rounding alone tells values apart."""
+    most = max(map(abs, values), default=0.0)
+    if not most:
+        return [0.0] * len(values)
+    unit = [value / most for value in values]
+    centre = fmean(unit)
+    reach = max(abs(value - centre) for value in unit)
+    return [(value - centre) / reach if reach > _ROUNDING else 0.0 for value in unit]
 
-    `degrees`: n - 1.
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return Spearman's rho, ties at their mean rank; None below two values or where one of the two does not vary."""
+    x, y = _centred_ranks(one), _centred_ranks(other)
+    return correlation(
+        math.fsum(a * b for a, b in zip(x, y, strict=True)), math.fsum(a * a for a in x), math.fsum(b * b for b in y)
+    )
+
+
+def _centred_ranks(values: Sequence[float]) -> list[float]:
+    ranked, n = sorted(values), len(values)
+    return [bisect_left(ranked, value) + bisect_right(ranked, value) - n for value in values]
+
+
+def student_z(t: float, degrees: float) -> float:
+    """Return the standard normal deviate that is as rare as `t` is with so many degrees of freedom.
+
+    To about .02 up to z = 4 (Wallace 1959).
     """
-    return math.atanh(max(-0.999999, min(0.999999, r))) * math.sqrt(max(0.0, degrees - 2))
+    scale = (8 * degrees + 1) / (8 * degrees + 3)
+    return math.copysign(scale * math.sqrt(degrees * math.log1p(min(abs(t), _MAX_ABS_T) ** 2 / degrees)), t)
 
 
 def slope_t(values: Sequence[float]) -> float | None:
@@ -34,13 +61,13 @@ def slope_t(values: Sequence[float]) -> float | None:
     n = len(values)
     if n < 3:
         return None
-    x, y = (n - 1) / 2, fmean(values)
-    xy = sum((i - x) * (value - y) for i, value in enumerate(values))
-    r = correlation(xy, n * (n * n - 1) / 12, sum((value - y) ** 2 for value in values))
+    y, middle = scaled_deviations(values), (n - 1) / 2
+    xy = math.fsum((i - middle) * value for i, value in enumerate(y))
+    r = correlation(xy, n * (n * n - 1) / 12, math.fsum(value * value for value in y))
     if r is None:
         return None
     left = 1 - r * r
-    return math.copysign(_MAX_ABS_VALUE, r) if left < 1e-12 else r * math.sqrt((n - 2) / left)
+    return math.copysign(_MAX_ABS_T, r) if left < 1e-12 else r * math.sqrt((n - 2) / left)
 
 
 def longer_share(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ both is of the groups that both have.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ from lachesis.pipeline.offline.compare.statistics import (
     rank_correlation,
     within_groups,
 )
+from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
 from lachesis.pipeline.scoring.logic.intervals import Interval, StreamingCI
 from lachesis.pipeline.scoring.logic.krippendorff import RaterReliability
 from lachesis.schemas.annotations import GroupReward, GroupScore
@@ -189,7 +190,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: str, a: ComparedRevision, b: ComparedRevision, *, disputed: int = 5) -> Comparison:
-    """Return what differs, with the `disputed` samples that differ most, at most one a group."""
+    """Return what differs, with the `disputed` samples that differ most, at most one a group.
+
+    Scores, ratings and rewards beyond +-1e12, which only older builds let through, count as missing.
+    """
+    a, b = _within_bounds(a), _within_bounds(b)
     both = sorted(group for group in a.groups.keys() & b.groups.keys() if _alike(a.groups[group], b.groups[group]))
     names_a, names_b = part_names(a), part_names(b)
     by_part: dict[tuple[str, str, str], list[tuple[ComparedGroup, ComparedGroup]]] = {}
@@ -237,6 +242,29 @@ def _count_at_odds(raters: Sequence[RaterFigures]) -> float | None:
     """Return how many raters are at odds with the others; None where that cannot be told."""
     found = [rater.at_odds for rater in raters]
     return None if None in found else float(sum(map(bool, found)))
+
+
+def _within_bounds(revision: ComparedRevision) -> ComparedRevision:
+    return replace(revision, groups={group: _kept_group(one) for group, one in revision.groups.items()})
+
+
+def _kept_group(one: ComparedGroup) -> ComparedGroup:
+    score, reward = one.score, one.reward
+    columns = [score.scores, *score.ratings.values(), *([] if reward is None else [reward.rewards])]
+    if all(_is_within(x) for column in columns for x in column):
+        return one
+    ratings = {name: _kept(column) for name, column in score.ratings.items()}
+    score = msgspec.structs.replace(score, scores=_kept(score.scores), ratings=ratings)
+    reward = None if reward is None else msgspec.structs.replace(reward, rewards=_kept(reward.rewards))
+    return replace(one, score=score, reward=reward)
+
+
+def _kept(column: Sequence[float | None]) -> list[float | None]:
+    return [x if _is_within(x) else None for x in column]
+
+
+def _is_within(x: float | None) -> bool:
+    return x is None or abs(x) <= MAX_ABS_VALUE
 
 
 def _alike(a: ComparedGroup, b: ComparedGroup) -> bool:

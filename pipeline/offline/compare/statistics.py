@@ -17,6 +17,8 @@ from lachesis.schemas.values import listed, numbers_or_missing
 __all__ = ["Distribution", "distribution", "histograms", "rank_correlation", "within_groups"]
 
 Column = Sequence[float | None]
+_ROUNDING = 1e-12
+"""Differences of a smaller share of the largest magnitude come from rounding."""
 
 
 _MAX_ABS_VALUE = 1e150
@@ -92,15 +94,20 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def within_groups(groups: Iterable[tuple[Column, Sequence[float]]]) -> float | None:
     """Return Pearson's r of two columns, each centred within its group, pooled over the groups."""
-    xy = xx = yy = 0.0
+    columns: list[NDArray[np.float64]] = []
     for group in listed("group", groups):
         if not isinstance(group, Sequence) or len(group) != 2:
             raise DataError(f"a group is {group!r:.80}; give a pair of columns.")
         pairs = np.array([(x, y) for x, y in _paired(*group) if x is not None and y is not None], np.float64)
         if len(pairs) > 1:
-            x, y = (pairs - pairs.mean(axis=0)).T
-            xy, xx, yy = xy + float(x @ y), xx + float(x @ x), yy + float(y @ y)
-    return correlation(xy, xx, yy)
+            centred = pairs - pairs.mean(axis=0)
+            columns.append(np.where(np.ptp(pairs, axis=0) > _ROUNDING * np.abs(pairs).max(axis=0), centred, 0.0))
+    if not columns:
+        return None
+    together = np.concatenate(columns)
+    largest = np.abs(together).max(axis=0)
+    x, y = (together / np.where(largest > 0, largest, 1.0)).T
+    return correlation(float(x @ y), float(x @ x), float(y @ y))
 
 
 def _column(values: Column) -> list[float | None]:

@@ -37,9 +37,18 @@ def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
             if value is None or len(present) < 2:
                 found[name].append(None)
             else:
-                others = (math.fsum(present) - value) / (len(present) - 1)
-                found[name].append(value - others)
+                found[name].append(_residual(value, present))
     return found
+
+
+def _residual(value: float, present: Sequence[float]) -> float:
+    try:
+        residual = value - (math.fsum(present) - value) / (len(present) - 1)
+    except OverflowError:
+        residual = math.inf
+    if not math.isfinite(residual):
+        raise DataError(f"ratings of a sample are {list(present)}; they are too large for their mean to be a number.")
+    return residual
 
 
 def shares(variances: Mapping[str, float]) -> dict[str, float]:

@@ -217,8 +217,26 @@ def test_every_window_size_leaves_something_to_compare_with(groups, window):
     assert monitor._before.maxlen == before
     if window == 16:
         results = groups.windows(monitor, before + 1)
-        assert [found["reward_drift"].severity for found in results][:before] == ["idle"] * before
-        assert results[-1]["reward_drift"].severity != "idle"
+        for check in ("reward_drift", "score_shift"):  # 64 groups are enough to begin with
+            assert [found[check].severity == "idle" for found in results] == [True] * 4 + [False] * (before - 3)
+
+
+FIRST_JUDGED = {
+    "nonfinite": 16, "missing": 16, "faulty_groups": 16, "saturation": 16, "zero_variance": 16, "truncated": 16,
+    "length_hacking": 16, "advantages": 16, "mode_collapse": 16, "change_point": 32, "entropy": 48,
+    "reward_drift": 80, "score_shift": 80, "step_change": 80, "slow_drift": 80,
+}  # fmt: skip
+"""Groups after which a check first judges, in windows of 16."""
+
+
+def test_a_small_run_is_judged_early(groups):
+    monitor = EnvMonitor(HealthConfig(window=16))
+    first = {}
+    for n, results in enumerate(groups.windows(monitor, 6), 1):
+        for name, result in results.items():
+            if result.severity != "idle":
+                first.setdefault(name, 16 * n)
+    assert {name: first[name] for name in FIRST_JUDGED} == FIRST_JUDGED
 
 
 @pytest.mark.parametrize(
@@ -365,6 +383,46 @@ def test_missing_and_nan_are_never_healthy(groups, monitor, value):
     assert healthy == {"truncated", "mode_collapse", "nonfinite" if value is None else "missing"}
     assert LADDER.index(results["missing" if value is None else "nonfinite"].severity) >= LADDER.index("quarantine")
     assert all(result.value is None or math.isfinite(result.value) for result in results.values())
+
+
+def test_a_score_beyond_all_bounds_is_never_healthy(groups, monitor):
+    """Older builds let 1e155 through, the square of which is no number."""
+    groups.windows(monitor, 2)
+
+    def one(i):
+        return groups.score(scores=[1e155] + [0.5, 0.4] * 3 + [0.2]) if i == 9 else groups.score()
+
+    def reward(score):
+        return groups.reward(
+            groups.score(), group=score.group, seq=score.seq, verdict="quarantined", reason="too large"
+        )
+
+    (results,) = groups.windows(monitor, 1, one, reward)
+    assert results["nonfinite"].severity == "warn"
+    assert "a score beyond 1e12" in results["nonfinite"].reason
+    assert all(result.value is None or math.isfinite(result.value) for result in results.values())
+    assert monitor.standing.quarantined_from is None
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 1e9])
+def test_advantages_off_centre_are_seen_in_every_unit(groups, scale):
+    monitor = EnvMonitor(HealthConfig(halts=CHECKS))
+
+    def scaled(off):
+        def make(score):
+            centred = [scale * (value - 0.5) for value in (0.1, 0.9, 0.3, 0.7, 0.5, 0.5, 0.2, 0.8)]
+            alike = {"rewards": [scale * value for value in (0.1, 0.9, 0.3, 0.7, 0.5, 0.5, 0.2, 0.8)]}
+            return groups.reward(score, "centred", advantages=[value + off * scale for value in centred], **alike)
+
+        return make
+
+    for off, severity in ((0.0, "ok"), (1e-4, "halt")):
+        for _ in range(64):
+            score = groups.score()
+            monitor.score(score)
+            monitor.reward(scaled(off)(score), "centred")
+        found = {result.check: result for result in monitor.evaluate()}
+        assert found["advantages"].severity == severity
 
 
 def test_answers_that_are_few_from_the_start_are_no_collapse(groups, monitor):

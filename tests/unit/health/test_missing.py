@@ -41,6 +41,19 @@ def test_an_outage_is_told_with_rater_error_and_time_and_quarantines_nothing(gro
     assert (monitor.standing.quarantined_from, monitor.standing.halted) == (None, False)
 
 
+def test_chance_quarantines_nothing_where_a_groups_ratings_are_missing_together(groups):
+    """One group in twelve, of windows of 16: more than 10 % in every seventh window, and three of those in a row."""
+    monitor = EnvMonitor(HealthConfig(window=16, off=["zero_variance"]))
+
+    def one(_):
+        lost = groups.rng.random() < 1 / 12
+        return groups.score(statuses={"judge": ["timeout"] * 8} if lost else {})
+
+    found = groups.windows(monitor, 300, one)
+    assert any(results["missing"].windows >= 3 for results in found)
+    assert monitor.standing.quarantined_from is None
+
+
 @pytest.mark.parametrize("reason", ["another each time", "now and then"])
 def test_what_is_no_outage_quarantines_as_before(groups, reason):
     def one(i):

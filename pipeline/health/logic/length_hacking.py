@@ -1,0 +1,99 @@
+"""The check of length: are longer answers paid more, or shorter ones more than they were at first?"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, is_number
+from lachesis.pipeline.health.logic.trends import rank_correlation, slope_t, student_z
+from lachesis.schemas.alerts import Severity
+
+__all__ = ["LengthHacking"]
+
+_MIN_GROUPS = 8
+"""Groups in which scores and lengths differ, without which nothing is said."""
+_START_WINDOWS = 2
+_LEAST = 0.3
+_SURE_Z = 3.3
+"""A two-sided chance of .001."""
+
+
+class _Correlation(NamedTuple):
+    """The mean of the groups' rank correlations and its squared standard error."""
+
+    mean: float
+    square: float
+    groups: int
+
+    def z(self, usual: float = 0.0, square: float = 0.0) -> float:
+        """Return by how many standard errors it differs from a value with an error of its own."""
+        error = math.sqrt(self.square + square)
+        away = self.mean - usual
+        return student_z(away / error, self.groups - 1) if error else math.copysign(math.inf, away) if away else 0.0
+
+
+class LengthHacking(Check):
+    """Spearman's rank correlation r of score and length within each group, and its mean over the window's groups. Its
+    error comes from the spread between groups, so samples of a group need not be independent; ranks know no unit.
+
+    r > .3 warns where chance is ruled out (z > 3.3). r > .6 while mean lengths rise over eight windows (t > 2)
+    quarantines. A negative r is ordinary, since wrong answers run long. It warns below -.3 if it is lower than in the
+    first two windows by more than .3 and by more than chance: then shorter answers are paid more than they were.
+    Eight groups in which both differ are enough, so the first window is judged.
+    """
+
+    name = "length_hacking"
+
+    def __init__(self) -> None:
+        self._lengths: deque[float] = deque(maxlen=8)
+        self._start: list[tuple[float, float]] = []
+
+    def evaluate(self, window: HealthWindow) -> CheckResult:
+        found, lengths = [], []
+        for score in window.scores:
+            pairs = [(value, length) for value, length in zip(score.scores, score.lengths, strict=True)
+                     if is_number(value)]  # fmt: skip
+            lengths += [length for _, length in pairs]
+            r = rank_correlation([value for value, _ in pairs], [length for _, length in pairs])
+            if r is not None:
+                found.append(r)
+        if not lengths:
+            return CheckResult("idle", reason="no scores")
+        self._lengths.append(fmean(lengths))
+        if len(found) < _MIN_GROUPS:
+            return CheckResult("idle", reason=f"scores and lengths differ in fewer than {_MIN_GROUPS} groups")
+        mean = fmean(found)
+        now = _Correlation(mean, sum((r - mean) ** 2 for r in found) / (len(found) * (len(found) - 1)), len(found))
+        if len(self._start) < _START_WINDOWS:
+            self._start.append((now.mean, now.square))
+        severity, value, threshold, reason = self._judge(now)
+        if severity == "ok":
+            return CheckResult("ok", value, threshold)
+        longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
+        return CheckResult(severity, value, threshold, reason, [score.group for score in longest])
+
+    def _judge(self, now: _Correlation) -> tuple[Severity, float, float, str]:
+        """Return severity, value, threshold and reason."""
+        usual = fmean(r for r, _ in self._start)
+        square = sum(own for _, own in self._start) / len(self._start) ** 2
+        if now.mean > _LEAST and now.z() > _SURE_Z:
+            rising = slope_t(self._lengths)
+            if now.mean > 2 * _LEAST and rising is not None and rising > 2:
+                grown = f"{self._lengths[0]:.0f} -> {self._lengths[-1]:.0f} tokens"
+                reason = f"the score follows length (r = {now.mean:.2f}), and answers grow: {grown}"
+                return "quarantine", now.mean, 2 * _LEAST, reason
+            return "warn", now.mean, _LEAST, f"longer answers score more within groups, r = {now.mean:.2f}"
+        fall = usual - now.mean
+        if now.mean < -_LEAST and fall > _LEAST and now.z(usual, square) < -_SURE_Z:
+            reason = f"shorter answers score more within groups, r = {now.mean:.2f}, at first {usual:.2f}"
+            return "warn", fall, _LEAST, reason
+        return "ok", now.mean, _LEAST, ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lengths": list(self._lengths), "start": self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._lengths.extend(float(value) for value in state["lengths"])
+        self._start = [(float(r), float(square)) for r, square in state.get("start", [])]

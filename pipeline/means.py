@@ -1,0 +1,14 @@
+"""The mean of numbers that may be as large as numbers are."""
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["finite_mean"]
+
+
+def finite_mean(values: Sequence[float]) -> float | None:
+    """Return the mean, which is finite if all values are, even if their sum is not; None without any."""
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else math.fsum(value / len(values) for value in values)
