@@ -130,13 +130,13 @@ async def test_runs_do_not_see_each_other(secured: Secured, streams_config: Stre
 async def test_a_server_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     for ca_file in (str(tmp_path / "ca.pem"), None):  # another one, and the system's
-        with anyio.fail_after(30), pytest.raises(AccessError, match=r"cannot prove who it is.*nats\.ca_file"):
+        with anyio.fail_after(30), pytest.raises(AccessError, match=r"cannot prove its identity.*nats\.ca_file"):
             await secured.bus("scorer", ca_file=ca_file)
 
 
 async def test_a_name_that_is_not_in_the_certificate_is_refused(secured: Secured) -> None:
     url = secured.address.replace("127.0.0.1", "localhost")
-    with anyio.fail_after(30), pytest.raises(AccessError, match="cannot prove who it is"):
+    with anyio.fail_after(30), pytest.raises(AccessError, match="cannot prove its identity"):
         await secured.bus("scorer", url=url)
 
 

@@ -8,6 +8,7 @@ import anyio
 import pytest
 from integration.security.probes import IDENTITIES, STORES, publications
 from integration.security.secured import Secured
+from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.accounts import accounts_of
 from lachesis.pipeline.bus.consumer_names import reader_names
@@ -175,3 +176,28 @@ def test_nobody_is_in_the_account_of_the_streams() -> None:
     assert not streams.hears
     assert all(account.user for account in others)
     assert {ROLLOUTS, LEDGER} <= set(STREAMS)
+
+
+async def test_an_environment_neither_sees_nor_holds_up_the_large_messages_of_another(secured: Secured) -> None:
+    """The name of another's chunks would be enough to write between them, so that its message is never whole."""
+    chunks = subjects.blob("rollout", "one", "words", "c" * 32)
+    patterns = ("rl.blob.rollout.one.*", "rl.blob.rollout.one.*.*", "rl.blob.rollout.one.>", "rl.blob.>", chunks)
+    async with await secured.bus("environment-words") as words, secured.client("environment-far") as far:
+        await words.publish(chunks, b"the other's", msg_id="chunk of words")
+        answers: list[str] = []
+
+        async def note(message: Msg) -> None:
+            answers.append(f"{message.headers} {message.data!r}")
+
+        await far.subscribe(inbox := far.new_inbox(), cb=note)
+        for pattern in (*patterns, "rl.blob.rollout.one.far.*", "rl.blob.rollout.one.far.>"):
+            for body in (b"", b'{"seq":1}', b'{"multi_last":["rl.>"],"batch":9}', b'{"seq":1,"next_by_subj":">"}'):
+                await far.publish(f"$JS.API.DIRECT.GET.lachesis_one_ROLLOUTS.{pattern}", body, reply=inbox)
+        await far.publish(chunks, b"between them")
+        await far.request("$JS.API.INFO", timeout=30)
+        assert answers, "of its own there is no chunk, and a request for anything else is a bad one"
+        assert not [answer for answer in answers if "Nats-Subject" in answer]
+        async with await secured.bus(OPERATOR) as operator:
+            stored = await operator.last(ROLLOUTS, chunks)
+        assert stored is not None
+        assert stored.data == b"the other's"
