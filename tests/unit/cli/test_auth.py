@@ -11,9 +11,9 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.schemas.access import OBSERVER, OPERATOR, access_table
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.auth import run_auth_init, server_tls, show_auth
-from lachesis.services.run.scope import scope_of
 from lachesis.services.cli.options import Options
 from lachesis.services.registry import SERVICES
+from lachesis.services.run.scope import scope_of
 
 
 def init(folder: Path, run: str = "one", *sets: str, force: bool = False) -> None:
