@@ -125,8 +125,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `problems`: why something is not known. `streams` None: not known.
     evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
-    environment in it, and lately of each of its raters. warnings: held-out rates that fell, and what one identity uses up
-    for the others.
+    environment in it, and lately of each of its raters. warnings: held-out rates that fell, and what one identity uses
+    up for the others.
     """
 
     run: str

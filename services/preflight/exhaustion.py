@@ -85,9 +85,8 @@ def check_room(config: RunConfig, kind: str, usage: StreamUsage, by_writer: Mapp
     largest = sorted(by_writer.items(), key=lambda one: -one[1])[:_MAX_NAMED]
     if largest:
         total = sum(by_writer.values())
-        text += f"; its {'keys' if kind == BUCKET else 'newest messages'} are of " + ", ".join(
-            f"{who} ({100 * n / total:.0f} %)" for who, n in largest
-        )
+        shares = ", ".join(f"{who} ({100 * part / total:.0f} %)" for who, part in largest)
+        text += f"; its {'keys' if kind == BUCKET else 'newest messages'} are of {shares}"
     return warn(f"stream {subjects.stream_name(config.run, kind)}", text, _room_mend(kind))
 
 
