@@ -116,7 +116,7 @@ class _KilledAfter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
 
-    async def erase(self, stream: str, filters: list[str]) -> None:
+    async def delete_all(self, stream: str, filters: list[str]) -> None:
         await self._bus.delete_all(stream, filters)
         if stream == self._stream:
             raise KeyboardInterrupt
