@@ -1,5 +1,6 @@
 """Requests of raters that ask a server, sorted by what their failure means."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -39,7 +40,7 @@ async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
                     raise RefusedError(f"{place} answered more than {_MAX_REPLY_BYTES} bytes")
     except httpx.HTTPError as error:
         raise InfrastructureError(f"{place}: {type(error).__name__}: {without_secrets(str(error))}") from error
-    shown = _shown(client, data)
+    shown = _shown([client.headers, response.request.headers], data)
     if response.status_code == _BUSY or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise InfrastructureError(f"{place} answered {response.status_code}: {shown}")
     if response.status_code != httpx.codes.OK:
@@ -50,10 +51,10 @@ async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
         raise RefusedError(f"{place} answered what is no JSON: {shown}") from error
 
 
-def _shown(client: httpx.AsyncClient, data: bytes) -> str:
-    """Return the beginning of an answer, without the key that the client sent."""
-    _, _, key = client.headers.get("authorization", "").partition(" ")
+def _shown(sent: Iterable[httpx.Headers], data: bytes) -> str:
+    """Return the beginning of an answer, without the keys in the headers that were sent."""
     text = data.decode(errors="replace")
-    if key:
-        text = text.replace(key, MASK)
+    for headers in sent:  # a password in the address takes the place of the client's key
+        _, _, key = headers.get("authorization", "").partition(" ")
+        text = text.replace(key, MASK) if key else text
     return repr(without_secrets(text)[:_MAX_SHOWN_CHARS])
