@@ -2,8 +2,9 @@
 """Write the hashes of what `make` and CI install, or with `--check` compare them with constraints.txt. No network then.
 
 deploy/locked/demo.txt is what `make demo` installs, deploy/locked/dev.txt what the tests need beside it; image.txt and
-image-light.txt hold what of both goes into the images. pip takes all of them with --require-hashes. torch is in none: its CPU and CUDA builds have the same version, come from several indexes and
-have other hashes. It is pinned by version alone, and so is what only a CUDA build of it brings along.
+image-light.txt hold what of both goes into the images. pip takes all of them with --require-hashes. torch is in none:
+its CPU and CUDA builds have the same version, come from several indexes and have other hashes. It is pinned by version
+alone, and so is what only a CUDA build of it brings along.
 """
 
 import re

@@ -21,7 +21,6 @@ from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.schemas.subjects import LEDGER
 from lachesis.services.cli.commands import app
 
 __all__ = ["run"]  # the fixture
@@ -216,4 +215,3 @@ async def test_junk_on_the_subjects_of_single_writers_ends_no_reader(run: Run) -
     assert damaged["policy"] is None
     assert damaged["ledger"] is not None
     assert any("PolicyRecord" in problem or "policy" in problem for problem in damaged["problems"])
-    assert LEDGER
