@@ -175,6 +175,8 @@ async def test_no_command_passes_on_an_escape_sequence_or_a_forged_line(run: Run
     assert told.count(b"owned") > 100, "it was shown, and not left out"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_junk_on_the_subjects_of_single_writers_ends_no_reader(run: Run) -> None:
     await run.lachesis("init")
     entries = make_entries(3, run="demo")

@@ -83,9 +83,8 @@ async def use_up_readers(client: Client, stream: str, identity: str) -> None:
     await client.request("$JS.API.INFO", timeout=30)
 
 
-@pytest.mark.parametrize(
-    ("identity", "kind"), [("health", "EVENTS"), pytest.param("scorer", "ROLLOUTS", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("identity", "kind"), [("health", "EVENTS"), ("scorer", "ROLLOUTS")])
 async def test_who_has_used_up_its_readers_is_named_and_the_operator_frees_them(
     server: Secured, config: RunConfig, tmp_path: Path, identity: str, kind: str
 ) -> None:
@@ -112,7 +111,9 @@ async def fill(client: Client, subject: str, size: int) -> None:
     raise AssertionError("the stream is never full")
 
 
-@pytest.mark.parametrize("subject", ["rl.rollout.one.words", "rl.blob.rollout.one.words.#"])
+@pytest.mark.parametrize(
+    "subject", ["rl.rollout.one.words", pytest.param("rl.blob.rollout.one.words.#", marks=pytest.mark.slow)]
+)
 async def test_an_environment_that_fills_the_rollouts_is_named_and_shut_out(
     server: Secured, config: RunConfig, subject: str
 ) -> None:
@@ -138,6 +139,7 @@ async def test_an_environment_that_fills_the_rollouts_is_named_and_shut_out(
         await server.bus("environment-words")
 
 
+@pytest.mark.slow
 async def test_a_scorer_that_fills_the_bucket_is_named_and_the_operator_empties_it(
     server: Secured, config: RunConfig, tmp_path: Path
 ) -> None:

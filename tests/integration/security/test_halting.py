@@ -118,6 +118,7 @@ def leased(lab: Any, env: str, number: int, *, claims: str | None = None) -> tup
     return encode(group), {PLAN_HEADER: Plan.of(group).pack()}
 
 
+@pytest.mark.slow
 async def test_unreadable_messages_halt_whose_key_stored_them_and_nobody_else(
     server: Secured, make_lab: Callable[..., Any]
 ) -> None:
