@@ -1,4 +1,4 @@
-"""`lachesis gc --consumers` and `--attempts`: what an identity can heap up on the server, and deleting it.
+"""`lachesis gc --consumers` and `--attempts`: shows and deletes what an identity can heap up.
 
 A reader whose consumer is deleted makes another one and goes on where it was, so this is safe beside a run. The
 consumers that the replicas of a stage share stay: they know what was handled. Without the records of failed deliveries

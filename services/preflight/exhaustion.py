@@ -59,7 +59,10 @@ async def find_exhaustion(bus: NatsBus, config: RunConfig, kinds: Iterable[str])
 
 
 def check_readers(stream: str, consumers: Sequence[str]) -> Iterator[DoctorFinding]:
-    """Yield a finding for each identity that has nearly all the readers it may have, and one for very many in all."""
+    """Yield a finding for each identity that has nearly used up its readers.
+
+    One more where a stream has very many consumers in all.
+    """
     owners = Counter(name.partition("=")[0] for name in consumers)
     named = Counter(name.partition("=")[0] for name in consumers if name.count("=") == 1)
     for owner, count in sorted(named.items()):

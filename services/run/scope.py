@@ -1,4 +1,4 @@
-"""What the subjects and permissions of a run are made of, by its configuration. Pure."""
+"""Reads from the configuration what a run's subjects and permissions are made of. Pure."""
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import Scope
