@@ -87,15 +87,18 @@ BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
 
 
 def blob(kind: str, run: str, env: str = "*", name: str = "*") -> str:
-    """Chunks of a large message of an environment, in the stream of `rl.<kind>.<run>.>`; kind is one of `BLOB_KINDS`.
+    """Return where the chunks of an environment's large message go; kind is one of `BLOB_KINDS`.
 
-    They are the environment's own, so that none can see, hold up or spoil the large messages of another.
+    They are in the stream of `rl.<kind>.<run>.>`, and the environment's own, so that none can see, hold up or spoil the large messages of another.
     """
     return f"rl.blob.{kind}.{run}.{env}.{name}"
 
 
 def old_blob(kind: str, run: str, name: str = "*") -> str:
-    """Where older builds stored chunks: their large messages are still read and trimmed, and none are added."""
+    """Return where older builds stored chunks.
+
+    Their large messages are still read and trimmed; none are added.
+    """
     return f"rl.blob.{kind}.{run}.{name}"
 
 
