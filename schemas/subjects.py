@@ -89,7 +89,8 @@ BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
 def blob(kind: str, run: str, env: str = "*", name: str = "*") -> str:
     """Return where the chunks of an environment's large message go; kind is one of `BLOB_KINDS`.
 
-    They are in the stream of `rl.<kind>.<run>.>`, and the environment's own, so that none can see, hold up or spoil the large messages of another.
+    They are in the stream of `rl.<kind>.<run>.>`, and the environment's own, so that none can see, hold up or spoil the
+    large messages of another.
     """
     return f"rl.blob.{kind}.{run}.{env}.{name}"
 
