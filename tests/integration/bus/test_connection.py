@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from integration.harness import alive, until
 from integration.proxy import open_proxy
