@@ -40,7 +40,7 @@ COMMANDS = {
         Command("dev", "dev:dev", "Run one task through all stages to an optimizer step in this "
                 "process, without a server."),
         Command("init", "init:init", "Create the run's streams and bucket on the server, or change them to fit the "
-                "configuration. Safe to repeat."),
+                "configuration."),
         Command("status", "status:status", "Show the state of a run: streams, services, ledger, policy, trainer."),
         Command("top", "top:top", "Watch the run: lag, rate and latency of each stage, and "
                 "the bottleneck. Ends with Ctrl-C."),

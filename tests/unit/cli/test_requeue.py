@@ -137,8 +137,8 @@ async def test_what_may_have_been_rewarded_in_trimmed_history_is_left_alone(
     late = await event("late")
     last = await event("last")
     assert await refused(early) is None
-    assert "can no longer be told" in str(await refused(late + 1))
-    assert "can no longer be told" in str(await refused(last + 1))  # nothing is stored from there on
+    assert "it is no longer known" in str(await refused(late + 1))
+    assert "it is no longer known" in str(await refused(last + 1))  # nothing is stored from there on
 
 
 async def test_what_still_cannot_be_read_stays_where_it_is(world: World) -> None:
