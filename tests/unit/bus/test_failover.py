@@ -67,7 +67,7 @@ class FakeLink:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    for name in ("_LOOK_S", "_ASK_S", "_HOME_S", "_NOBODY_S"):
+    for name in ("_PROBE_INTERVAL_S", "_ASK_INTERVAL_S", "_HOME_INTERVAL_S", "_NO_SERVER_PAUSE_S"):
         monkeypatch.setattr(failover, name, (0, 0))
 
 
