@@ -49,7 +49,7 @@ class FakeLink:
         self.moved = []
         self.looks = 0
 
-    async def ask(self, subject, data, *, timeout_s):
+    async def request_once(self, subject, data, *, timeout_s):
         self.looks += 1
         if self.is_refusing and subject in self.optional:
             self.refused.add(subject)
