@@ -1,9 +1,10 @@
 # ruff: noqa: INP001 - a script, no package
 """Write the hashes of what `make` and CI install, or with `--check` compare them with constraints.txt. No network then.
 
-deploy/locked/demo.txt is what `make demo` installs, deploy/locked/dev.txt what the tests need beside it; pip takes both
-with --require-hashes. torch is in neither: its CPU and CUDA builds have the same version, come from several indexes and
-have other hashes. It is pinned by version alone, and so is what only a CUDA build of it brings along.
+deploy/locked/demo.txt is what `make demo` installs, deploy/locked/dev.txt what the tests need beside it; image.txt and
+image-light.txt hold what of both goes into the images. pip takes all of them with --require-hashes. torch is in none:
+its CPU and CUDA builds have the same version, come from several indexes and have other hashes. It is pinned by version
+alone, and so is what only a CUDA build of it brings along.
 """
 
 import re
@@ -17,6 +18,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LOCKED = ROOT / "deploy" / "locked"
 FILES = ("demo.txt", "dev.txt")
 DEMO_EXTRAS = ("demo",)
+IMAGES = {"image.txt": ("train", "auth", "otel"), "image-light.txt": ("auth", "otel")}
+"""The extras that each image of deploy/Dockerfile holds."""
 UNHASHED = {"torch"}
 BUILD = {"setuptools"}
 """What builds the package itself: it is installed with the demo, since pip takes no hashes for a build of its own."""
@@ -54,13 +57,19 @@ def check() -> list[str]:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             problems.append(f"{name}: {wanted.get(name)} in constraints.txt, {found.get(name)} in deploy/locked")
+    entries = {found[0] for file in FILES for found in _HASHED.finditer((LOCKED / file).read_text())}
+    for file in IMAGES:
+        text = (LOCKED / file).read_text()
+        own = {found[0]: found[1] for found in _HASHED.finditer(text)}
+        named = [name for entry, name in own.items() if entry not in entries]
+        named += sorted(pins(text).keys() - {_normal(name) for name in own.values()})
+        problems += [f"deploy/locked/{file}: {name} is otherwise in {' or '.join(FILES)}" for name in named]
     return problems
 
 
 def write(uv: str = "uv") -> None:
     """Ask the package index for the hashes of every file of every pinned version, with the program `uv`."""
-    extras = [part for extra in DEMO_EXTRAS for part in ("--extra", extra)]
-    demo = set(pins(_compile(uv, "pyproject.toml", *extras, "--constraint", "constraints.txt"))) | BUILD
+    demo = _needed(uv, DEMO_EXTRAS)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pinned:
         pinned.write("".join(f"{name}=={version}\n" for name, version in pins(CONSTRAINTS.read_text()).items()))
         pinned.flush()
@@ -71,6 +80,16 @@ def write(uv: str = "uv") -> None:
         kept = [entry for name, entry in entries if name not in UNHASHED and (name in demo) is belongs]
         lines = ["# Written by `make lock` from constraints.txt.", *kept, ""]
         (LOCKED / file).write_text("\n".join(lines))
+    for file, extras in IMAGES.items():
+        needed = _needed(uv, extras) - UNHASHED
+        kept = [entry for name, entry in entries if name in needed]
+        (LOCKED / file).write_text("\n".join(["# Written by `make lock` from constraints.txt.", *kept, ""]))
+
+
+def _needed(uv: str, extras: tuple[str, ...]) -> set[str]:
+    """Return what the package needs with these extras, and what builds it, by normalized name."""
+    options = [part for extra in extras for part in ("--extra", extra)]
+    return set(pins(_compile(uv, "pyproject.toml", *options, "--constraint", "constraints.txt"))) | BUILD
 
 
 def pins(text: str) -> dict[str, str]:

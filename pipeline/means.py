@@ -11,4 +11,7 @@ def finite_mean(values: Sequence[float]) -> float | None:
     if not values:
         return None
     mean = sum(values) / len(values)
-    return mean if math.isfinite(mean) else math.fsum(value / len(values) for value in values)
+    if math.isfinite(mean):
+        return mean
+    largest = max(map(abs, values))
+    return largest * (math.fsum(value / largest for value in values) / len(values))

@@ -170,7 +170,8 @@ def _services(scope: Scope) -> dict[str, Access]:
     promotions = subjects.promotion(run, revision)
     incidents = (subjects.incident(run),)
 
-    chunks = (ROLLOUTS, subjects.blob("rollout", run))
+    def chunks(env: str) -> str:
+        return subjects.blob("rollout", run, env)
 
     def state(stage: str, partition: str = "*") -> str:
         return subjects.state(run, stage, revision, partition)
@@ -183,7 +184,7 @@ def _services(scope: Scope) -> dict[str, Access]:
         "governor": row(
             "governor",
             # a chunk of its own ends a large message that nobody finished, before it is deleted
-            writes=(state("governor", "0"), subjects.blob("rollout", run), subjects.blob("logprobs", run)),
+            writes=(state("governor", "0"), subjects.all_blobs("rollout", run), subjects.all_blobs("logprobs", run)),
             tells=(subjects.admission(run),),
             serves=(subjects.lease(run),),
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
@@ -253,9 +254,9 @@ def _services(scope: Scope) -> dict[str, Access]:
         ),
         "gateway": row(
             "gateway",
-            writes=(*(subjects.rollout(run, env) for env in scope.foreign), subjects.blob("rollout", run)),
+            writes=(*(subjects.rollout(run, env) for env in scope.foreign), *map(chunks, scope.foreign)),
             asks=tuple(map(lease, scope.foreign)),
-            rereads=(chunks,),
+            rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
             hears=(subjects.heartbeat(run, "governor"),),
             watches=(policy,),
             gets=(BUCKET,),
@@ -264,9 +265,9 @@ def _services(scope: Scope) -> dict[str, Access]:
         **{
             identity_of(ENVIRONMENT, env): row(
                 identity_of(ENVIRONMENT, env),
-                writes=(subjects.rollout(run, env), subjects.blob("rollout", run)),
+                writes=(subjects.rollout(run, env), chunks(env)),
                 asks=(lease(env),),
-                rereads=(chunks,),
+                rereads=((ROLLOUTS, chunks(env)),),
                 watches=(policy, keys.curriculum(revision, env), policy_server),
             )
             for env in scope.environments

@@ -96,10 +96,18 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         "blob",
-        subjects.blob("rollout", "{run}", "{name}"),
+        subjects.blob("rollout", "{run}", "{env}", "{name}"),
         subjects.ROLLOUTS,
         (),
         "Chunks of a large group, stored before its head. Raw bytes.",
+        "environment",
+    ),
+    Channel(
+        "old-blob",
+        subjects.old_blob("rollout", "{run}", "{name}"),
+        subjects.ROLLOUTS,
+        (),
+        "Chunks as older builds stored them. They are still read; none are added.",
         "environment",
     ),
     Channel(
@@ -137,10 +145,18 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         "logprobs-blob",
-        subjects.blob("logprobs", "{run}", "{name}"),
+        subjects.blob("logprobs", "{run}", "{env}", "{name}"),
         subjects.TEACHER,
         (),
         "Chunks of a large group's logprobs, stored before their head. Raw bytes.",
+        "teacher",
+    ),
+    Channel(
+        "old-logprobs-blob",
+        subjects.old_blob("logprobs", "{run}", "{name}"),
+        subjects.TEACHER,
+        (),
+        "Chunks of logprobs as older builds stored them. They are still read; none are added.",
         "teacher",
     ),
     Channel(

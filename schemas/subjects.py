@@ -36,6 +36,7 @@ __all__ = [
     "Kind",
     "ReplayKind",
     "admission",
+    "all_blobs",
     "blob",
     "bucket_name",
     "check_name",
@@ -51,6 +52,7 @@ __all__ = [
     "logprobs",
     "micro",
     "offline_trainer",
+    "old_blob",
     "promotion",
     "replay",
     "revision",
@@ -84,13 +86,35 @@ BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
 """What may be stored in chunks, by kind, and the stream that takes them."""
 
 
+def blob(kind: str, run: str, env: str = "*", name: str = "*") -> str:
+    """Return where the chunks of an environment's large message go; kind is one of `BLOB_KINDS`.
+
+    They are in the stream of `rl.<kind>.<run>.>`, and the environment's own, so that none can see, hold up or spoil the
+    large messages of another.
+    """
+    return f"rl.blob.{kind}.{run}.{env}.{name}"
+
+
+def old_blob(kind: str, run: str, name: str = "*") -> str:
+    """Return where older builds stored chunks.
+
+    Their large messages are still read and trimmed; none are added.
+    """
+    return f"rl.blob.{kind}.{run}.{name}"
+
+
+def all_blobs(kind: str, run: str) -> str:
+    """Return one filter for all chunks of a kind, those of older builds among them."""
+    return f"rl.blob.{kind}.{run}.>"
+
+
 def stream_subjects(run: str) -> dict[str, list[str]]:
     """Return by kind what the streams of `run` store."""
     return {
-        ROLLOUTS: [f"rl.rollout.{run}.*", f"rl.blob.rollout.{run}.*", f"rl.promotion.{run}.*"],
+        ROLLOUTS: [f"rl.rollout.{run}.*", blob("rollout", run), old_blob("rollout", run), f"rl.promotion.{run}.*"],
         EVENTS: [f"rl.{kind}.{run}.*.*" for kind in get_args(Kind)],
         REPLAY: [f"rl.replay.{kind}.{run}.*.*" for kind in get_args(ReplayKind)],
-        TEACHER: [f"rl.logprobs.{run}.*.*", f"rl.blob.logprobs.{run}.*"],
+        TEACHER: [f"rl.logprobs.{run}.*.*", blob("logprobs", run), old_blob("logprobs", run)],
         LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.*.*.*"],
     }
 
@@ -157,11 +181,6 @@ def check_name(what: str, name: str) -> str:
 
 def rollout(run: str, env: str = "*") -> str:
     return f"rl.rollout.{run}.{env}"
-
-
-def blob(kind: str, run: str, name: str = "*") -> str:
-    """Chunks of a large message, stored in the stream of `rl.<kind>.<run>.>`; kind is one of `BLOB_KINDS`."""
-    return f"rl.blob.{kind}.{run}.{name}"
 
 
 def promotion(run: str, revision: str) -> str:

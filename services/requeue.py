@@ -89,7 +89,8 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
             refusal = _unfit_annotation(message)
         else:
             refusal = f"messages of {stream} are not put back"
-        case = RequeueCase(seq, letter, message, refusal, done.get(_name(stream, at)))
+        repeated = None if message is None else done.get((message.subject, _name(stream, at)))
+        case = RequeueCase(seq, letter, message, refusal, repeated)
         if case.qualifies and stream == subjects.ROLLOUTS and message is not None:
             step = Plan.of(decode(RolloutGroup, message.data)).policy_step
             case = replace(case, stale=record.next_batch - step > config.batching.max_staleness)
@@ -143,11 +144,22 @@ class Requeuer:
         return await self._store(case, message.subject, encode(group), headers)
 
     async def _store(self, case: RequeueCase, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-        name = _name(case.letter.stream, case.letter.seq)
-        ack = await self._service.bus.publish_large(
-            subject, data, msg_id=f"requeue.{self._service.run}.{name}", headers={**headers, REQUEUED_HEADER: name}
-        )
-        return ack.seq
+        name, stream = _name(case.letter.stream, case.letter.seq), case.letter.stream
+        msg_id = f"requeue.{self._service.run}.{name}"
+        while True:
+            ack = await self._service.bus.publish_large(
+                subject, data, msg_id=msg_id, headers={**headers, REQUEUED_HEADER: name}
+            )
+            if not ack.duplicate or not await self._is_another(stream, ack.seq, subject):
+                return ack.seq
+            msg_id = f"{msg_id}.after.{ack.seq}"
+
+    async def _is_another(self, stream: str, seq: int, subject: str) -> bool:
+        """Return whether somebody has used the message's id on another subject, which would keep it out for good."""
+        try:
+            return (await self._service.bus.get(stream, seq)).subject != subject
+        except NotFoundError:
+            return False  # it was put back before, and is trimmed
 
 
 def _name(stream: str, seq: int) -> str:
@@ -222,16 +234,19 @@ async def _events_kept_from_ns(bus: Bus, run: str) -> int | None:
     return await bus.server_time_ns()
 
 
-async def _put_back(bus: Bus, run: str) -> dict[str, int]:
-    """Return by the name of what was repeated where its repetition is stored."""
-    found: dict[str, int] = {}
+async def _put_back(bus: Bus, run: str) -> dict[tuple[str, str], int]:
+    """Return by subject and name of what was repeated where its repetition is stored.
+
+    On another subject there is none: any environment may name in its own messages what it likes.
+    """
+    found: dict[tuple[str, str], int] = {}
     alike = [subjects.event(kind, run, "*") for kind in ("score", "teacher", "eval")]
     for stream, filters in ((subjects.ROLLOUTS, [subjects.rollout(run)]), (subjects.EVENTS, alike)):
         async with bus.read(stream, filters, headers_only=True, follow=False) as messages:
             async for message in messages:
                 name = message.headers.get(REQUEUED_HEADER)
                 if name is not None:
-                    found[name] = message.seq
+                    found[message.subject, name] = message.seq
     return found
 
 

@@ -4,7 +4,7 @@ import functools
 import re
 
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BLOB_KINDS, STREAMS, blob, run_of, stream_name
+from lachesis.schemas.subjects import BLOB_KINDS, STREAMS, blob, old_blob, run_of, stream_name
 
 __all__ = [
     "BROKEN_HEADER",
@@ -79,13 +79,16 @@ def chunks_subject(subject: str, name: str = "*") -> str:
     tokens = subject.split(".")
     if len(tokens) < 3 or tokens[1] not in BLOB_KINDS:
         raise ConfigError(f"subject {subject[:120]!r}: only {' and '.join(BLOB_KINDS)} may be large")
-    return blob(tokens[1], tokens[2], name)
+    return blob(tokens[1], tokens[2], tokens[-1], name)
 
 
 def names_chunks(subject: str, header: str) -> bool:
     """Whether `header`, of a head on `subject`, names chunks that can be its own and no more than those."""
+    _, kind, run, *_ = subject.split(".")
     name = header.rpartition(".")[2]
-    return bool(_CHUNKS.fullmatch(name)) and header == chunks_subject(subject, name)
+    if kind not in BLOB_KINDS or not _CHUNKS.fullmatch(name):
+        return False
+    return header in (chunks_subject(subject, name), old_blob(kind, run, name))
 
 
 def check_key(key: str) -> None:

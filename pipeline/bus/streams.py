@@ -92,7 +92,7 @@ def definitions(run: str, config: StreamsConfig) -> list[dict[str, Any]]:
         "subjects": [value_subject(run, ">")],
         "max_bytes": config.bucket_bytes,
         "max_msgs_per_subject": 1,
-        "allow_rollup_hdrs": True,
+        "allow_rollup_hdrs": False,  # a rollup of one key may take all others with it, whosever they are
         "allow_msg_ttl": True,  # for the marks of deleted keys
         # watchers of a key learn of a new value and then read it
         "republish": {"src": value_subject(run, ">"), "dest": key_change(run, ">"), "headers_only": True},

@@ -8,14 +8,15 @@ __all__ = ["MASK", "masked", "without_secrets"]
 MASK = "***"
 
 _USERINFO = re.compile(r"(?<=://)[^/\s,]*@")  # up to the last @ of the address: passwords may hold one, too
+_QUERY = re.compile(r"(?<=[?&])([^=&\s]*(?:key|token|secret|password|sig|signature))=[^&#\s'\"]+", re.IGNORECASE)
 _SECRET = re.compile(
     r"(^|(?<!per)_)((api|access|private)_?key|token|password|passwd|secret|credentials?)$", re.IGNORECASE
 )
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with every address in it without user, password or token."""
-    return _USERINFO.sub(f"{MASK}@", text)
+    """Return the text with every address in it without user, password or token, in its query too."""
+    return _QUERY.sub(rf"\1={MASK}", _USERINFO.sub(f"{MASK}@", text))
 
 
 def masked(name: str, value: Any) -> Any:

@@ -18,6 +18,7 @@ import httpx
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.private_file import shared_token
@@ -130,9 +131,9 @@ def _check_url(url: str) -> None:
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"inference server {url[:200]!r} is no URL: {error}") from error
+        raise ConfigError(f"inference server {without_secrets(url)[:200]!r} is no URL: {error}") from error
     if parts.scheme not in {"http", "https"} or not parts.host:
-        raise ConfigError(f"inference server {url[:200]!r}: use http://HOST:PORT")
+        raise ConfigError(f"inference server {without_secrets(url)[:200]!r}: use http://HOST:PORT")
 
 
 @asynccontextmanager

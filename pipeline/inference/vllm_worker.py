@@ -13,7 +13,6 @@ only the source: torch, safetensors and msgspec are all it may need.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.weight_files import path_inside, read_weights
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
@@ -129,10 +129,8 @@ def _published_form(vllm_config: Any) -> dict[str, torch.Tensor]:
                 model.model, revision=model.revision, cache_dir=cache, allow_patterns=patterns, local_files_only=True
             )
         )
-    index = folder / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
     form: dict[str, torch.Tensor] = {}
-    for name in files:
+    for name in weight_file_names(folder):
         with safe_open(folder / name, framework="pt") as file:
             for tensor in file.keys():  # noqa: SIM118 - not a mapping
                 piece = file.get_slice(tensor)

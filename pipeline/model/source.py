@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import httpx
 
+from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
@@ -60,7 +61,10 @@ def find_model(name: str, *, weights: bool = True) -> ModelSource:
 
 
 def _folder_problem(folder: Path, *, weights: bool) -> str | None:
-    """Return why a folder cannot be loaded, None where nothing is seen to be wrong."""
+    """Return why a folder cannot be loaded, None where nothing is seen to be wrong.
+
+    Raises `ConfigError` when its index names weights outside of it.
+    """
     if not (folder / "config.json").is_file():
         below = [str(found) for found in _models_below(folder)][:_MAX_NAMED]
         hint = f"; below it are {', '.join(below)}" if below else _nearest(folder)
@@ -70,6 +74,8 @@ def _folder_problem(folder: Path, *, weights: bool) -> str | None:
         return f"{lacking} no model_type in config.json; give a folder written by save_pretrained"
     if weights and not any(file.is_file() for file in folder.glob("*.safetensors")):
         return f"{lacking} no *.safetensors; save it with save_pretrained(..., safe_serialization=True)"
+    if weights:
+        weight_file_names(folder)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return f"{lacking} no tokenizer (tokenizer.json); save the tokenizer into the same folder"
     settings = folder / "tokenizer_config.json"

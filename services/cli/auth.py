@@ -28,12 +28,13 @@ from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_file
-from lachesis.schemas.access import Access, Scope, access_table
+from lachesis.schemas.access import Access, access_table
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
+from lachesis.services.run.scope import scope_of
 
-__all__ = ["ServerTls", "auth_app", "auth_init", "auth_show", "run_auth_init", "scope_of", "server_tls", "show_auth"]
+__all__ = ["ServerTls", "auth_app", "auth_init", "auth_show", "run_auth_init", "server_tls", "show_auth"]
 
 _SEED_BYTES = 32
 
@@ -84,17 +85,6 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
     if cert is None or key is None:
         raise ConfigError("TLS needs both --cert and --key")
     return ServerTls(cert.absolute(), key.absolute(), client_ca.absolute() if client_ca else None)
-
-
-def scope_of(config: RunConfig) -> Scope:
-    """Return what the run's subjects are made of."""
-    return Scope(
-        run=config.run,
-        revision=config.revision,
-        trainer=config.training.name,
-        environments=tuple(config.environments),
-        foreign=tuple(name for name, env in config.environments.items() if env.is_foreign),
-    )
 
 
 def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls | None) -> None:

@@ -1,15 +1,17 @@
-"""`lachesis gc --consumers`: the readers that the server keeps for a run, and deleting them.
+"""`lachesis gc --consumers` and `--attempts`: shows and deletes what an identity can heap up.
 
 A reader whose consumer is deleted makes another one and goes on where it was, so this is safe beside a run. The
-consumers that the replicas of a stage share stay: they know what was handled.
+consumers that the replicas of a stage share stay: they know what was handled. Without the records of failed deliveries
+(attempts), a rollout whose handling ends its process may do so some times more before it becomes a dead letter.
 """
 
 import sys
+from collections import Counter
 
 import anyio
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.subjects import BUCKET, STREAMS
@@ -17,7 +19,7 @@ from lachesis.services.cli.options import Options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.run.connect import open_run
 
-__all__ = ["collect_consumers"]
+__all__ = ["collect_attempts", "collect_consumers"]
 
 _STAGES = ("scorer", "teacher")
 
@@ -31,6 +33,27 @@ def collect_consumers(options: Options, *, yes: bool, as_json: bool) -> None:
         return
     print_table(("stream", "readers", "of"), [(name, len(each), _owners(each)) for name, each in found.items()])
     print("\nall of them were deleted" if yes else "\nnothing was deleted: give --yes for that", file=sys.stderr)
+
+
+def collect_attempts(options: Options, *, yes: bool, as_json: bool) -> None:
+    """Show how many records of failed deliveries each stage has, and delete them if `yes`."""
+    config = options.config()
+    found = anyio.run(_collect_attempts, config, yes)
+    if as_json:
+        print_json({"run": config.run, "deleted": yes, "attempts": found})
+        return
+    print_table(("of", "records of failed deliveries"), list(found.items()))
+    print("\nall of them were deleted" if yes else "\nnothing was deleted: give --yes for that", file=sys.stderr)
+
+
+async def _collect_attempts(config: RunConfig, yes: bool) -> dict[str, int]:
+    pattern = subjects.value_subject(config.run, keys.attempts("*"))
+    async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
+        stored = await history.bus.stored_subjects(BUCKET, [pattern])
+        if yes:
+            await history.bus.delete_all(BUCKET, [pattern])
+    durables = Counter(subject.split(".")[-2] for subject in stored)
+    return dict(sorted(durables.items()))
 
 
 async def _collect(config: RunConfig, yes: bool) -> dict[str, list[str]]:

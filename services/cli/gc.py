@@ -14,7 +14,7 @@ from lachesis.pipeline.retention.garbage import GcDecision
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
-from lachesis.services.cli.consumers import collect_consumers
+from lachesis.services.cli.consumers import collect_attempts, collect_consumers
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.train import OFFLINE_FOLDER
 from lachesis.services.output import human_bytes, print_json, print_table
@@ -54,6 +54,9 @@ def gc(
         bool,
         typer.Option("--consumers", help="Delete the server's consumers of this run; those in use are created again."),
     ] = False,
+    attempts: Annotated[
+        bool, typer.Option("--attempts", help="Delete this run's records of failed deliveries; stages make new ones.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete; without it, the list is only shown.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -64,10 +67,13 @@ def gc(
     running governor, and safe to repeat. `lachesis delete` deletes a whole run.
     """
 
-    if consumers and (older_than or keep_bytes or revision or trainer or ledger):
-        raise typer.BadParameter("--consumers goes with no other option but --yes and --json")
+    history = older_than or keep_bytes or revision or trainer or ledger
+    if consumers + attempts + bool(history) > 1:
+        raise typer.BadParameter("--consumers and --attempts go with no other option but --yes and --json")
     if consumers:
         collect_consumers(options, yes=yes, as_json=as_json)
+    elif attempts:
+        collect_attempts(options, yes=yes, as_json=as_json)
     else:
         wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
         collect_garbage(options, wanted, yes=yes, as_json=as_json)

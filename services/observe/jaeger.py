@@ -15,6 +15,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.sampling import REASONS
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError
@@ -170,7 +171,7 @@ class Jaeger:
             answer.raise_for_status()
             return msgspec.json.decode(answer.content, type=kind)
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
-            raise InfrastructureError(f"Jaeger at {url}: {error}") from error
+            raise InfrastructureError(without_secrets(f"Jaeger at {url}: {error}")) from error
 
 
 def _rfc3339(time: datetime) -> str:

@@ -8,6 +8,7 @@ from typing import get_args
 
 import msgspec
 
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.services.observe.bottleneck import Bottleneck, find_bottleneck
@@ -211,7 +212,7 @@ def _rolling(figures: Mapping[str, float], name: str) -> Quantiles:
 
 def trace_url(base: str | None, group: str) -> str | None:
     """Return the page of a group's trace in Jaeger at `base`."""
-    return f"{base.rstrip('/')}/trace/{group}" if base else None
+    return f"{without_secrets(base).rstrip('/')}/trace/{group}" if base else None
 
 
 def untrained_warning(outcomes: dict[str, int]) -> list[str]:

@@ -1,7 +1,8 @@
 """How a run stands at one moment: what `status` shows, gathered from the bus in one go.
 
 What goes in: the bus and the run's configuration. What comes out: a `Snapshot`, in which None means "not known" or
-"none yet". Nothing is written and no consumer is made.
+"none yet". Nothing is written,
+and no consumer is made but where a stream is nearly full, to say who filled it.
 """
 
 import time
@@ -46,6 +47,7 @@ from lachesis.services.observe.services import ServiceStatus, merge
 from lachesis.services.observe.store import DiskWarning
 from lachesis.services.plan import planned_services
 from lachesis.services.preflight.cluster import cluster_problems
+from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.run.connect import (
     NATS_FOLDER,
     RunHistory,
@@ -123,7 +125,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `problems`: why something is not known. `streams` None: not known.
     evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
-    environment in it, and lately of each of its raters. warnings: held-out rates that fell.
+    environment in it, and lately of each of its raters. warnings: held-out rates that fell, and what one identity uses
+    up for the others.
     """
 
     run: str
@@ -231,6 +234,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
             "policy": lambda: _policy(bus, config),
             "trainer": lambda: _trainer(bus, config),
             "evaluations": reader.catch_up,
+            "exhausted": lambda: find_exhaustion(bus, config, (*subjects.STREAMS, subjects.BUCKET)),
             **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
         }
     )
@@ -267,7 +271,10 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         evaluations=evaluation_rows(reader.evaluations),
         reward=figures.get("reward/mean"),
         rewards=rewards_of(figures),
-        warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
+        warnings=[
+            *evaluation_warnings(reader.evaluations, config.path).values(),
+            *(f"{one.check}: {one.text}. {one.mend}" for one in found.get("exhausted", [])),
+        ],
     )
 
 

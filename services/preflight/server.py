@@ -4,7 +4,7 @@ It answers, has JetStream and room, its streams are as configured, its clock is 
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,18 +17,16 @@ from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError
-from lachesis.services.output import human_bytes
+from lachesis.schemas.subjects import kind_of
 from lachesis.services.preflight.cluster import check_copies
+from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_ledger
 from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor
 from lachesis.services.run.connect import CONNECT_S, connect_run, has_history, server_version
 
-__all__ = ["check_consumers", "check_server", "clock_offset_s"]
+__all__ = ["check_server", "clock_offset_s"]
 
-FULL_AT = 0.8
-"""Share of a stream's budget from which on no new leases are granted."""
-MANY_CONSUMERS = 500
 _CLOCK_WARN_S = 0.1
 _CLOCK_FAIL_S = 5.0
 _CLOCK_TRIES = 5
@@ -78,8 +76,9 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
     findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
     for found in findings:
         yield found
-    for many in check_consumers({name: answers[name] for name in present}):
-        yield many
+    with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
+        for exhausted in await find_exhaustion(bus, config, map(kind_of, present)):
+            yield exhausted
     if missing := ", ".join(sorted(set(led) - set(present))):
         yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
     elif not findings and present:
@@ -112,26 +111,12 @@ def _server(bus: NatsBus) -> tuple[str, str]:
     return (url.hostname or "" if url is not None else ""), server_id
 
 
-def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[DoctorFinding]:
-    """Yield a finding for each stream whose consumers come near the server's limit."""
-    for name, info in answers.items():
-        consumers = int(info["state"].get("consumer_count", 0))
-        if consumers >= MANY_CONSUMERS:
-            text = f"{consumers} consumers; a run has some dozens, and the server refuses more than about a thousand"
-            mend = "list them with `lachesis gc --consumers`; --yes deletes them"
-            yield warn(f"consumers of {name}", text, mend)
-
-
 def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> DoctorFinding | None:
     name = f"stream {wanted['name']}"
     changed = differences(info["config"], wanted)
     if changed:
         text = ", ".join(f"{key} is {now}, should be {then}" for key, (now, then) in sorted(changed.items()))
         return fail(name, text, "lachesis init")
-    used = info["state"]["bytes"] / wanted["max_bytes"]
-    if used >= FULL_AT:
-        text = f"{100 * used:.0f} % of {human_bytes(wanted['max_bytes'])} taken; no new leases are granted"
-        return warn(name, text, "let the governor trim it, or raise streams.*_bytes and run lachesis init")
     return None
 
 

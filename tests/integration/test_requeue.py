@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
-from fuzz.examples import group
+from fuzz.examples import EXAMPLES, group
 from integration.audit import audit
 
 from lachesis.pipeline.admission.config import FlowConfig
@@ -25,18 +26,19 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.stage import run_normalizer
-from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import ScoreEvent
+from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup
+from lachesis.services.requeue import Requeuer, examine
 
 RUN = "demo"
 CONFIG = RunConfig(
@@ -224,3 +226,28 @@ async def test_nothing_is_put_back_without_a_governor_and_annotations_need_none(
         again = await world.bus.get(subjects.EVENTS, row["stored"])
         assert (again.subject, again.data) == (subject, encode(score))
     assert (await world.bus.usage(subjects.EVENTS)).last == row["stored"]
+
+
+async def test_an_id_that_another_environment_used_up_keeps_nothing_out(world: World) -> None:
+    requeuer = Requeuer(Service(world.bus, "requeue", RUN))
+    case: Any = SimpleNamespace(letter=SimpleNamespace(stream=subjects.ROLLOUTS, seq=7))
+    mark = {REQUEUED_HEADER: "ROLLOUTS.7"}
+    used = f"requeue.{RUN}.ROLLOUTS.7"
+    taken = await world.bus.publish(subjects.rollout(RUN, "other"), b"x", msg_id=used, headers=mark)
+    seq = await requeuer._store(case, subjects.rollout(RUN, "sums"), b"back", {})
+    assert seq > taken.seq
+    assert (await world.bus.get(subjects.ROLLOUTS, seq)).data == b"back"
+    assert await requeuer._store(case, subjects.rollout(RUN, "sums"), b"back", {}) == seq, "once"
+
+
+async def test_another_environment_cannot_say_that_a_rollout_was_put_back(world: World) -> None:
+    dead, _ = await world.store()
+    example = next(one for one in EXAMPLES if isinstance(one, DeadLetter))
+    letter = msgspec.structs.replace(example, run=RUN, stream=subjects.ROLLOUTS, seq=dead)
+    mark = {REQUEUED_HEADER: f"ROLLOUTS.{dead}"}
+    await world.bus.publish(subjects.rollout(RUN, "other"), b"x", msg_id="forged", headers=mark)
+    (case,) = await examine(world.bus, CONFIG, [(1, letter)])
+    assert case.done is None
+    put_back = await world.bus.publish(subjects.rollout(RUN, group().env), b"x", msg_id="real", headers=mark)
+    (case,) = await examine(world.bus, CONFIG, [(1, letter)])
+    assert case.done == put_back.seq

@@ -1,10 +1,12 @@
 """Requests of raters that ask a server, sorted by what their failure means."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
 import msgspec
 
+from lachesis.pipeline.config.secrets import MASK, without_secrets
 from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["MAX_TIMEOUT_S", "RefusedError", "post_json"]
@@ -13,6 +15,7 @@ MAX_TIMEOUT_S = 600.0
 """Beyond every time limit of a rater, which is what ends a request."""
 
 _MAX_REPLY_BYTES = 1 << 20
+_MAX_SHOWN_CHARS = 200
 _BUSY = 429
 
 
@@ -24,22 +27,34 @@ async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
     """Post JSON and return the JSON that came back.
 
     Raises `InfrastructureError` when the server is down, busy or broken (the rating is tried again), `RefusedError`
-    when it refuses the request or answers what is no JSON.
+    when it refuses the request or answers what is no JSON. What they say holds no credentials: servers that refuse a
+    key tend to repeat it.
     """
+    place = without_secrets(url)
     try:
         async with client.stream("POST", url, content=msgspec.json.encode(body)) as response:
             data = b""
             async for part in response.aiter_bytes():
                 data += part
                 if len(data) > _MAX_REPLY_BYTES:
-                    raise RefusedError(f"{url} answered more than {_MAX_REPLY_BYTES} bytes")
+                    raise RefusedError(f"{place} answered more than {_MAX_REPLY_BYTES} bytes")
     except httpx.HTTPError as error:
-        raise InfrastructureError(f"{url}: {type(error).__name__}: {error}") from error
+        raise InfrastructureError(f"{place}: {type(error).__name__}: {without_secrets(str(error))}") from error
+    shown = _shown([client.headers, response.request.headers], data)
     if response.status_code == _BUSY or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-        raise InfrastructureError(f"{url} answered {response.status_code}: {data[:200]!r}")
+        raise InfrastructureError(f"{place} answered {response.status_code}: {shown}")
     if response.status_code != httpx.codes.OK:
-        raise RefusedError(f"{url} answered {response.status_code}: {data[:200]!r}")
+        raise RefusedError(f"{place} answered {response.status_code}: {shown}")
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise RefusedError(f"{url} answered what is no JSON: {data[:200]!r}") from error
+        raise RefusedError(f"{place} answered what is no JSON: {shown}") from error
+
+
+def _shown(sent: Iterable[httpx.Headers], data: bytes) -> str:
+    """Return the beginning of an answer, without the keys in the headers that were sent."""
+    text = data.decode(errors="replace")
+    for headers in sent:  # a password in the address takes the place of the client's key
+        _, _, key = headers.get("authorization", "").partition(" ")
+        text = text.replace(key, MASK) if key else text
+    return repr(without_secrets(text)[:_MAX_SHOWN_CHARS])

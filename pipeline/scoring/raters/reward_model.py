@@ -6,6 +6,7 @@ from typing import Literal
 
 import httpx
 
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.scoring.rater import Rater, Sample
 from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, RefusedError, post_json
 
@@ -40,9 +41,9 @@ class RewardModel(Rater):
             first = answer["data"][0]
             value = first["probs"][self._label] if self._route == "classify" else _last(first["data"])
         except (KeyError, IndexError, TypeError) as error:
-            raise RefusedError(f"{self._url} answered without a score: {str(answer)[:200]}") from error
+            raise RefusedError(f"{without_secrets(self._url)} answered without a score: {str(answer)[:200]}") from error
         if not isinstance(value, int | float):
-            raise RefusedError(f"{self._url} answered {value!r:.80} where a score belongs")
+            raise RefusedError(f"{without_secrets(self._url)} answered {value!r:.80} where a score belongs")
         return float(value)
 
 

@@ -32,7 +32,8 @@ _STATES = tuple(
 )  # fmt: skip
 _OTHERS = (
     "rl.rollout.one.words", "rl.rollout.one.far", "rl.rollout.one.unknown", "rl.blob.rollout.one.abc",
-    "rl.promotion.one.live", "rl.logprobs.one.live.words", "rl.blob.logprobs.one.abc", "rl.ledger.one.main",
+    "rl.blob.rollout.one.words.abc", "rl.blob.rollout.one.far.abc", "rl.blob.rollout.one.*", "rl.blob.rollout.one.*.*",
+    "rl.promotion.one.live", "rl.logprobs.one.live.words", "rl.blob.logprobs.one.words.abc", "rl.ledger.one.main",
     "rl.ledger.one.again", "rl.lease.one.words", "rl.lease.one.far", "rl.lease.one", "rl.incident.one",
     "rl.replay.rescore.one.again.words", "rl.replay.revision.one.again.all", "rl.state.one.replay.again.words",
     "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor",
@@ -72,7 +73,8 @@ def publications() -> Iterator[str]:
     names = (*_DURABLES, *(f"{name}=0" for name in IDENTITIES), "batcher=one=EVENTS=score=0123456789abcdef")
     for store in STORES:
         yield from (f"$JS.API.{call}.{store}" for call in _STREAM_CALLS)
-        yield f"$JS.API.DIRECT.GET.{store}.rl.blob.rollout.one.abc"
+        for tail in ("abc", "words.abc", "far.abc", "*", "*.*", ">"):  # a wildcard asks for the last of all it covers
+            yield f"$JS.API.DIRECT.GET.{store}.rl.blob.rollout.one.{tail}"
         yield f"$JS.API.DIRECT.GET.{store}.rl.rollout.one.words"
         for name in names:
             yield from (f"$JS.API.{call}.{store}.{name}" for call in _CONSUMER_CALLS)

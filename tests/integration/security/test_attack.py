@@ -94,7 +94,8 @@ def rollouts() -> list[tuple[str, dict[str, str], bytes]]:
         *((ROLLOUT, plan, junk) for junk in JUNK),
         *((name, plan, data) for name in names),
         (ROLLOUT, {LARGE_HEADER: f"rl.blob.rollout.{RUN}.{'0' * 32}"}, large),
-        (f"rl.blob.rollout.{RUN}.\x0b", {"Nats-Rollup": "sub"}, b"x"),
+        (ROLLOUT, {LARGE_HEADER: f"rl.blob.rollout.{RUN}.sums.{'0' * 32}"}, large),
+        (f"rl.blob.rollout.{RUN}.sums.\x0b", {"Nats-Rollup": "sub"}, b"x"),
     ]
 
 

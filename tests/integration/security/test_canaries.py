@@ -1,22 +1,27 @@
 """A secret planted wherever one can be configured, and looked for everywhere after a run: it is in none of it."""
 
+import json
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
-from integration.harness import RUN, SUMS, Run
-from integration.proxy import Proxy
+from integration.harness import CONFIG, RUN, SUMS, Run
+from integration.security.secured import Secured, auth_init, make_certificates
 from integration.security.test_run import exposed, files_with
+from nats.aio.client import Client
 from otlp import Received, receiving
 
-from lachesis.pipeline.bus.config import ServerConfig
-from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.schemas.subjects import BUCKET, STREAMS
+from lachesis.schemas import subjects
+from lachesis.schemas.subjects import BUCKET, EVENTS, STREAMS
+from lachesis.services.registry import SERVICES
 
 STEPS = 3
 CANARY = "canary-71d0b3"
@@ -26,7 +31,10 @@ ENVIRON = {
     "WANDB_API_KEY": f"{CANARY}-wandb" + "0" * 40,
     "HF_TOKEN": f"{CANARY}-hub",
     "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{CANARY}-otlp",
-    "OPENAI_API_KEY": f"{CANARY}-judge",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"x-key={CANARY}-otlp-traces",
+    "OPENAI_API_KEY": f"{CANARY}-openai",
+    "HTTPS_PROXY": f"http://me:{CANARY}-proxy@127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
     "LACHESIS_TRAINING__WANDB__PROJECT": "p",
 }
 COMMANDS = (
@@ -37,114 +45,191 @@ COMMANDS = (
 pytestmark = pytest.mark.timeout(900)
 
 
-class WithToken(EmbeddedServer):
-    """A server with a chosen token, which the run is given in the address. One of `servers.Servers`."""
+class Planted(Secured):
+    """A server with keys that asks for certificates too; the run learns its address by the environment."""
 
-    arguments: Sequence[str] = ()
-    proxies: Sequence[Proxy] = ()
+    @property
+    def arguments(self) -> Sequence[str]:
+        files = {"ca_file": "ca.pem", "cert_file": "client.pem", "key_file": "client.key", "nkey_folder": f"auth/{RUN}"}
+        return [f"--set=nats.{name}={self.folder / file}" for name, file in files.items()]
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, ServerConfig(max_file_bytes=64 << 30))
-        self.token = f"{CANARY}-address"
+    def config(self, **more: Any) -> ConnectionConfig:
+        files = {name: str(self.folder / f"client.{end}") for name, end in (("cert_file", "pem"), ("key_file", "key"))}
+        return super().config(**files, **more)
 
-    def pids(self) -> Mapping[str, int]:
-        return {}
+    @property
+    def secrets(self) -> list[str]:
+        """The seeds of all keys, and a line of each private key."""
+        keys = [file.read_text().splitlines()[2] for file in self.folder.glob("*.key")]
+        return [*keys, *(file.read_text().strip() for file in self.keys.glob("*.nk"))]
+
+
+@contextmanager
+def judging(answers: list[str]) -> Iterator[str]:
+    """Serve what a judge of answers is: at first it refuses its clients' keys, and repeats them as some do."""
+
+    class Judge(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answers.append(str(self.headers["Authorization"]))
+            refused = len(answers) <= 2
+            reply = {"error": f"incorrect key: {self.headers['Authorization']}"}
+            verdict = {"choices": [{"message": {"content": json.dumps({"score": len(answers) % 10})}}]}
+            data = json.dumps(reply if refused else verdict).encode()
+            self.send_response(401 if refused else 200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as http:
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}/v1?api_key={CANARY}-query"
+        http.shutdown()
+        thread.join()
 
 
 class Heard:
-    """All that was published on the server while it was listened to."""
+    """What services say aloud: heartbeats, incidents, and answers to the micro protocol."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Sequence[str]) -> None:
         self.subjects: set[str] = set()
         self.leaks: set[str] = set()
+        self._secrets = [secret.encode() for secret in secrets]
 
-    @asynccontextmanager
-    async def listening(self, bus: NatsBus) -> AsyncIterator[None]:
-        async def take(message: object) -> None:
-            self.subjects.add(message.subject)  # type: ignore[attr-defined]
-            if CANARY.encode() in message.data + repr(message.headers).encode():  # type: ignore[attr-defined]
-                self.leaks.add(message.subject)  # type: ignore[attr-defined]
+    async def take(self, message: Any) -> None:
+        self.subjects.add(message.subject)
+        said = message.data + repr(message.headers).encode()
+        self.leaks |= {message.subject for secret in self._secrets if secret in said}
 
-        subscription = await bus.client.subscribe(">", cb=take)
-        try:
-            yield
-        finally:
-            await subscription.unsubscribe()
+    async def listen(self, client: Client) -> None:
+        for subject in (subjects.heartbeat(RUN), subjects.incident(RUN), inbox := client.new_inbox()):
+            await client.subscribe(subject, cb=self.take)
+        self._inbox = inbox
+
+    async def ask(self, client: Client) -> None:
+        for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", *(subjects.health(RUN, name) for name in SERVICES)):
+            await client.publish(subject, reply=self._inbox)
+        await client.flush(30)
 
 
-async def leaks_in_streams(bus: NatsBus) -> list[str]:
-    """Return the subjects of the stored messages that hold a canary, buckets included."""
+async def leaks_in_streams(bus: NatsBus, secrets: Sequence[str]) -> list[str]:
+    """Return the subjects of the stored messages that hold a secret, the bucket's keys included."""
     found, read = [], 0
-    for stream in (*STREAMS, BUCKET):
+    for stream in STREAMS:
         async with bus.read(stream, [], follow=False) as messages:
             async for message in messages:
                 read += 1
-                if CANARY.encode() in message.data + repr(message.headers).encode():
-                    found.append(message.subject)
+                said = message.data + repr(message.headers).encode()
+                found += [message.subject for secret in secrets if secret.encode() in said]
+    for subject in await bus.stored_subjects(BUCKET, [subjects.value_subject(RUN, ">")]):
+        entry = await bus.value(subject.removeprefix(subjects.value_subject(RUN, "")))
+        read += 1
+        found += [subject for secret in secrets if entry is not None and secret.encode() in entry.value]
     assert read > 10
     return found
 
 
-def leaks_in_telemetry(received: Received) -> list[str]:
+def leaks_in_telemetry(received: Received, secrets: Sequence[str]) -> list[str]:
     told = [*map(str, received.spans), *map(str, received.metrics.items()), *map(str, received.resources.items())]
     assert len(told) > 10
-    return [text for text in told if CANARY in text]
+    return [text for text in told if any(secret in text for secret in secrets)]
 
 
-def configure(run: Run) -> None:
-    """Put an environment with secrets among its parameters into the run's configuration."""
-    file = run.folder / "keyed.py"
-    file.write_text(SUMS.read_text().replace("largest: int = 99", "api_key: str, service: str, largest: int = 99"))
-    text = run.config.read_text()
-    params = f'params = {{ api_key = "{CANARY}-param", service = "https://me:{CANARY}-service@host/x" }}\n'
-    parts = text.replace(str(SUMS), str(file)).split(':Sums"\n')
-    run.config.write_text(f':Sums"\n{params}'.join(parts))
+def configure(run: Run, judge: str) -> None:
+    """Put secrets wherever the run's configuration takes them: parameters, addresses, files."""
+    environment = run.folder / "keyed.py"
+    keyed = SUMS.read_text().replace("largest: int = 99", "api_key: str, service: str, largest: int = 99")
+    environment.write_text(keyed)
+    (run.folder / "raters.py").write_text(
+        "from lachesis import Sample, rater\n\n\n@rater(bounds=(0.0, 1.0), inline=True)\n"
+        "def keyed(sample: Sample, api_key: str, service: str) -> float:\n"
+        "    return float(len(sample.completion) % 3) / 2\n"
+    )
+    (run.folder / "token").write_text(f"{CANARY}-gateway\n")
+    params = f'{{ api_key = "{CANARY}-param", service = "https://me:{CANARY}-service@host/x" }}'
+    rated = f'{{ api_key = "{CANARY}-rater", service = "https://me:{CANARY}-rater-service@host/x" }}'
+    parts = run.config.read_text().replace(str(SUMS), str(environment)).split(':Sums"\n')
+    run.config.write_text(
+        f':Sums"\nparams = {params}\n'.join(parts)
+        + f'[[scoring.raters]]\nrater = "{run.folder / "raters.py"}:keyed"\nparams = {rated}\n'
+        + f'[[scoring.raters]]\nrater = "llm_judge"\nparams = {{ url = "{judge}", model = "m", rubric = "r", '
+        + 'key_env = "JUDGE_KEY" }\n'
+        + '[environments.far]\nkind = "gateway"\n'
+        + f'[gateway]\nport = 0\ntoken_file = "{run.folder / "token"}"\n'
+        + f'[telemetry]\njaeger_url = "http://me:{CANARY}-jaeger@127.0.0.1:1"\n'
+    )
+
+
+SHOWN = (
+    ["status", "--json"], ["status"], ["config", "show"], ["config", "show", "--json"], ["doctor"],
+    ["doctor", "--json"], ["health"], ["dead", "list"], ["dead", "list", "--json"], ["trace", "0" * 32], ["gc"],
+    ["auth", "show"], ["run", "scorer", "--set=scoring.timeout=1"],
+)  # fmt: skip
+"""Commands whose output is looked through after the run, the last one for what it says of a setting that is none."""
 
 
 @pytest.mark.slow
 async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
-    async with (
-        WithToken(tmp_path / "server") as server,
-        await connect(server.url, run=RUN, name="t", token=server.token) as bus,
-    ):
-        with receiving("grpc") as received:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    make_certificates(folder)
+    tls = ("--cert", folder / "server.pem", "--key", folder / "server.key", "--client-ca", folder / "ca.pem")
+    authorized = CONFIG.format(sums=SUMS, steps=STEPS) + '[environments.far]\nkind = "gateway"\n'
+    auth_init(folder, "--run", RUN, *map(str, tls), config=authorized)
+    async with Planted(folder, RUN) as server:
+        secrets, asked = [CANARY, *server.secrets], []
+        with receiving("grpc") as received, judging(asked) as judge:
             environ = {
                 **ENVIRON,
-                "LACHESIS_NATS__URL": server.url.replace("://", f"://{server.token}@"),
+                "JUDGE_KEY": f"{CANARY}-judge",
+                "LACHESIS_NATS__URL": server.address.replace("://", f"://me:{CANARY}-address@"),
                 "LACHESIS_TELEMETRY__RATIO": "1.0",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": received.url,
+                "XDG_STATE_HOME": str(tmp_path / "state"),
             }
             (tmp_path / "run").mkdir()
             run = Run(tmp_path / "run", STEPS, server, environ=environ)
-            configure(run)
+            configure(run, judge)
             run.start()
-            heard = Heard()
-            async with heard.listening(bus):
+            heard = Heard(secrets)
+            async with server.client("observer") as observer, server.client("environment-sums") as environment:
+                await heard.listen(observer)
                 with run:
                     await run.wait_for_step(1, 300)
+                    await environment.publish(subjects.rollout(RUN, "sums"), b"x")  # it becomes a dead letter
+                    await heard.ask(observer)
                     shown = [line for pid in run.pids().values() for line in exposed(pid)]
                     assert await run.wait(300) == 0, run.tail()
-            assert leaks_in_telemetry(received) == []
-        assert any(subject.startswith("rl.heartbeat.") for subject in heard.subjects)
+            assert leaks_in_telemetry(received, secrets) == []
+        assert asked[0] == f"Bearer {CANARY}-judge"
+        assert {subject.split(".")[0] for subject in heard.subjects} >= {"rl", "_INBOX_observer"}
         assert heard.leaks == set()
-        assert await leaks_in_streams(bus) == []
-        assert not [line for line in shown if CANARY in line and line.partition("=")[0] not in {*environ, *_HANDED_ON}]
+        async with await server.bus("observer") as bus:
+            assert await leaks_in_streams(bus, secrets) == []
+            assert "dead" in {subject.split(".")[1] for subject in await bus.stored_subjects(EVENTS, ["rl.>"])}
+        given = {*environ, *_HANDED_ON}
+        visible = [line for line in shown if line.partition("=")[0] not in given]
+        assert not [line for line in visible if any(secret in line for secret in secrets)]
         export = await lachesis(run, environ, "export", str(tmp_path / "export.jsonl"))
         assert export.returncode == 0, export.stderr
-        assert CANARY not in (tmp_path / "export.jsonl").read_text()
-        for command in (["status", "--json"], ["config", "show"], ["config", "show", "--json"], ["doctor"], ["health"]):
+        for command in SHOWN:
             done = await lachesis(run, environ, *command)
-            assert CANARY.encode() not in done.stdout + done.stderr, command
-        kept_by_us = {"run.toml", "run.effective.toml"}  # mode 0600: the parameters that the services start with
-        found = {name for name, _ in files_with([CANARY], run.folder)}
-        assert found <= kept_by_us
-        assert all((run.folder / name).stat().st_mode & 0o077 == 0 for name in found - {"run.toml"})
-        tokens = [file.read_text().strip() for file in (run.folder / "inference").glob("*.token")]
-        assert tokens
-        assert {name for name, _ in files_with(tokens, run.folder, tmp_path / "server")} <= {
-            file.name for file in (run.folder / "inference").glob("*.token")
-        }
-        assert not [line for line in shown if any(token in line for token in tokens)]
+            said = (done.stdout + done.stderr).decode()
+            assert not [secret for secret in secrets if secret in said], (command, said)
+        own = [*(run.folder / "inference").glob("*.token"), run.folder / "gateway.url", run.folder / "token"]
+        tokens = [file.read_text().strip() for file in own]
+        assert f"{CANARY}-gateway" in tokens[-2], "the URL that the user is to give to the environment"
+        assert not [line for line in shown for token in tokens if token in line]
+        keys = {file.name for file in (*server.folder.rglob("*.key"), *server.folder.rglob("*.nk"))}
+        kept = {"run.toml", "run.effective.toml", *(file.name for file in own), *keys}  # what its user gave it
+        found = files_with([*secrets, *tokens], run.folder, tmp_path / "state", tmp_path / "server", tmp_path)
+        assert {name for name, _ in found} <= kept, found
+        private = kept - {"run.toml", "token"} & {path.name for path in run.folder.iterdir()}
+        assert all((run.folder / name).stat().st_mode & 0o077 == 0 for name in private)
 
 
 _HANDED_ON = {"WANDB_API_KEY", "WANDB_SERVICE", "LACHESIS_NATS__URL"}

@@ -95,6 +95,7 @@ def make_world(folder: Path) -> None:
     version = policy_version(0, "a", tensors)
     write_weights(tensors, folder / "weights", version).rename(folder / "weights" / "w.safetensors")
     (run / "run.toml").write_text('# The configuration of run r\nrun = "r"\n[batching]\nbatch_size = 16\n')
+    (run / "gateway.token").write_text("abc\n")
     (run / "pids.json").write_text('{"trainer": 999999999, "scorer": null}')
     (run / METRICS_FILE).write_text('{"train/step": 1.0, "train/time": 2.0, "reward/mean": 0.5}\n' * 3)
     (run / "nats").mkdir()

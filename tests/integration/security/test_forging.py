@@ -8,13 +8,15 @@ import anyio
 import pytest
 from integration.security.probes import IDENTITIES, STORES, publications
 from integration.security.secured import Secured
+from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.accounts import accounts_of
+from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.routing import matches
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR, Scope, access_table
-from lachesis.schemas.subjects import LEDGER, ROLLOUTS, STREAMS, stream_name
+from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, STREAMS, stream_name
 
 TABLE = access_table(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))
 FORGED = (
@@ -175,3 +177,56 @@ def test_nobody_is_in_the_account_of_the_streams() -> None:
     assert not streams.hears
     assert all(account.user for account in others)
     assert {ROLLOUTS, LEDGER} <= set(STREAMS)
+
+
+async def test_an_environment_neither_sees_nor_holds_up_the_large_messages_of_another(secured: Secured) -> None:
+    """The name of another's chunks would be enough to write between them, so that its message is never whole."""
+    chunks = subjects.blob("rollout", "one", "words", "c" * 32)
+    patterns = ("rl.blob.rollout.one.*", "rl.blob.rollout.one.*.*", "rl.blob.rollout.one.>", "rl.blob.>", chunks)
+    async with await secured.bus("environment-words") as words, secured.client("environment-far") as far:
+        await words.publish(chunks, b"the other's", msg_id="chunk of words")
+        answers: list[str] = []
+
+        async def note(message: Msg) -> None:
+            answers.append(f"{message.headers} {message.data!r}")
+
+        await far.subscribe(inbox := far.new_inbox(), cb=note)
+        for pattern in (*patterns, "rl.blob.rollout.one.far.*", "rl.blob.rollout.one.far.>"):
+            for body in (b"", b'{"seq":1}', b'{"multi_last":["rl.>"],"batch":9}', b'{"seq":1,"next_by_subj":">"}'):
+                await far.publish(f"$JS.API.DIRECT.GET.lachesis_one_ROLLOUTS.{pattern}", body, reply=inbox)
+        await far.publish(chunks, b"between them")
+        await far.request("$JS.API.INFO", timeout=30)
+        assert answers, "what it asks of its own is answered"
+        assert not [answer for answer in answers if "words" in answer or "the other's" in answer]
+        async with await secured.bus(OPERATOR) as operator:
+            stored = await operator.last(ROLLOUTS, chunks)
+        assert stored is not None
+        assert stored.data == b"the other's"
+
+
+@pytest.mark.parametrize("identity", [name for name in IDENTITIES if TABLE[name].sets])
+async def test_who_may_set_a_key_cannot_have_the_server_delete_the_others(secured: Secured, identity: str) -> None:
+    own = [subjects.value_subject("one", key.replace("*", "x")) for key in TABLE[identity].sets]
+    async with await secured.bus("trainer") as trainer, secured.client(identity) as client:
+        await trainer.put(keys.POLICY, b"precious")
+        for subject in own:
+            for headers in ({"Nats-Rollup": "all"}, {"Nats-Rollup": "sub"}, {"Nats-Marker-Reason": "Purge"}):
+                if subject != subjects.value_subject("one", keys.POLICY):
+                    await client.request(subject, b"x", headers=headers, timeout=30)
+    async with await secured.bus(OPERATOR) as operator:
+        policy = await operator.value(keys.POLICY)
+        assert policy is not None
+        assert policy.value == b"precious"
+
+
+async def test_a_bucket_that_an_older_build_made_loses_that_power(
+    secured: Secured, streams_config: StreamsConfig
+) -> None:
+    async with await secured.bus(OPERATOR) as operator:
+        bucket = stream_name("one", BUCKET)
+        info = json.loads((await operator.client.request(f"$JS.API.STREAM.INFO.{bucket}", timeout=30)).data)["config"]
+        older = json.dumps({**info, "allow_rollup_hdrs": True}).encode()
+        changed = json.loads((await operator.client.request(f"$JS.API.STREAM.UPDATE.{bucket}", older, timeout=30)).data)
+        assert changed["config"]["allow_rollup_hdrs"]
+        assert [line for line in await operator.ensure_streams(streams_config) if "allow_rollup_hdrs" in line]
+        assert await operator.ensure_streams(streams_config) == []

@@ -18,6 +18,14 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import ROLLOUTS
 
+JUNK = {
+    "batcher": subjects.ledger("one", "main"),
+    "trainer": subjects.state("one", "trainer", "live", "main"),
+    "normalizer": subjects.event("reward", "one", "live", "words"),
+    "health": subjects.event("alert", "one", "live", "words"),
+    "governor": subjects.state("one", "governor", "live", "0"),
+}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -39,7 +47,12 @@ async def test_it_may_export_import_and_delete(secured: Secured, streams_config:
             headers = {PLAN_HEADER: Plan.of(made).pack()}
             await bus.publish(subjects.rollout("one", "words"), encode(made), msg_id=made.id, headers=headers)
         assert (await lachesis("export", "out.jsonl"))["groups"] == 3
+        for identity, subject in JUNK.items():  # as a stage's key can; what the operator reads of it is passed over
+            async with secured.client(identity) as client:
+                for text in (b"\xc1junk", b"", b"\x91" * 5000):
+                    await client.request(subject, text, timeout=30)
         assert (await lachesis("gc"))["streams"]["ROLLOUTS"]["messages"] == others + 3
+        assert (await lachesis("status"))["ledger"] is None
         assert (await lachesis("delete", "--yes"))["streams"]
         assert await bus.describe_streams() == []
         for _ in range(2):

@@ -28,7 +28,7 @@ def test_matches(pattern: str, subject: str, expected: bool) -> None:
 def test_every_subject_has_its_stream() -> None:
     group = "0" * 32
     assert stream_of(subjects.rollout("r", "e")) == subjects.ROLLOUTS
-    assert stream_of(subjects.blob("rollout", "run", group)) == subjects.ROLLOUTS
+    assert stream_of(subjects.blob("rollout", "run", "math", group)) == subjects.ROLLOUTS
     assert stream_of(subjects.event("score", "r", "live", "e")) == subjects.EVENTS
     assert stream_of(subjects.logprobs("r", "live", "e")) == subjects.TEACHER
     assert stream_of(subjects.ledger("r", "t")) == subjects.LEDGER

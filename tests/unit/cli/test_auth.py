@@ -10,9 +10,10 @@ import pytest
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.schemas.access import OBSERVER, OPERATOR, access_table
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.auth import run_auth_init, scope_of, server_tls, show_auth
+from lachesis.services.cli.auth import run_auth_init, server_tls, show_auth
 from lachesis.services.cli.options import Options
 from lachesis.services.registry import SERVICES
+from lachesis.services.run.scope import scope_of
 
 
 def init(folder: Path, run: str = "one", *sets: str, force: bool = False) -> None:
@@ -64,7 +65,7 @@ def test_each_environment_has_a_key_and_the_gateway_those_that_come_through_it(t
     assert {"environment-words", "environment-far"} <= set(seeds(tmp_path))
     config = RunConfig(run="one", environments={"words": EnvironmentConfig(kind="reasoning_gym"),
                                                 "far": EnvironmentConfig(kind="gateway")})  # fmt: skip
-    assert access_table(scope_of(config))["gateway"].writes == ("rl.rollout.one.far", "rl.blob.rollout.one.*")
+    assert access_table(scope_of(config))["gateway"].writes == ("rl.rollout.one.far", "rl.blob.rollout.one.far.*")
 
 
 def test_nobody_is_in_the_account_that_holds_the_streams(tmp_path: Path) -> None:

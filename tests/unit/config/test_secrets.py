@@ -16,6 +16,8 @@ from lachesis.schemas.errors import ConfigError
         ("nats://user:p@ss@h:1", "nats://***@h:1"),
         ("no answer of http://me:k3@h/v1 and nats://k4@h", "no answer of http://***@h/v1 and nats://***@h"),
         ("http://h/a@b", "http://h/a@b"),
+        ("'http://h/v1?api_key=k1&n=2&sig=k2' failed", "'http://h/v1?api_key=***&n=2&sig=***' failed"),
+        ("http://h/v1?n=2&turkey_club=3", "http://h/v1?n=2&turkey_club=3"),
     ],
 )
 def test_addresses(text: str, shown: str) -> None:

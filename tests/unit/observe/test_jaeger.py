@@ -190,3 +190,6 @@ async def test_a_jaeger_that_does_not_answer_is_an_infrastructure_failure(answer
     async with client(broken) as http:
         with pytest.raises(InfrastructureError, match="Jaeger at http://j/api/v3/trace-summaries"):
             await Jaeger("http://j", http, "mine").find(NOON, NOON, None)
+        with pytest.raises(InfrastructureError) as refused:
+            await Jaeger("http://me:canary@j", http, "mine").find(NOON, NOON, None)
+        assert "canary" not in str(refused.value)

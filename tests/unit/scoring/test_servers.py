@@ -12,6 +12,7 @@ from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Rating, Sample
+from lachesis.pipeline.scoring.raters.http import RefusedError
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.schemas.errors import ConfigError, InfrastructureError
@@ -191,3 +192,24 @@ async def test_a_group_waits_for_a_rater_that_is_away_and_is_never_dropped_for_i
     assert (await scorer.score(lab.group(1), 1)).scores == [0.5, 0.5]
     server.answers = [(404, {})]
     assert (await scorer.score(lab.group(1), 1)).scores == [None, None]
+
+
+@pytest.mark.parametrize("rater", ["llm_judge", "reward_model"])
+@pytest.mark.parametrize("status", [200, 401, 429, 500])
+async def test_no_key_is_said_when_a_server_repeats_it(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, rater: str, status: int
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "canary-key")
+    server.answers = [(status, b"Incorrect API key provided: canary-key. Find yours at http://me:canary-word@h")]
+    url = server.url.replace("://", "://me:canary-word@") + "/v1?api_key=canary-query"
+    params = {"url": url, "model": "m"}
+    if rater == "llm_judge":
+        params |= {"rubric": "r", "key_env": "JUDGE_KEY"}
+    else:
+        server.answers = [(status, {"data": []} if status == 200 else b"no")]
+    bounds = (0.0, 1.0) if rater == "reward_model" else None
+    member = load_member(RaterConfig(rater=rater, params=params, bounds=bounds))
+    with pytest.raises((InfrastructureError, RefusedError)) as refused:
+        await member.rater.rate(SAMPLE)
+    assert server.url.partition("://")[2] in str(refused.value), "it names the server"
+    assert "canary" not in str(refused.value)

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
+from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
+from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
 from lachesis.pipeline.disk import DiskRoom
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.preflight import cluster, machine, server
+from lachesis.services.preflight.exhaustion import check_readers, check_room, writers_of
 from lachesis.services.preflight.finding import DoctorFinding
-from lachesis.services.preflight.server import check_consumers
 
 
 def levels(findings: list[DoctorFinding]) -> dict[str, str]:
@@ -200,8 +202,48 @@ def test_a_secret_that_this_processs_group_is_lent_is_none_of_others(tmp_path: P
 
 
 def test_a_stream_with_very_many_consumers_is_named_and_how_to_be_rid_of_them() -> None:
-    infos = {"EVENTS": {"state": {"consumer_count": 996}}, "LEDGER": {"state": {"consumer_count": 12}}}
-    (finding,) = check_consumers(infos)
+    many = [f"scorer={n}=x=y={n}" for n in range(600)] + [f"{n}" for n in range(396)]
+    (finding,) = check_readers("EVENTS", many)
     assert finding.check == "consumers of EVENTS"
     assert finding.level == "WARN"
+    assert "996 (scorer 600," in finding.text
     assert "lachesis gc --consumers" in (finding.mend or "")
+    assert list(check_readers("LEDGER", many[:12])) == []
+
+
+def test_an_identity_that_has_its_readers_used_up_is_named() -> None:
+    names = [*reader_names("health"), *reader_names("trainer")[:95], *reader_names("batcher")[:24], "scorer=one=live"]
+    batcher, health = check_readers("EVENTS", names)
+    assert "health has 32 of the 32 readers that it may have, so that none of its processes" in health.text
+    assert "batcher has 24 of the 32 readers that it may have" in batcher.text
+    assert "none of its processes" not in batcher.text
+
+
+@pytest.mark.parametrize(
+    ("subject", "writers"),
+    [
+        ("rl.rollout.one.words", "environment-words"),
+        ("rl.rollout.one.far", "gateway or environment-far"),
+        (f"rl.blob.rollout.one.words.{'0' * 32}", "environment-words"),
+        (f"rl.blob.rollout.one.{'0' * 32}", "governor"),
+        ("$KV.lachesis_one.attempts.scorer=one=live.7", "scorer"),
+        ("rl.state.one.normalizer.live.x", "normalizer"),
+        ("rl.logprobs.one.live.words", "teacher"),
+        ("rl.replay.rescore.one.again.words", "operator"),
+    ],
+)
+def test_who_stores_on_a_subject_is_known(subject: str, writers: str) -> None:
+    environments = {"words": EnvironmentConfig(kind="reasoning_gym"), "far": EnvironmentConfig(kind="gateway")}
+    assert writers_of(RunConfig(run="one", environments=environments), subject) == writers
+
+
+def test_a_stream_that_is_nearly_full_says_who_filled_it_and_what_to_do() -> None:
+    usage = StreamUsage(first=1, last=9, messages=9, bytes=90 << 20, max_bytes=100 << 20, lost_bytes=0)
+    finding = check_room(RunConfig(run="one"), "ROLLOUTS", usage, {"environment-words": 900, "gateway": 100})
+    assert "90 % of" in finding.text
+    assert "no new leases" in finding.text
+    assert "environment-words (90 %), gateway (10 %)" in finding.text
+    assert "lachesis gc --keep-bytes" in (finding.mend or "")
+    bucket = check_room(RunConfig(run="one"), "KEYS", usage, {"scorer": 1})
+    assert "no new leases" not in bucket.text
+    assert "lachesis gc --attempts" in (bucket.mend or "")

@@ -1,0 +1,44 @@
+"""Names the safetensors files that hold a model's weights, by the index in the model's folder.
+
+Guarantees that each is a file of that folder itself: an index comes with a model from elsewhere, and its names are
+joined to paths. Imports neither torch nor transformers.
+"""
+
+import json
+from pathlib import Path
+
+from lachesis.pipeline.small_files import read_small_file
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["INDEX_FILE", "weight_file_names"]
+
+INDEX_FILE = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_SUFFIX = ".safetensors"
+
+
+def weight_file_names(folder: Path) -> list[str]:
+    """Return the names of the weights files in `folder`, in order; without an index there is one.
+
+    Raises `ConfigError` when the index cannot be read, or names anything but safetensors files of the folder.
+    """
+    index = folder / INDEX_FILE
+    if not index.exists():
+        return [_SINGLE_FILE]
+    try:
+        names = set(json.loads(read_small_file(index))["weight_map"].values())
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(index)!r} cannot be read as an index of weights: {error!r}") from error
+    foreign = sorted(repr(name) for name in names if not _is_own(name))
+    if foreign or not names:
+        found = ", ".join(foreign)[:200] or "no file"
+        raise ConfigError(
+            f"{str(index)!r} names {found}; weights are read from *{_SUFFIX} files of its own folder alone. "
+            "Save the model anew with save_pretrained, or take it from a source that you trust"
+        )
+    return sorted(names)
+
+
+def _is_own(name: object) -> bool:
+    """Return whether a name is that of a file in the index's own folder: no path, no parent, no link out by dots."""
+    return isinstance(name, str) and name.endswith(_SUFFIX) and not set("/\\\0") & set(name)

@@ -1,0 +1,17 @@
+"""Reads from the configuration what a run's subjects and permissions are made of. Pure."""
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.access import Scope
+
+__all__ = ["scope_of"]
+
+
+def scope_of(config: RunConfig) -> Scope:
+    """Return what the run's subjects are made of."""
+    return Scope(
+        run=config.run,
+        revision=config.revision,
+        trainer=config.training.name,
+        environments=tuple(config.environments),
+        foreign=tuple(name for name, env in config.environments.items() if env.is_foreign),
+    )
