@@ -15,7 +15,7 @@ __all__ = ["LengthHacking"]
 _MIN_GROUPS = 8
 """Groups in which scores and lengths differ, without which nothing is said."""
 _START_WINDOWS = 2
-_LEAST = 0.3
+_MIN_CORRELATION = 0.3
 _SURE_Z = 3.3
 """A two-sided chance of .001."""
 
@@ -68,28 +68,28 @@ class LengthHacking(Check):
         now = _Correlation(mean, sum((r - mean) ** 2 for r in found) / (len(found) * (len(found) - 1)), len(found))
         if len(self._start) < _START_WINDOWS:
             self._start.append((now.mean, now.square))
-        severity, value, threshold, reason = self._judge(now)
+        severity, value, threshold, reason = self._severity_of(now)
         if severity == "ok":
             return CheckResult("ok", value, threshold)
         longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
         return CheckResult(severity, value, threshold, reason, [score.group for score in longest])
 
-    def _judge(self, now: _Correlation) -> tuple[Severity, float, float, str]:
+    def _severity_of(self, now: _Correlation) -> tuple[Severity, float, float, str]:
         """Return severity, value, threshold and reason."""
         usual = fmean(r for r, _ in self._start)
         square = sum(own for _, own in self._start) / len(self._start) ** 2
-        if now.mean > _LEAST and now.z() > _SURE_Z:
+        if now.mean > _MIN_CORRELATION and now.z() > _SURE_Z:
             rising = slope_t(self._lengths)
-            if now.mean > 2 * _LEAST and rising is not None and rising > 2:
+            if now.mean > 2 * _MIN_CORRELATION and rising is not None and rising > 2:
                 grown = f"{self._lengths[0]:.0f} -> {self._lengths[-1]:.0f} tokens"
                 reason = f"the score follows length (r = {now.mean:.2f}), and answers grow: {grown}"
-                return "quarantine", now.mean, 2 * _LEAST, reason
-            return "warn", now.mean, _LEAST, f"longer answers score more within groups, r = {now.mean:.2f}"
+                return "quarantine", now.mean, 2 * _MIN_CORRELATION, reason
+            return "warn", now.mean, _MIN_CORRELATION, f"longer answers score more within groups, r = {now.mean:.2f}"
         fall = usual - now.mean
-        if now.mean < -_LEAST and fall > _LEAST and now.z(usual, square) < -_SURE_Z:
+        if now.mean < -_MIN_CORRELATION and fall > _MIN_CORRELATION and now.z(usual, square) < -_SURE_Z:
             reason = f"shorter answers score more within groups, r = {now.mean:.2f}, at first {usual:.2f}"
-            return "warn", fall, _LEAST, reason
-        return "ok", now.mean, _LEAST, ""
+            return "warn", fall, _MIN_CORRELATION, reason
+        return "ok", now.mean, _MIN_CORRELATION, ""
 
     def state_dict(self) -> dict[str, Any]:
         return {"lengths": list(self._lengths), "start": self._start}

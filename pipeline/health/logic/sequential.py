@@ -1,4 +1,4 @@
-"""Sequential checks of change: have the mean scores of groups stepped, or crept, away from what they were?
+"""Sequential checks of change: have the mean scores of groups stepped, or crept, away?
 
 A group's mean score counts by its rank among all since the last alarm, itself included. While nothing changes every
 rank is as likely as every other, so the time between false alarms is that of normal values, whatever the unit and the

@@ -21,7 +21,10 @@ def correlation(xy: float, xx: float, yy: float) -> float | None:
 
 
 def scaled_deviations(values: Sequence[float]) -> list[float]:
-    """Return the deviations from the mean over the largest of them; zeros where rounding alone tells values apart."""
+    """Return the deviations from the mean over the largest of them.
+
+    Zeros where rounding alone tells values apart.
+    """
     most = max(map(abs, values), default=0.0)
     if not most:
         return [0.0] * len(values)
@@ -32,7 +35,10 @@ def scaled_deviations(values: Sequence[float]) -> list[float]:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Spearman's rho, ties at their mean rank; None below two values or where one of the two does not vary."""
+    """Return Spearman's rho, ties at their mean rank.
+
+    None below two values or where one of the two does not vary.
+    """
     x, y = _centred_ranks(one), _centred_ranks(other)
     return correlation(
         math.fsum(a * b for a, b in zip(x, y, strict=True)), math.fsum(a * a for a in x), math.fsum(b * b for b in y)
