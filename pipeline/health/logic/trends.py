@@ -17,7 +17,12 @@ _ROUNDING = 1e-12
 
 def correlation(xy: float, xx: float, yy: float) -> float | None:
     """Return r from centred sums of products, None where one of the two does not vary."""
-    return None if xx <= 0 or yy <= 0 else max(-1.0, min(1.0, xy / (math.sqrt(xx) * math.sqrt(yy))))
+    if xx <= 0 or yy <= 0:
+        return None
+    product = xx * yy
+    # the root of the product is exact for equal columns; where the product leaves the range of floats, the roots do not
+    scale = math.sqrt(product) if 0 < product < math.inf else math.sqrt(xx) * math.sqrt(yy)
+    return max(-1.0, min(1.0, xy / scale))
 
 
 def scaled_deviations(values: Sequence[float]) -> list[float]:
