@@ -67,7 +67,8 @@ def judge_run(run: SimulatedRun, config: HealthConfig, rule: str = "lcb") -> Run
 
 def _mismatch(run: SimulatedRun, step: int) -> Mismatch:
     k3 = float(run.k3[step])
-    return Mismatch(k3 / 2, k3, 1.0, 1 / (1 + 2 * k3))
+    entropy = -float(np.nanmean(run.logprobs[step * run.per_step : (step + 1) * run.per_step]))
+    return Mismatch(k3 / 2, k3, 1.0, 1 / (1 + 2 * k3), float(run.step_kl[step]), entropy)
 
 
 def _record(verdict: RunVerdict, monitor: EnvMonitor, results: Sequence[Alert], at: int) -> None:
@@ -106,7 +107,12 @@ def _events(run: SimulatedRun, scores: np.ndarray) -> Iterator[tuple[GroupScore,
             if None in ratings[name]:
                 statuses[name] = ["timeout" if value is None else "ok" for value in ratings[name]]
         values = [None if value != value else value for value in scores[i].tolist()]  # noqa: PLR0124
-        same = {"group": f"{i + 1:032x}", "seq": i + 1, "item": f"item-{i % 4000}", "policy_step": i // run.per_step}
+        same = {
+            "group": f"{i + 1:032x}",
+            "seq": i + 1,
+            "item": f"item-{i % 4000}",
+            "policy_step": max(0, i // run.per_step - 1),
+        }
         score = GroupScore(
             **same,
             scores=values,

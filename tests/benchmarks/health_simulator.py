@@ -238,9 +238,10 @@ def _collapse(rng: Rng, n: int, far: Floats) -> SimulatedRun:
     run.distinct = run.distinct * (1 - 0.85 * far)
     run.truncated = rng.binomial(4, 0.9 * far)
     run.hacked = far
-    moving = np.diff(far[::4], append=far[-1]) > 0
-    run.step_kl = np.where(moving, 0.8, run.step_kl)
-    run.k3 = np.where(moving, np.geomspace(0.05, 3, len(moving)) if moving.all() else 1.4, run.k3)
+    by_step = far[:: run.per_step]
+    moving = np.diff(by_step, append=by_step[-1]) > 0
+    run.step_kl = np.where(moving, 0.4, run.step_kl)
+    run.k3 = np.where(by_step > 0, 3 * by_step**4 * (by_step < 1) + 0.02, run.k3)  # rollouts are a step behind
     return run
 
 
