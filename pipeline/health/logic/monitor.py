@@ -35,6 +35,7 @@ from lachesis.pipeline.health.logic.fractions import (
     TruncationCheck,
     ZeroVarianceCheck,
 )
+from lachesis.pipeline.health.logic.gains import OutlyingGroups, RaterSaturation, UnconfirmedGain
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
@@ -80,6 +81,9 @@ def _checks(config: HealthConfig) -> list[Check]:
         Entropy(),
         ModeCollapse(),
         CollapseCheck(),
+        UnconfirmedGain(),
+        RaterSaturation(),
+        OutlyingGroups(),
     ]
 
 
