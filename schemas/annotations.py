@@ -102,6 +102,7 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     off at the token limit. `zeros`: tokens whose logprob is exactly 0. `unlikely`: tokens of the vocabulary's rare end
     drawn against the odds ([]: none). `sure_run`: longest run of tokens with a probability above .99 in any sample.
     `distinct`: share of distinct 3-grams in a sample's last 256 tokens, mean of those of 32 or more (None: none is).
+    `shared`: chance that a distinct 3-gram of one of those is in another one as well (None: fewer than two are).
     `untrainable`: why the run's trainer cannot use the group (None: nothing speaks against it). `greedy`: it was
     sampled at temperature 0, so its samples are alike by right.
     """
@@ -113,6 +114,7 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unlikely: list[Count] = []
     sure_run: Count = 0
     distinct: Finite | None = None
+    shared: Finite | None = None
     untrainable: str | None = None
     greedy: bool = False
 

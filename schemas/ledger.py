@@ -207,13 +207,16 @@ class Mismatch(msgspec.Struct, frozen=True, array_like=True):
     """How the trainer's logprobs differ from the rollouts', over all trained tokens of a step; None: not a number.
 
     With w = p_train / p_rollout: `k1` = -mean(ln w), `k3` = mean(w - 1 - ln w), `ratio` = mean(w), `ess` = the
-    effective sample size (sum w)^2 / sum w^2 as a share of the tokens.
+    effective sample size (sum w)^2 / sum w^2 as a share of the tokens. `step_kl` is KL(before || after) of the step
+    itself, nats a token, and `entropy` that of the policy before it, nats a token; None: not measured.
     """
 
     k1: Finite | None
     k3: Finite | None
     ratio: Finite | None
     ess: Finite | None
+    step_kl: Finite | None = None
+    entropy: Finite | None = None
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,12 +16,14 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enabled: bool = True
     """Whether the run has a health service. Default true."""
     window: Annotated[int, Meta(ge=16, le=4096)] = 64
-    """Groups of one environment that are judged together. Default 64."""
+    """Groups of one environment that are judged together. A window in which the policy collapses ends early. Default
+    64."""
     act: Literal["warn", "quarantine", "halt"] = "halt"
     """The worst that a check may do by itself; warn: nothing but alerts. Default halt."""
-    halts: tuple[str, ...] = ("nonfinite", "advantages", "rollout_training")
+    halts: tuple[str, ...] = ("nonfinite", "advantages", "rollout_training", "step_size")
     """Checks that may stop dispatch at once. By default those by whose finding what would be trained on is broken,
-    whatever the task: NaN, advantages beyond their bounds, tokens of another policy. saturation, zero_variance,
+    whatever the task: NaN, advantages beyond their bounds, tokens of another policy, or steps so large that the tokens
+    are of another policy by the time they are trained. saturation, zero_variance,
     truncated and entropy find runs that are done, stuck or wasteful as well as broken ones, so they warn unless they
     are named here. A quarantine that lasts halts in any case, for nothing of what is generated is trained then."""
     off: list[str] = []

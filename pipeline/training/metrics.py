@@ -90,8 +90,8 @@ def reward_figures(groups: Sequence[GroupRef]) -> dict[str, float]:
 
 
 def mismatch_of(step: StepMetrics) -> Mismatch:
-    """Return how the logprobs of rollout and training differ, for the report."""
-    values = (step.kl_k1, step.kl, step.ratio_mean, step.effective_sample_size)
+    """Return how the logprobs of rollout and training differ, and how far the step went, for the report."""
+    values = (step.kl_k1, step.kl, step.ratio_mean, step.effective_sample_size, step.step_kl, step.entropy)
     return Mismatch(*(value if value is not None and math.isfinite(value) else None for value in values))
 
 

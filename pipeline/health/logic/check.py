@@ -92,6 +92,13 @@ class Check(ABC):
     def evaluate(self, window: HealthWindow) -> CheckResult:
         """Judge one window; called once for each, in order."""
 
+    def ends_early(self, window: HealthWindow) -> bool:
+        """Return whether the open window is to be evaluated as it is.
+
+        Called after each message: it must be cheap, and depend on the window and on what `state_dict` holds alone.
+        """
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the check remembers between windows, msgpack-able."""
         return {}

@@ -29,8 +29,10 @@ class OverOptimisation(Check):
     """The score rises while the raters part: slopes over the last 50 blocks of 16 groups, of the mean score, of the
     variance between raters within a sample, and of Krippendorff's alpha (Gao 2022, arXiv:2210.10760; Coste 2023).
 
-    t of the score and t of the variance (or -t of alpha) both > 2 warn. When a rater's mean falls meanwhile (t < -2),
-    it is not all of them that find the answers better: then both > 4 quarantines, and a warning that lasts does.
+    t of the score and t of the variance both > 2 warn. -t of alpha stands for the latter where it is more and the
+    variance does not fall: alpha falls, too, when answers come to be alike. When as many raters fall (t < -2) as rise
+    (t > 2) or more, most of them do not find the answers better: then both > 4 quarantines, and a warning that lasts
+    does. One rater that falls while the others rise is at odds by design: of brevity, say, where thinking longer helps.
     """
 
     name = "over_optimisation"
@@ -53,14 +55,14 @@ class OverOptimisation(Check):
         slopes = {name: slope_t([value for point in self._points if (value := point.get(name)) is not None])
                   for name in self._points[-1]}  # fmt: skip
         rising, parting, agreeing = (slopes.pop(name, None) or 0.0 for name in ("score", "variance", "alpha"))
-        value = min(rising, max(parting, -agreeing))
+        value = min(rising, max(parting, -agreeing if parting >= 0 else 0.0))
         severity, threshold = graded(value, [(2.0, "warn"), (4.0, "quarantine")])
         falling = [name for name, t in slopes.items() if t is not None and t < -2]
         if severity == "ok":
             return CheckResult("ok", value, threshold)
         parted = f"variance t = {parting:.1f}, alpha t = {agreeing:.1f}"
         reason = f"the score rises (t = {rising:.1f}) while the raters part ({parted})"
-        if not falling:
+        if not falling or len(falling) < sum(t is not None and t > 2 for t in slopes.values()):
             return CheckResult("warn", value, 2.0, reason, _most_at_odds(window))
         reason += f"; {', '.join(sorted(falling))[:200]} falls"
         return CheckResult(severity, value, threshold, reason, _most_at_odds(window), grows=True)

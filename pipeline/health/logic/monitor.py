@@ -18,6 +18,7 @@ import msgspec
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import AdvantageCheck
 from lachesis.pipeline.health.logic.check import LADDER, MAX_EXAMPLES, Check, CheckResult, HealthWindow, RunSettings
+from lachesis.pipeline.health.logic.collapse import CollapseCheck
 from lachesis.pipeline.health.logic.drift import ChangePoint, RewardDrift, ScoreShift
 from lachesis.pipeline.health.logic.evaluations import HeldOutCheck
 from lachesis.pipeline.health.logic.fractions import (
@@ -27,11 +28,13 @@ from lachesis.pipeline.health.logic.fractions import (
     TruncationCheck,
     ZeroVarianceCheck,
 )
+from lachesis.pipeline.health.logic.gains import OutlyingGroups, RaterSaturation, UnconfirmedGain
 from lachesis.pipeline.health.logic.hacking import OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
+from lachesis.pipeline.health.logic.step_size import StepSizeCheck
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
@@ -73,12 +76,16 @@ def _checks(config: HealthConfig) -> list[Check]:
         AdvantageCheck(),
         Entropy(),
         ModeCollapse(),
+        CollapseCheck(),
+        UnconfirmedGain(),
+        RaterSaturation(),
+        OutlyingGroups(),
     ]
 
 
 LEDGER_CHECK = "ledger"
 """The check of the ledger itself, which is the same for every environment; see `health.ledger`."""
-_OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name)
+_OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name, StepSizeCheck.name)
 CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOutCheck.name)
 """The names of all checks that judge environments."""
 
@@ -104,11 +111,13 @@ class EnvMonitor:
 
     def _begin(self) -> None:
         self._staleness = Staleness(self._settings.max_staleness)
+        self._step_size = StepSizeCheck()
         self._mismatch = RolloutTraining(self._settings)
         self._lengths = StaleLengths()
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
+        self._lag = 0
         self.windows = {"groups": 0, "batches": 0}
         self.standing = EnvironmentStanding()
         self._begin_groups()
@@ -156,6 +165,7 @@ class EnvMonitor:
         self._batches += kept
         self._lengths.record_lengths([ref.tokens / ref.sequences for ref in kept if ref.sequences], [])
         for ref in kept:
+            self._lag = max(self._lag, number - ref.policy_step)
             self._staleness.record_batch(number - ref.policy_step, ref.group)
 
     def record_stale(self, lengths: Sequence[int]) -> None:
@@ -164,6 +174,7 @@ class EnvMonitor:
 
     def trained(self, steps: Sequence[Mismatch]) -> None:
         """Take in what the trainer found in the steps of a report."""
+        self._step_size.record_steps(steps)
         self._mismatch.record_mismatch(steps)
 
     def remember(self, event: EvalEvent) -> None:
@@ -184,8 +195,8 @@ class EnvMonitor:
 
     @property
     def window_full(self) -> bool:
-        """Whether a window of groups is to be judged."""
-        return self._open.groups >= self._config.window
+        """Whether a window of groups is to be judged: it has as many as configured, or shows a collapse."""
+        return self._open.groups >= self._config.window or any(check.ends_early(self._open) for check in self._checks)
 
     @property
     def batches_full(self) -> bool:
@@ -209,14 +220,16 @@ class EnvMonitor:
     def judge_batches(self) -> list[Alert]:
         """Judge the batches taken in since the last time."""
         examples = [ref.group for ref in self._batches[-MAX_EXAMPLES:]]
+        step_size = self._step_size.evaluate(self._lag, examples)
         found = {
             Staleness.name: self._staleness.evaluate(),
-            RolloutTraining.name: self._mismatch.evaluate(examples),
+            RolloutTraining.name: self._mismatch.evaluate(examples, self._step_size.explanation),
             StaleLengths.name: self._lengths.evaluate(),
+            StepSizeCheck.name: step_size,
         }
         results = [self._result(name, finding) for name, finding in found.items() if name not in self._config.off]
         first = min((ref.seq for ref in self._batches), default=None)
-        self._batches, self._batches_seen = [], 0
+        self._batches, self._batches_seen, self._lag = [], 0, 0
         self.windows["batches"] += 1
         self._stand(results, first, self.windows["batches"] - 1)
         return results
@@ -299,6 +312,7 @@ class EnvMonitor:
             "promoted": self.promoted,
             "after": self._after,
             "evaluated_ns": self._held_out.judged_ns,
+            "step_size": self._step_size.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -315,6 +329,8 @@ class EnvMonitor:
         self.resumed, self._after = state["resumed"], state["after"]
         self.promoted = state.get("promoted", 0)
         self._held_out.judged_ns = state.get("evaluated_ns", 0)
+        if "step_size" in state:  # written by this version or a later one
+            self._step_size.load_state_dict(state["step_size"])
 
 
 def _at_least(severity: Severity, other: Severity) -> bool:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import msgspec
-
 from lachesis.pipeline.health.logic.check import (
     MAX_EXAMPLES,
     Check,
@@ -194,7 +192,8 @@ class StaleLengths:
 class RolloutTraining:
     """What the inference server and the trainer make of the same tokens, as the trainer reports it with a checkpoint:
     |k1| > .1, an effective sample size < .3 or a mean ratio outside [.5, 2] warn, k3 > 1 halts (see `Mismatch`). It is
-    judged with the staleness, which widens it; the value is k3, of the worst step."""
+    judged with the staleness, which widens it; the value is k3, of the worst step. Where too large a step is the
+    reason (see `StepSizeCheck`), it warns and names that."""
 
     name = "rollout_training"
 
@@ -210,14 +209,19 @@ class RolloutTraining:
     def record_mismatch(self, steps: Sequence[Mismatch]) -> None:
         self._steps += steps
 
-    def evaluate(self, examples: Sequence[str]) -> CheckResult:
-        """Judge what was added since the last time, and forget it. `examples` are groups that were trained."""
+    def evaluate(self, examples: Sequence[str], explanation: str | None = None) -> CheckResult:
+        """Judge what was added since the last time, and forget it.
+
+        `examples` are groups that were trained. `explanation` says why the two differ where their policy is the same.
+        """
         steps, self._steps = self._steps, []
         if not steps:
             return CheckResult("idle", reason="no report")
-        if any(None in msgspec.structs.astuple(step) for step in steps):
+        if any(None in (step.k1, step.k3, step.ratio, step.ess) for step in steps):
             return CheckResult("warn", reason="not a number: their ratio is undefined", examples=examples)
         worst = max(k3 for step in steps if (k3 := step.k3) is not None)
+        if worst > 1 and explanation:
+            return CheckResult("warn", worst, 1.0, explanation, examples)
         if worst > 1:
             reason = f"rollout and training are of different policies{self._hint}"
             return CheckResult("halt", worst, 1.0, reason, examples)
@@ -225,7 +229,8 @@ class RolloutTraining:
         ratios = [step.ratio or 0.0 for step in steps]
         if k1 > 0.1 or ess < 0.3 or not all(0.5 <= ratio <= 2 for ratio in ratios):
             spread = f"{min(ratios):.2g} to {max(ratios):.2g}"
-            reason = f"|k1| up to {k1:.2g}, effective samples down to {ess:.0%}, mean ratio {spread}{self._hint}"
+            reason = f"|k1| up to {k1:.2g}, effective samples down to {ess:.0%}, mean ratio {spread}"
+            reason += f"; {explanation}" if explanation else self._hint
             return CheckResult("warn", worst, 1.0, reason, examples)
         return CheckResult("ok", worst, 1.0)
 

@@ -38,11 +38,13 @@ def signals_of(sequences: Sequences, generation: Mapping[str, Any] | None = None
     """
     ids, lps, _ = sequences.generated
     samples = sequences.generated.samples
+    distinct, shared = _distinct_and_shared(ids, samples)
     known = _of_logprobs(ids, lps, samples) if lps is not None else {"logprobs": [None] * len(samples)}
     return GroupSignals(
         texts=[zlib.crc32(ids[s].data) for s in samples],
         truncated=sequences.endings.count("length"),
-        distinct=_distinct(ids, samples),
+        distinct=distinct,
+        shared=shared,
         greedy=_number(generation, "temperature", 1.0) < GREEDY_BELOW,
         **known | ({"zeros": 0, "sure_run": 0} if _narrowed(generation) else {}),
     )
@@ -82,14 +84,17 @@ def distinct_share(ids: NDArray[np.int32]) -> float:
     if len(ids) < 3:
         return 1.0
     grams = _grams(ids)
-    return int(_distinct_in(grams[np.newaxis])[0]) / len(grams)
+    return len(np.unique(grams)) / len(grams)
 
 
-def _distinct(ids: NDArray[np.int32], samples: list[slice]) -> float | None:
-    """Return the mean share of the samples that are long enough, None where none is."""
+def _distinct_and_shared(ids: NDArray[np.int32], samples: list[slice]) -> tuple[float | None, float | None]:
+    """Return the mean share of distinct 3-grams, and how far samples share them, of samples that are long enough.
+
+    None where none is, and for the second where fewer than two are.
+    """
     tails = [slice(max(s.start, s.stop - _TAIL), s.stop - 2) for s in samples if s.stop - s.start >= _LONG]
     if not tails:
-        return None
+        return None, None
     lengths = [tail.stop - tail.start for tail in tails]
     width = max(lengths)
     grams = _grams(ids)
@@ -98,8 +103,22 @@ def _distinct(ids: NDArray[np.int32], samples: list[slice]) -> float | None:
         row[:length] = grams[tail]
         if length < width:
             row[length:] = grams[tail.start]  # once more, which makes no further distinct one
-    distinct = _distinct_in(rows).tolist()
-    return math.fsum(found / length for found, length in zip(distinct, lengths, strict=True)) / len(tails)
+    rows.sort(axis=1)
+    first = np.ones(rows.shape, dtype=np.bool_)
+    np.not_equal(rows[:, 1:], rows[:, :-1], out=first[:, 1:])
+    distinct = np.count_nonzero(first, axis=1).tolist()
+    share = math.fsum(found / length for found, length in zip(distinct, lengths, strict=True)) / len(tails)
+    return share, _shared(rows[first], len(tails))
+
+
+def _shared(grams: NDArray[np.int64], samples: int) -> float | None:
+    """Return the chance that one of `grams`, the distinct ones of each sample, is in another sample drawn at random."""
+    if samples < 2:
+        return None
+    grams.sort()
+    edges = np.flatnonzero(np.diff(grams, prepend=grams[0] - 1, append=grams[-1] + 1))
+    holders = np.diff(edges)
+    return int((holders * (holders - 1)).sum()) / ((samples - 1) * len(grams))
 
 
 def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -112,13 +131,6 @@ def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
     grams |= wide[1:-1] << _PACKED_BITS
     grams |= wide[2:]
     return grams
-
-
-def _distinct_in(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many distinct values each row of [n, G] holds; sorts them in place."""
-    rows.sort(axis=1)
-    rises: NDArray[np.int64] = np.count_nonzero(rows[:, 1:] != rows[:, :-1], axis=1)
-    return rises + 1
 
 
 def _unlikely(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> list[int]:

@@ -80,6 +80,11 @@ def test_a_group_is_as_varied_as_its_samples_by_themselves(samples):
     found = signals(sequences([[(1, None), *((token, -1.0) for token in sample)] for sample in samples]))
     shares = [distinct_share(np.array(sample[-256:], np.int32)) for sample in samples if len(sample) >= 32]
     assert found.distinct == (math.fsum(shares) / len(shares) if shares else None)
+    long = [sample[-256:] for sample in samples if len(sample) >= 32]
+    sets = [set(zip(sample, sample[1:], sample[2:], strict=False)) for sample in long]
+    both = sum(len(one & other) for i, one in enumerate(sets) for j, other in enumerate(sets) if i != j)
+    every = (len(sets) - 1) * sum(map(len, sets))
+    assert found.shared == (pytest.approx(both / every) if len(sets) > 1 else None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Check of the optimizer's steps by the trainer's own figures: are they too large?"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lachesis.pipeline.health.logic.check import CheckResult, finite
+from lachesis.schemas.ledger import Mismatch
+
+__all__ = ["StepSizeCheck"]
+
+_LARGE_STEP_KL = 0.1
+"""Nats a token; the default of training.learner.max_step_kl."""
+_ENTROPY_LEFT = 0.3
+_START_STEPS = 2
+_FAST_STEPS = 32
+"""Optimizer steps in which no policy that learns loses most of its entropy."""
+_MEND = "lower training.learner.learning_rate, or raise warmup_steps"
+
+
+class StepSizeCheck:
+    """How far the trainer's steps move the policy, as it reports it with a checkpoint; judged with the staleness.
+
+    A step that moved the policy by KL > .1 nats a token, or entropy below .3 of what it was within 32 steps, warns.
+    Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
+    reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
+    Tokens of the very policy that trains them must agree, so their difference is never explained by the step.
+    """
+
+    name = "step_size"
+
+    def __init__(self) -> None:
+        self.explanation: str | None = None
+        self._steps: list[Mismatch] = []
+        self._start: list[float | None] = []  # k3 of the first steps
+        self._entropies: deque[float] = deque(maxlen=_FAST_STEPS)
+
+    def record_steps(self, steps: Sequence[Mismatch]) -> None:
+        """Take in the steps of a report."""
+        self._steps += steps
+
+    def evaluate(self, lag: int, examples: Sequence[str]) -> CheckResult:
+        """Evaluate the steps recorded since the last time, and forget them.
+
+        `lag`: steps that the oldest group is behind. `explanation` then says why rollouts and training differ, None where the steps are no reason.
+        """
+        steps, self._steps, self.explanation = self._steps, [], None
+        self._start += [step.k3 for step in steps[: _START_STEPS - len(self._start)]]
+        moves = list(finite(step.step_kl for step in steps))
+        largest, left = max(moves, default=None), self._entropy_left(list(finite(step.entropy for step in steps)))
+        if largest is None and left is None:
+            return CheckResult("idle", reason="no report says how far the steps went")
+        found = []
+        if largest is not None and largest > _LARGE_STEP_KL:
+            found.append(f"a step moved the policy by KL {largest:.2g} nats a token")
+        if left is not None and left < _ENTROPY_LEFT:
+            found.append(f"the trainer's entropy fell to {left:.0%} within {_FAST_STEPS} steps")
+        if not found:
+            return CheckResult("ok", largest, _LARGE_STEP_KL)
+        reason = f"the step is too large: {', and '.join(found)}; {_MEND}"
+        agreed = all(k3 is not None and k3 <= _LARGE_STEP_KL for k3 in self._start)
+        if lag > 0 and agreed:
+            self.explanation = "a consequence of steps that are too large (see step_size): rollouts are a step behind"
+            worst = max(finite(step.k3 for step in steps), default=0.0)
+            if worst > 1:
+                reason = f"{reason}. Rollouts have fallen behind the policy that is trained, k3 up to {worst:.2g}"
+                return CheckResult("halt", largest, _LARGE_STEP_KL, reason, examples)
+        return CheckResult("warn", largest, _LARGE_STEP_KL, reason, examples)
+
+    def _entropy_left(self, entropies: Sequence[float]) -> float | None:
+        """Return the least share that was left of the highest entropy of the steps before it, None without any."""
+        least = None
+        for entropy in entropies:
+            self._entropies.append(entropy)
+            highest = max(self._entropies)
+            if highest > 0:
+                least = min(entropy / highest, 1.0 if least is None else least)
+        return least
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is remembered of the steps."""
+        return {"start": self._start, "entropies": list(self._entropies)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo `state_dict`."""
+        self._start = list(state["start"])
+        self._entropies = deque((float(value) for value in state["entropies"]), maxlen=_FAST_STEPS)
