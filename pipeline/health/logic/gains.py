@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, mean
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, is_number, mean
 from lachesis.pipeline.health.logic.trends import correlation, slope_t
 from lachesis.schemas.annotations import GroupScore
 
@@ -186,7 +186,7 @@ def _sums(score: GroupScore) -> dict[str, list[float | None]]:
         pairs = []
         for i, own in enumerate(column):
             rest = mean(other[i] for rater, other in score.ratings.items() if rater != name)
-            if own is not None and math.isfinite(own) and rest is not None:
+            if is_number(own) and rest is not None:
                 pairs.append((own, rest))
         if not pairs:
             continue
@@ -201,7 +201,7 @@ def _point(groups: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, 
     found: dict[str, list[float | None]] = {"score": [mean(group["score"][0] for group in groups)]}
     for name in sorted({name for group in groups for name in group if name != "score"}):
         columns = list(zip(*(group[name] for group in groups if name in group), strict=True))
-        xy, xx, yy = (math.fsum(finite(column)) for column in columns[1:])
+        xy, xx, yy = (math.fsum(x for x in column if x is not None) for column in columns[1:])
         r = correlation(xy, xx, yy)
         found[name] = [mean(columns[0]), 0.0 if r is None else r]
     return found

@@ -42,7 +42,8 @@ class StepSizeCheck:
     def evaluate(self, lag: int, examples: Sequence[str]) -> CheckResult:
         """Evaluate the steps recorded since the last time, and forget them.
 
-        `lag`: steps that the oldest group is behind. `explanation` then says why rollouts and training differ, None where the steps are no reason.
+        `lag`: steps that the oldest group is behind. `explanation` then says why rollouts and training differ, None
+        where the steps are no reason.
         """
         steps, self._steps, self.explanation = self._steps, [], None
         self._start += [step.k3 for step in steps[: _START_STEPS - len(self._start)]]
