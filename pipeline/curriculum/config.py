@@ -23,8 +23,6 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Event ids kept to recognise repeated feedback. Default 8192."""
     explore: float = 0.03
     """irt: share of the probability that goes to items by how long they were not seen. Default 0.03."""
-    env_floor: float = 0.05
-    """Smallest share of an environment in the mix. Default 0.05."""
     total_steps: int = 1000
     """easy_first, competence: policy steps over which the curriculum opens up. Default 1000."""
     initial_competence: float = 0.05
@@ -67,6 +65,6 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"curriculum.wander is {self.wander} logits; it must be at least 0, at most 100.")
         if not 0 <= self.chance < 1:
             raise ConfigError(f"curriculum.chance is {self.chance}; it must be at least 0 and below 1.")
-        for name in ("explore", "env_floor", "initial_competence", "learning_rate"):
+        for name in ("explore", "initial_competence", "learning_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must lie between 0 and 1.")

@@ -246,13 +246,15 @@ def feedback_of(env: str, reward: GroupReward) -> ItemFeedback | None:
     """Return what a group teaches about its item, None when it names none of the pool."""
     if reward.index is None:
         return None
+    judged = sum(score is not None for score in reward.scores)
+    success = reward.success if judged else None
     return ItemFeedback(
         id=reward.group,
         env=env,
         item=reward.index,
         skill=reward.skill,
-        n=len(reward.scores),
-        success=reward.success,
+        n=judged,
+        success=success,
         policy_step=reward.policy_step,
-        status="scored" if reward.success is not None else "unscorable",
+        status="scored" if success is not None else "unscorable",
     )

@@ -1,7 +1,4 @@
-"""From configuration to a strategy, and the mix of environments."""
-
-import math
-from collections.abc import Mapping
+"""From configuration to a strategy."""
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
@@ -9,9 +6,9 @@ from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, 
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
 from lachesis.pipeline.user_code import load_module
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError
 
-__all__ = ["STRATEGIES", "find_strategy", "load_strategy", "mix", "name_of"]
+__all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "uniform": Strategy,
@@ -56,23 +53,3 @@ def find_strategy(config: CurriculumConfig) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"curriculum.strategy {config.strategy!r} is not a subclass of Strategy.")
     return found
-
-
-def mix(scores: Mapping[str, float], floor: float = 0.05) -> dict[str, float]:
-    """Return each environment's share, in proportion to its score and at least `floor`; shares sum to 1.
-
-    All scores 0, or too many environments for the floor: equal shares. Raises DataError on a negative or non-finite
-    score.
-    """
-    if any(not (score >= 0 and math.isfinite(score)) for score in scores.values()):
-        raise DataError(f"environment scores must be finite and at least 0: {dict(scores)}.")
-    if floor * len(scores) >= 1 or not any(scores.values()):
-        return dict.fromkeys(scores, 1 / len(scores)) if scores else {}
-    fixed: set[str] = set()
-    while True:  # raising one to the floor takes from the others, which may then fall below it
-        left = math.fsum(score for env, score in scores.items() if env not in fixed)
-        rest = 1 - floor * len(fixed)
-        low = {env for env in scores if env not in fixed and scores[env] / left * rest < floor}
-        if not low:
-            return {env: floor if env in fixed else score / left * rest for env, score in scores.items()}
-        fixed |= low

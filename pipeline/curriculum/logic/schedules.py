@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Competence", "EasyFirst", "Pools", "bins_by_rank"]
 
@@ -16,13 +17,23 @@ def bins_by_rank(ranks: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
     return ranks * bins // len(ranks)
 
 
+def _ranks_by_difficulty(items: ItemPool, strategy: str) -> NDArray[np.int64]:
+    """Return `items.ranks()`. Raises `ConfigError` where nothing says which items are easier than others."""
+    if items.difficulty is None or (items.difficulty == items.difficulty[0]).all():
+        raise ConfigError(
+            f"curriculum.strategy {strategy!r} goes from easy to hard, and the environment's items have no difficulty "
+            "that differs: give its tasks a `difficulty`, or use irt, sec, pools or uniform."
+        )
+    return items.ranks()
+
+
 class EasyFirst(Strategy):
     """Bin i of n is drawn with (1-t) e^(-2i/(n-1)) / sum + t/n, t = policy step / total steps: from easy to even."""
 
     def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         count = min(config.bins, items.count)
-        self._bin = bins_by_rank(items.ranks(), count)
+        self._bin = bins_by_rank(_ranks_by_difficulty(items, "easy_first"), count)
         self._size = np.bincount(self._bin, minlength=count)
         easy = np.exp(-2.0 * np.arange(count) / max(count - 1, 1))
         self._easy = easy / easy.sum()
@@ -42,7 +53,7 @@ class Competence(Strategy):
 
     def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
-        self._ranks = items.ranks()
+        self._ranks = _ranks_by_difficulty(items, "competence")
 
     @property
     def competence(self) -> float:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy, mix
+from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
+from lachesis.pipeline.curriculum.stage import feedback_of
+from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
 ALL = sorted(STRATEGIES)
@@ -463,23 +465,27 @@ def test_wrong_settings_name_themselves(setting):
         CurriculumConfig(**setting)
 
 
-def test_mix_keeps_the_floor_and_sums_to_one():
-    shares = mix({"a": 0.9, "b": 0.05, "c": 0.0501, "d": 0.0}, floor=0.05)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert min(shares.values()) >= 0.05
-    assert shares["d"] == 0.05
-    assert mix({"a": 3.0, "b": 1.0}) == {"a": 0.75, "b": 0.25}
-    assert mix({"a": 0.0, "b": 0.0}) == {"a": 0.5, "b": 0.5}
-    assert mix(dict.fromkeys("abc", 1.0) | {"d": 99.0}, floor=0.3) == dict.fromkeys("abcd", 0.25)
-    assert mix({}) == {}
-    assert mix({"a": 0.0}) == {"a": 1.0}
-    with pytest.raises(DataError, match="environment scores"):
-        mix({"a": math.nan})
+@pytest.mark.parametrize("name", ["easy_first", "competence"])
+@pytest.mark.parametrize("difficulty", [None, np.full(4, 2.0)])
+def test_without_difficulties_nothing_goes_from_easy_to_hard(name, difficulty):
+    with pytest.raises(ConfigError, match=f"'{name}' goes from easy to hard, .* no difficulty that differs: give"):
+        make(name, ItemPool(4, difficulty))
+
+
+@pytest.mark.parametrize(("scores", "n", "success"), [([1.0, None, 0.0, None], 2, 0.5), ([None, None], 0, None)])
+def test_samples_without_a_score_do_not_count(scores, n, success):
+    reward = GroupReward(
+        group="0" * 32, seq=1, item="i", index=3, policy_step=0, verdict="trainable", scores=scores,
+        rewards=scores, advantages=scores, snapshot="s", mean=None, std=None, range=None, n_valid=n, success=0.5,
+    )  # fmt: skip
+    feedback = feedback_of("e", reward)
+    assert (feedback.n, feedback.success) == (n, success)
+    assert feedback.status == ("scored" if n else "unscorable")
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(name):
-    strategy = load_strategy(ItemPool(4), CurriculumConfig(strategy=name))
+    strategy = load_strategy(ItemPool(4, np.arange(4.0)), CurriculumConfig(strategy=name))
     state = strategy.state_dict()
     wrong = [{"step": -1}, {"counts": [1, 2]}, {"counts": [-1, 0, 0, 0]}, {"ids": [1]}, {"arrays": []}]
     wrong += [{"arrays": {**state["arrays"], key: value[:-1]}} for key, value in state["arrays"].items()]
