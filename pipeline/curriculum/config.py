@@ -36,7 +36,10 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deviation: float = 5.0
     """irt: standard error of an item's difficulty before its first result, in logits. Default 5."""
     prior_deviation: float = 2.0
-    """irt: the same for items with a prior, whose standard deviation over the items is scaled to as much. Default 2."""
+    """irt: the same for items with a prior: how far a prior may be from the truth. Default 2."""
+    prior_spread: float = 2.0
+    """irt: standard deviation of the priors over the items, in logits, to which they are scaled from their own unit.
+    Default 2."""
     wander: float = 0.15
     """irt: how far an item's difficulty may move from one of its results to the next, in logits. Default 0.15."""
     ability_rate: float = 0.2
@@ -56,7 +59,7 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("age_half_life", "temperature", "ability_rate", "sharpness"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be positive and finite.")
-        for name in ("deviation", "prior_deviation"):
+        for name in ("deviation", "prior_deviation", "prior_spread"):
             if not 0 < getattr(self, name) <= 100:
                 raise ConfigError(
                     f"curriculum.{name} is {getattr(self, name)} logits; it must be positive, at most 100."

@@ -32,8 +32,8 @@ _MANY_READERS = 0.75
 """Share of the readers that an identity may have from which on it is named."""
 _NEWEST_MESSAGES = 4096
 """How many of a stream's messages are looked at for who filled it, without their data: a fraction of a second."""
-_LOOK_S = 1.0
-"""Longest time that this takes: the readers of whoever looks may be used up, too."""
+_MAX_READ_S = 1.0
+"""Longest time that this takes: the readers of whoever asks may be used up, too."""
 _MAX_NAMED = 3
 _NEW_KEY = "delete its seed (auth/RUN/IDENTITY.nk), run `lachesis auth init` and reload the server"
 _FREE_READERS = (
@@ -131,7 +131,7 @@ async def _bytes_by_writer(bus: NatsBus, config: RunConfig, kind: str, usage: St
     found: Counter[str] = Counter()
     known: dict[str, str] = {}
     start = max(usage.first, usage.last - _NEWEST_MESSAGES + 1)
-    with anyio.move_on_after(_LOOK_S), suppress(InfrastructureError):
+    with anyio.move_on_after(_MAX_READ_S), suppress(InfrastructureError):
         async with bus.read(kind, [], start=start, headers_only=True, follow=False) as messages:
             async for message in messages:
                 subject, size = message.subject, message.headers.get(SIZE_HEADER, "")

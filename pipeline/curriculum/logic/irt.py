@@ -163,7 +163,7 @@ def _prior(items: ItemPool, config: CurriculumConfig) -> tuple[NDArray[np.float6
         centred = difficulty - np.mean(difficulty)
         deviation = float(np.std(centred))
         if deviation > 0:
-            return centred * (config.prior_deviation / deviation), config.prior_deviation
+            return centred * (config.prior_spread / deviation), config.prior_deviation
     return np.zeros(items.count), config.deviation
 
 

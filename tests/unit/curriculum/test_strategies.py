@@ -458,11 +458,19 @@ def test_a_state_of_a_build_that_kept_other_arrays_is_refused_and_nothing_taken_
         {"chance": 1.0},
         {"wander": 101.0},
         {"deviation": 101.0},
+        {"prior_spread": 0.0},
     ],
 )
 def test_wrong_settings_name_themselves(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         CurriculumConfig(**setting)
+
+
+def test_a_prior_has_a_spread_and_an_error_of_its_own():
+    strategy = make("irt", ItemPool(4, np.array([10.0, 20.0, 30.0, 40.0])), prior_spread=3.0, prior_deviation=0.5)
+    arrays = strategy.arrays()
+    assert np.std(arrays["difficulty"]) == pytest.approx(3.0)
+    assert arrays["variance"].tolist() == [0.25] * 4
 
 
 @pytest.mark.parametrize("name", ["easy_first", "competence"])
