@@ -172,7 +172,9 @@ def make_root(settings: LauncherSettings, program: bytes, text: bytes) -> None:
     os.umask(0o022)
     for folder in (EMPTY, SCRATCH, "/dev"):
         os.mkdir(folder)
-    for path in settings.readable:
+    scratch = f"size={settings.scratch_bytes},mode=700,nr_inodes={MAX_SCRATCH_INODES},uid={uid},gid={gid}"
+    mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, scratch)
+    for path in settings.readable:  # after the scratch folder, which would hide an environment that lies below /tmp
         bind(OLD_ROOT + path, path)
         protect(path, AT_RECURSIVE)
     for path, target in settings.links:
@@ -188,8 +190,6 @@ def make_root(settings: LauncherSettings, program: bytes, text: bytes) -> None:
     check_call(libc.umount2(OLD_ROOT.encode(), MNT_DETACH), "let go of the machine's files")
     os.rmdir(OLD_ROOT)
     protect("/", 0)
-    scratch = f"size={settings.scratch_bytes},mode=700,nr_inodes={MAX_SCRATCH_INODES},uid={uid},gid={gid}"
-    mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, scratch)
 
 
 def bind(source: str, target: str) -> None:

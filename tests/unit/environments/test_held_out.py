@@ -1,6 +1,7 @@
 """Held-out tasks by default: never drawn, evaluated on a schedule of each environment, and no end of the run."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import msgspec
@@ -79,7 +80,7 @@ async def test_a_held_out_task_is_never_drawn_whatever_the_curriculum_says(lab, 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_strategy_weighs_held_out_tasks(strategy):
-    items = items_of(Pool(), HELD_OUT)
+    items = replace(items_of(Pool(), HELD_OUT), difficulty=np.arange(100.0))
     made = load_strategy(items, CurriculumConfig(strategy=strategy))
     for n in range(300):
         item = int(np.setdiff1d(np.arange(100), HELD_OUT)[n % 90])

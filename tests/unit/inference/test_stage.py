@@ -29,14 +29,20 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def policies():
+    """Policies to publish, made before a server loads: transformers makes models one at a time in a process."""
+    return [build_tiny_policy(step + 1, width=16, layers=1, heads=2, max_length=32) for step in range(4)]
+
+
 @pytest.fixture
 def config(tmp_path, model):
     return RunConfig(run="r", folder=str(tmp_path), model=str(model))
 
 
-async def publish(lab, config, step, *, pruned=False):
+async def publish(lab, config, policies, step, *, pruned=False):
     """Publish new weights and return their version."""
-    policy = build_tiny_policy(step + 1, width=16, layers=1, heads=2, max_length=32)
+    policy = policies[step]
     tensors = policy_tensors(policy.model)
     version = policy_version(step, "a", tensors)
     path = write_weights(tensors, config.path / "weights", version)
@@ -68,19 +74,19 @@ def serving(directory, version):
     return condition
 
 
-async def test_the_policys_server_registers_only_once_it_holds_a_published_version(lab, config):
+async def test_the_policys_server_registers_only_once_it_holds_a_published_version(lab, config, policies):
     main = lambda service: run_inference(service, config, "policy")  # noqa: E731
     async with lab.running(main, "inference") as service:
         await anyio.sleep(1.0)
         assert await registered(lab, "policy") is None
         assert service.vitals.state == "starting"
-        version = await publish(lab, config, 0)
+        version = await publish(lab, config, policies, 0)
         async with open_role(lab.bus, "r", "policy") as directory:
             client = await directory.current()  # whoever finds it finds it with these weights
             assert await client.weight_version() == version
             (sample,) = await client.generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
             assert {span.version for span in sample.weight_versions} == {version}
-            newer = await publish(lab, config, 1)
+            newer = await publish(lab, config, policies, 1)
             await lab.until(serving(directory, newer))
         await lab.until(lambda: _true(service.vitals.state == "ok"))
 
@@ -89,17 +95,17 @@ async def _true(value):
     return value
 
 
-async def test_a_pruned_weights_file_is_passed_over(lab, config):
-    await publish(lab, config, 0, pruned=True)
+async def test_a_pruned_weights_file_is_passed_over(lab, config, policies):
+    await publish(lab, config, policies, 0, pruned=True)
     main = lambda service: run_inference(service, config, "policy")  # noqa: E731
     async with lab.running(main, "inference") as service:
         await lab.until(lambda: _true(service.vitals.status_text is not None), seconds=20)
         assert await registered(lab, "policy") is None
-        version = await publish(lab, config, 1)
+        version = await publish(lab, config, policies, 1)
         await lab.until(is_registered(lab, "policy"))
         async with open_role(lab.bus, "r", "policy") as directory:
             assert await serving(directory, version)()
-            await publish(lab, config, 2, pruned=True)
+            await publish(lab, config, policies, 2, pruned=True)
             await lab.until(lambda: _true("refused" in (service.vitals.status_text or "")))
             assert await serving(directory, version)()  # it goes on with what it has, under its own name
 
