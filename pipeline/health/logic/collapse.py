@@ -125,13 +125,12 @@ def _entropy_fall(start: _Span, spans: Sequence[_Span]) -> CheckResult | None:
     steps = _steps_of_fall(start, spans)
     if steps is None or steps > _FAST_STEPS:
         return None
-    reason = (
-        f"entropy fell to {left:.0%} of the starting model's within {max(1, steps)} optimizer steps{how}: the step is "
-        "too large; lower training.learner.learning_rate, or raise warmup_steps"
-    )
+    fell = f"entropy fell to {left:.0%} of the starting model's within {max(1, steps)} optimizer steps{how}"
     score = spans[-1].score
     if start.score is not None and score is not None and score > start.score + _RISE * abs(start.score):
-        return CheckResult("inform", 1 - left, 1 - _LOW, f"{reason}, unless scores go on rising as they do")
+        reason = f"{fell}, while scores rise: a policy that learns may do that; watch the held-out rate"
+        return CheckResult("inform", 1 - left, 1 - _LOW, reason)
+    reason = f"{fell}: the step is too large; lower training.learner.learning_rate, or raise warmup_steps"
     if left < _LOWEST and alike > _MUCH_MORE_ALIKE:
         return CheckResult("quarantine", 1 - left, 1 - _LOWEST, reason, grows=True)
     return CheckResult("warn", 1 - left, 1 - _LOW, reason, grows=alike > _MORE_ALIKE)

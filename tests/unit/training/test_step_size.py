@@ -10,6 +10,7 @@ from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.metrics import mismatch_of
 from lachesis.pipeline.training.step_size import PROBE_TOKENS, StepProbe
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
@@ -59,6 +60,18 @@ def test_steps_use_the_rate_of_their_number_also_after_a_resume(small_policy, ba
     resumed = Learner(policy.model, config, steps=2)
     assert [first.step(batch(policy, 0)).learning_rate for _ in range(5)] == [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3]
     assert resumed.step(batch(policy, 0)).learning_rate == 7.5e-4
+
+
+def test_a_report_says_how_far_the_step_went_and_what_entropy_it_began_with(small_policy, batch):
+    policy = small_policy()
+    step = Learner(policy.model, LearnerConfig(learning_rate=1e-3)).step(batch(policy, 0))
+    found = mismatch_of(step)
+    assert (found.k1, found.k3, found.step_kl, found.entropy) == (step.kl_k1, step.kl, step.step_kl, step.entropy)
+    assert found.step_kl is not None
+    assert found.entropy is not None
+    assert found.entropy > 0
+    assert mismatch_of(msgspec.structs.replace(step, step_kl=None, entropy=math.inf)).step_kl is None
+    assert mismatch_of(msgspec.structs.replace(step, step_kl=None, entropy=math.inf)).entropy is None
 
 
 def test_old_records_mean_what_was_done_then():
