@@ -1,6 +1,6 @@
 """Why the server does not do what it was asked: asked of the server itself, in words for people.
 
-Guarantees an answer within three times `DIAGNOSIS_S`, whatever is silent. "No such stream" is said only where a server
+Guarantees an answer within twice `DIAGNOSIS_S`, whatever is silent. "No such stream" is said only where a server
 that can know has said so: a cluster without a leader has nobody who answers for a stream, and that is no missing one.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.abc
+from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.replies import NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
 from lachesis.pipeline.config.secrets import without_secrets
@@ -24,6 +24,8 @@ DIAGNOSIS_S = 1.5
 """Most that each question to the server, and trying every configured address, may take, seconds."""
 _KEPT_S = 2.0
 """An explanation is not asked for again for so long: many waits have the same reason."""
+_LEADERLESS_S = 0.3
+"""Seconds that a stream's own leader still has to answer, once the server has said that its JetStream has none."""
 _DEFAULT_PORT = 4222
 
 
@@ -42,17 +44,43 @@ async def explain(link: "ServerLink", stream: str) -> str:
 async def _explain(link: "ServerLink", stream: str) -> str:
     if not link.is_up:
         return f"not connected: {link.last_error or 'the server is unavailable'}{await _away(link)}"
-    described = await stream_info(link, stream, timeout_s=DIAGNOSIS_S)
+    described, msg = await _ask(link, stream)
     if described is not None:
         return await _read(link, stream, described)
-    msg = await link.request_once("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
     if msg is None:
         return f"{link.server_name} takes connections and does not answer{await _away(link)}"
-    error = error_in(msg.data)
-    if not msg.data or (error is not None and error.err_code == NO_LEADER):  # empty: nobody serves this subject
+    if _is_leaderless(msg):
         return f"JetStream at {link.server_name} has no leader, so nothing can be stored or read{await _away(link)}"
     what = stream or "this"
     return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
+
+
+async def _ask(link: "ServerLink", stream: str) -> tuple[bytes | None, Msg | None]:
+    """Return what the server says of a stream and of its JetStream, asked at once; None: nothing within `DIAGNOSIS_S`.
+
+    A server without a leader says that of its JetStream at once, and leaves the other question unanswered.
+    """
+    described: bytes | None = None
+    msg: Msg | None = None
+    with anyio.move_on_after(DIAGNOSIS_S) as patience:
+        async with anyio.create_task_group() as tasks:
+
+            async def ask_stream() -> None:
+                nonlocal described
+                described = await stream_info(link, stream, timeout_s=DIAGNOSIS_S)
+                if described is not None:
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(ask_stream)
+            msg = await link.request_once("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
+            if msg is not None and _is_leaderless(msg):
+                patience.deadline = min(patience.deadline, anyio.current_time() + _LEADERLESS_S)
+    return described, msg
+
+
+def _is_leaderless(msg: Msg) -> bool:
+    error = error_in(msg.data)
+    return not msg.data or (error is not None and error.err_code == NO_LEADER)  # empty: nobody serves this subject
 
 
 async def stream_info(link: "ServerLink", stream: str, *, timeout_s: float) -> bytes | None:
