@@ -44,7 +44,7 @@ async def explain(link: "ServerLink", stream: str) -> str:
 async def _explain(link: "ServerLink", stream: str) -> str:
     if not link.is_up:
         return f"not connected: {link.last_error or 'the server is unavailable'}{await _away(link)}"
-    described, msg = await _ask(link, stream)
+    described, msg = await _request_both(link, stream)
     if described is not None:
         return await _read(link, stream, described)
     if msg is None:
@@ -55,7 +55,7 @@ async def _explain(link: "ServerLink", stream: str) -> str:
     return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
 
 
-async def _ask(link: "ServerLink", stream: str) -> tuple[bytes | None, Msg | None]:
+async def _request_both(link: "ServerLink", stream: str) -> tuple[bytes | None, Msg | None]:
     """Return what the server says of a stream and of its JetStream, asked at once; None: nothing within `DIAGNOSIS_S`.
 
     A server without a leader says that of its JetStream at once, and leaves the other question unanswered.
@@ -65,13 +65,13 @@ async def _ask(link: "ServerLink", stream: str) -> tuple[bytes | None, Msg | Non
     with anyio.move_on_after(DIAGNOSIS_S) as patience:
         async with anyio.create_task_group() as tasks:
 
-            async def ask_stream() -> None:
+            async def request_stream() -> None:
                 nonlocal described
                 described = await stream_info(link, stream, timeout_s=DIAGNOSIS_S)
                 if described is not None:
                     tasks.cancel_scope.cancel()
 
-            tasks.start_soon(ask_stream)
+            tasks.start_soon(request_stream)
             msg = await link.request_once("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
             if msg is not None and _is_leaderless(msg):
                 patience.deadline = min(patience.deadline, anyio.current_time() + _LEADERLESS_S)
