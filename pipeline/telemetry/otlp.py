@@ -65,7 +65,7 @@ class OtlpExporter:
         self._close_s = close_s
         self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 10_000) / 1e3
         self._due = threading.Event()
-        self._closing = False
+        self._closing = self._given_up = False
         self.exported = 0
         self.dropped = 0
         self._thread = threading.Thread(target=self._work, name="otlp", daemon=True)
@@ -103,7 +103,11 @@ class OtlpExporter:
         self._closing = True
         self._due.set()
         self._thread.join(self._close_s)
-        self.dropped += len(self._queue)  # the thread may still be held up by the receiver; it ends with the process
+        self._given_up = True
+        self.dropped += len(self._queue)
+        for exporter in (self._spans, self._metrics):  # a thread that waits to try again ends now
+            if exporter is not None:
+                exporter.shutdown()
         if self.dropped:
             log.warning(
                 "%d spans were dropped, %d exported: the receiver was too slow or away", self.dropped, self.exported
@@ -120,12 +124,9 @@ class OtlpExporter:
                 next_metrics = time.monotonic() + self._interval_s
         self._export_spans()
         self._export_metrics()
-        for exporter in (self._spans, self._metrics):
-            if exporter is not None:
-                exporter.shutdown()
 
     def _export_spans(self) -> None:
-        while self._spans is not None and self._queue:
+        while self._spans is not None and self._queue and not self._given_up:
             taken = [self._queue.popleft() for _ in range(min(self._batch, len(self._queue)))]
             try:
                 done = self._spans.export([self._readable(span) for span in taken]) is SpanExportResult.SUCCESS
@@ -136,7 +137,8 @@ class OtlpExporter:
             self.dropped += len(taken) * (not done)
 
     def _export_metrics(self) -> None:
-        if self._metrics is not None and self._figures is not None:  # counts are since the start: none is lost for good
+        # counts are since the start: those of an export that fails are not lost for good
+        if self._metrics is not None and self._figures is not None and not self._given_up:
             self._metrics.export(metrics_data(self._figures, self._resource(self._attributes["service.name"]), SCOPE))
 
     def _resource(self, service: str) -> Resource:
