@@ -7,11 +7,13 @@ cannot change in place (storage, retention) is an error that names the stream, n
 (`replicas`) are made by the cluster in the background, of the streams and of their consumers.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import StreamUsage
@@ -46,7 +48,12 @@ __all__ = [
     "to_usage",
 ]
 
+log = logging.getLogger("lachesis")
+
 _NS = 1_000_000_000
+_JOIN_S = 10.0
+"""Seconds for which servers that are known are waited for while they join their cluster."""
+_JOIN_POLL_S = 0.25
 _FIXED = ("storage", "retention")
 _MAX_OWNERS_SHOWN = 6
 
@@ -182,9 +189,7 @@ def _zero(value: object) -> object:
 async def _write(link: ServerLink, action: str, definition: dict[str, Any]) -> None:
     name = definition["name"]
     try:
-        await link.call_api(
-            StreamInfo, f"$JS.API.STREAM.{action}.{name}", msgspec.json.encode(definition), what=f"stream {name}"
-        )
+        await _placed(link, action, definition)
     except StreamFullError as error:
         raise ConfigError(
             f"the server has no room for stream {name} with a budget of {definition['max_bytes']:,} bytes "
@@ -202,6 +207,26 @@ async def _write(link: ServerLink, action: str, definition: dict[str, Any]) -> N
     except InfrastructureError as error:
         link.check()
         raise ConfigError(f"the server refuses stream {name}: {error}") from error
+
+
+async def _placed(link: ServerLink, action: str, definition: dict[str, Any]) -> None:
+    """Create or change a stream; servers that are known and join their cluster just now are waited for."""
+    name, copies = definition["name"], definition["num_replicas"]
+    until_s, told = anyio.current_time() + _JOIN_S, False
+    while True:
+        try:
+            await link.call_api(
+                StreamInfo, f"$JS.API.STREAM.{action}.{name}", msgspec.json.encode(definition), what=f"stream {name}"
+            )
+        except ConfigError as error:
+            if len(link.nc.servers) < copies or anyio.current_time() > until_s:
+                raise
+            if not told:
+                log.warning("stream %s has no place for %d copies yet; waiting for servers (%s)", name, copies, error)
+                told = True
+            await anyio.sleep(_JOIN_POLL_S)  # a server says nowhere else that it is ready for copies
+        else:
+            return
 
 
 async def describe(link: ServerLink) -> list[StreamDescription]:
