@@ -1,4 +1,4 @@
-"""Requests as clients of other servers write them: OpenAI's routes, and `/generate` of vLLM and of SGLang.
+"""Requests of other servers' clients: OpenAI's routes, and `/generate` of vLLM and of SGLang.
 
 What would change the answer and cannot be done is refused by its name; what changes nothing (`user`, say) is accepted.
 No torch here.
@@ -253,9 +253,9 @@ def _limit(given: int | None, default: int) -> int:
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as chat templates want them: text in one piece, arguments of tool calls as objects.
+    """Return the messages as chat templates want them.
 
-    Raises `DataError` for content that is no text.
+    Text is in one piece, arguments of tool calls are objects. Raises `DataError` for content that is no text.
     """
     check_plain("messages", messages)
     return [_template_message(message) for message in messages]

@@ -36,10 +36,10 @@ class SampledTokens:
         self._tokens: deque[SampledToken] = deque()
         self._changed = anyio.Event()
         self._ended = False
-        self.future: Future[GenerationResult] = engine.submit(prompt, params, self._tell)
+        self.future: Future[GenerationResult] = engine.submit(prompt, params, self._report)
         self.future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._end))  # after the last token
 
-    def _tell(self, token: SampledToken) -> None:
+    def _report(self, token: SampledToken) -> None:
         self._loop.call_soon_threadsafe(self._append, token)
 
     def _append(self, token: SampledToken) -> None:

@@ -1,4 +1,4 @@
-"""`POST /generate`: the route that clients of vLLM's API server and of SGLang sample by, in the shapes of each.
+"""`POST /generate`: what clients of vLLM's API server and of SGLang sample by.
 
 A request that has `input_ids`, `text` or `sampling_params` is SGLang's; one that has `prompt` is vLLM's. Of each sample
 come the token ids and logprobs as they were sampled.

@@ -19,7 +19,13 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
-from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, register, stay_registered
+from lachesis.pipeline.inference.directory import (
+    InferenceDirectory,
+    control_token,
+    register,
+    stay_registered,
+    url_file,
+)
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.traces import TracedRequests
@@ -27,6 +33,7 @@ from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokenizer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
+from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -128,6 +135,7 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
             tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
+        await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)
         service.mark_ok()
         await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
 

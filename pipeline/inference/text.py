@@ -34,7 +34,7 @@ class StopStrings:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Return where the first stop string in `text` begins, and which it is; the longest of those that begin there."""
+    """Return where the first stop string in `text` begins, and which it is: the longest that begins there."""
     places = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
     if not places:
         return None
@@ -66,7 +66,7 @@ class GrowingText:
 
     @property
     def shown(self) -> str:
-        """What was handed out so far."""
+        """The text that was handed out so far."""
         return self._text[: self._end]
 
     def append(self, token: int) -> str:

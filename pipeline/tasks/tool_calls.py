@@ -1,4 +1,4 @@
-"""Reads the tool calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, in what a model wrote."""
+"""Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 import re
 from typing import NamedTuple
