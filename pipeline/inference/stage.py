@@ -104,7 +104,7 @@ async def _serve_reference(
             weights_folder=weights,
             token=token,
             hosts=hosts,
-            aliases=[model, Path(model).name],
+            aliases=["default", model, Path(model).name],
         )
         traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
         counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
