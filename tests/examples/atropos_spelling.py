@@ -22,7 +22,8 @@ class Spelling(BaseEnv):
             max_num_workers=16,
             steps_per_eval=1000,
         )
-        server = APIServerConfig(model_name="model", base_url="http://127.0.0.1:9001/v1", server_type="vllm")
+        url = "http://127.0.0.1:9001/v1"
+        server = APIServerConfig(model_name="model", base_url=url, api_key="any", server_type="vllm")
         return config, [server, server]
 
     async def setup(self):
