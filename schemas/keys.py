@@ -5,8 +5,20 @@ A key's first part says what it holds; permissions are granted by it.
 
 from typing import Final
 
-__all__ = ["POLICY", "RETENTION", "SUPERVISOR", "attempts", "curriculum", "gateway", "inference", "resume"]
+__all__ = [
+    "INFERENCE_ROLES",
+    "POLICY",
+    "RETENTION",
+    "SUPERVISOR",
+    "attempts",
+    "curriculum",
+    "gateway",
+    "inference",
+    "resume",
+]
 
+INFERENCE_ROLES: Final = ("policy", "teacher", "eval")
+"""What inference servers are for: sampling rollouts, a teacher's logprobs, held-out tasks."""
 POLICY: Final = "policy"
 """The newest policy, and where its weights are."""
 RETENTION: Final = "retention"

@@ -16,8 +16,9 @@ from typing import Any
 import anyio
 
 from lachesis.pipeline.environments.session import Reply, Session
-from lachesis.pipeline.environments.tools import ParsedCalls, describe_tools, run_tools, tools_of
+from lachesis.pipeline.environments.tools import describe_tools, run_tools, tools_of
 from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 from lachesis.schemas.rollout import Message
 

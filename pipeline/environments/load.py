@@ -14,6 +14,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["BUILTIN", "load_environment"]
 
 BUILTIN = {
+    "dataset": "lachesis.pipeline.environments.dataset:Dataset",
     "reasoning_gym": "lachesis.pipeline.environments.reasoning_gym:ReasoningGym",
     "spell_backward": "lachesis.pipeline.environments.spelling:SpellBackward",
 }

@@ -15,10 +15,10 @@ import msgspec
 
 from lachesis.pipeline.environments.inference import InferenceRequests, ModelTurn, derive_seed
 from lachesis.pipeline.environments.template import render_turn
-from lachesis.pipeline.environments.tools import parse_tool_calls
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.tasks.tool_calls import parse_tool_calls
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError
 from lachesis.schemas.rollout import FinishReason, Message, ToolCall

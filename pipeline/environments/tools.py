@@ -6,39 +6,22 @@ on. Any other exception of a tool is a fault of the environment and propagates.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.tasks.binding import bind_arguments, nearest
+from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ToolError
 from lachesis.schemas.rollout import Message, ToolCall
 
-__all__ = ["ParsedCalls", "describe_tools", "parse_tool_calls", "run_tools", "tool", "tools_of"]
+__all__ = ["describe_tools", "run_tools", "tool", "tools_of"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MARK = "__lachesis_tool__"
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_MAX_CALLS = 16
-
-
-class _Call(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw
-
-
-_decoder = msgspec.json.Decoder(_Call)
-
-
-class ParsedCalls(NamedTuple):
-    """The calls of one turn, and what was wrong with those that cannot be read."""
-
-    calls: list[ToolCall]
-    errors: list[str]
 
 
 def tool(function: Function) -> Function:
@@ -66,23 +49,6 @@ def describe_tools(tools: Mapping[str, Callable[..., Any]]) -> str:
         lines.append(f"{name}({parameters}): {inspect.getdoc(function) or ''}".rstrip(": "))
     call = '<tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
     return "\n".join(["You may call tools:", *lines, f"To call one, write {call}"])
-
-
-def parse_tool_calls(text: str) -> ParsedCalls:
-    """Return the tool calls in `text`. Never raises; the text comes from a model."""
-    calls: list[ToolCall] = []
-    errors: list[str] = []
-    for match in _CALL.finditer(text):
-        if len(calls) + len(errors) == _MAX_CALLS:
-            errors.append(f"more than {_MAX_CALLS} tool calls in one turn; the others were not run")
-            break
-        try:
-            call = _decoder.decode(match[1].strip())
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            errors.append(f"this tool call is not valid: {error}")
-        else:
-            calls.append(ToolCall(name=call.name, arguments=bytes(call.arguments).decode()))
-    return ParsedCalls(calls, errors)
 
 
 async def run_tools(tools: Mapping[str, Callable[..., Any]], parsed: ParsedCalls, timeout_s: float) -> list[Message]:

@@ -6,7 +6,7 @@ answered; what changes the server's state takes a token; and text is read in a t
 context can hold. Whoever reaches the port may sample: bind it to loopback, or put it behind something that asks who.
 
     GET  /health  /v1/models  /is_paused  /weight_info
-    POST /tokenize  /detokenize  /inference/v1/generate
+    POST /inference/v1/generate  /v1/chat/completions  /v1/completions  /generate  /tokenize  /detokenize
     POST /pause?mode=abort|wait|keep  /resume  /reset_prefix_cache
     POST /init_weight_transfer_engine  /start_weight_update  /update_weights  /finish_weight_update
 """
@@ -14,7 +14,7 @@ context can hold. Whoever reaches the port may sample: bind it to loopback, or p
 from __future__ import annotations
 
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +29,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.generate_route import GenerateRoute
+from lachesis.pipeline.inference.openai_routes import OpenAiRoutes
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeRequest,
@@ -41,8 +43,9 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, forbidden, unless_disconnected
+from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, forbidden, generated
 from lachesis.pipeline.inference.requests import SampleResult
+from lachesis.pipeline.inference.text import text_of
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.model.weight_files import path_inside, read_weights
@@ -51,7 +54,10 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import check_plain, text_length
 
-__all__ = ["build_app"]
+__all__ = ["SAMPLING_PATHS", "build_app"]
+
+SAMPLING_PATHS = frozenset({"/inference/v1/generate", "/v1/chat/completions", "/v1/completions", "/generate"})
+"""The routes that sample."""
 
 _READERS = 2
 """Texts read at once, so that what that takes in memory is bounded."""
@@ -65,13 +71,16 @@ def build_app(
     weights_folder: str | Path,
     token: str | None = None,
     hosts: Container[str] | None = None,
+    aliases: Sequence[str] = (),
 ) -> Starlette:
     """Return the application over a running engine that owns `policy.model`.
 
     `weights_folder`: the only folder that weight updates may name files in. `token`: what a request must bear that
-    changes the server's state; None: nothing. `hosts`: see `BrowserGuard`.
+    changes the server's state; None: nothing. `hosts`: see `BrowserGuard`. `aliases`: what requests may call the model
+    beside `model_name`.
     """
     server = _UvicornServer(policy, engine, model_name, Path(weights_folder).resolve())
+    openai = OpenAiRoutes(engine, policy.tokenizer, server.tokens, [model_name, *aliases])
     get: dict[str, Handler] = {
         "/health": server.health,
         "/v1/models": server.models,
@@ -82,6 +91,9 @@ def build_app(
         "/tokenize": server.tokenize,
         "/detokenize": server.detokenize,
         "/inference/v1/generate": server.generate,
+        "/v1/chat/completions": openai.chat_completions,
+        "/v1/completions": openai.completions,
+        "/generate": GenerateRoute(engine, policy.tokenizer, server.tokens).generate,
     }
     control: dict[str, Handler] = {
         "/pause": server.pause,
@@ -138,15 +150,18 @@ class _UvicornServer:
         return {"object": "list", "data": [model]}
 
     async def tokenize(self, request: Request) -> TokenizeResponse:
-        body = await body_of(request, TokenizeRequest)
+        tokens = await self.tokens(await body_of(request, TokenizeRequest))
+        return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
+
+    async def tokens(self, body: TokenizeRequest) -> list[int]:
+        """Return the token ids of a text or of messages. Raises `DataError` where no context could hold it."""
         longest = self._engine.max_model_len * self._longest_token
-        if (length := text_length(body.messages or body.prompt)) > longest:
+        if (length := text_length([body.messages or body.prompt, body.tools])) > longest:
             raise DataError(
                 f"the text has {length} characters; a context of {self._engine.max_model_len} tokens holds {longest} "
                 "at most."
             )
-        tokens = await anyio.to_thread.run_sync(self._encode, body, limiter=self._reading)
-        return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
+        return await anyio.to_thread.run_sync(self._encode, body, limiter=self._reading)
 
     def _encode(self, body: TokenizeRequest) -> list[int]:
         tokenizer = self._policy.tokenizer
@@ -167,11 +182,7 @@ class _UvicornServer:
         body = await body_of(request, GenerateRequest)
         if body.stream:
             raise DataError("stream is not supported by the reference server; leave it out.")
-        request.state.items = body.sampling_params.n
-        future = self._engine.submit(body.token_ids, body.sampling_params)
-        result = await unless_disconnected(request, future)
-        request.state.generation = result
-        request.state.input_tokens = len(body.token_ids)
+        (result,) = await generated(request, self._engine, [body.token_ids], body.sampling_params)
         return GenerateResponse(
             request_id=body.request_id or uuid.uuid4().hex,
             choices=[self._choice(index, sample, body) for index, sample in enumerate(result.samples)],
@@ -185,7 +196,11 @@ class _UvicornServer:
         def entry(token: int, logprob: float) -> LogprobEntry:
             if text_mode:
                 return LogprobEntry(logprob=logprob, token=tokenizer.decode([token]))
-            return LogprobEntry(logprob=logprob, token_id=token)
+            return LogprobEntry(logprob=logprob, token_id=token, token=f"token_id:{token}")
+
+        def decode(tokens: list[int]) -> str:
+            text: str = tokenizer.decode(tokens, skip_special_tokens=body.sampling_params.skip_special_tokens)
+            return text
 
         content = None
         if body.sampling_params.logprobs is not None:
@@ -201,7 +216,7 @@ class _UvicornServer:
             stop_reason=sample.stop_reason,
             logprobs=None if content is None else Logprobs(content=content),
             weight_versions=sample.weight_versions,
-            text=tokenizer.decode(sample.token_ids, skip_special_tokens=True) if text_mode else None,
+            text=text_of(sample.token_ids, sample.stop_reason, decode) if text_mode else None,
         )
 
     async def pause(self, request: Request) -> dict[str, Any]:
@@ -257,10 +272,11 @@ class _UvicornServer:
 
 
 def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
-    check_plain("messages", body.messages)  # templates walk them recursively
+    check_plain("messages", [body.messages, body.tools])  # templates walk them recursively
     try:
         tokens: list[int] = tokenizer.apply_chat_template(
             body.messages,
+            tools=body.tools,
             add_generation_prompt=body.add_generation_prompt,
             add_special_tokens=bool(body.add_special_tokens),
             return_dict=False,

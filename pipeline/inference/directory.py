@@ -26,7 +26,15 @@ from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError, DamagedError
 
-__all__ = ["InferenceDirectory", "control_token", "open_role", "register", "stay_registered"]
+__all__ = [
+    "InferenceDirectory",
+    "control_token",
+    "open_role",
+    "register",
+    "registered_servers",
+    "stay_registered",
+    "url_file",
+]
 
 log = logging.getLogger("lachesis")
 
@@ -48,6 +56,17 @@ def control_token(folder: Path, role: str) -> str:
 async def register(bus: Bus, run: str, role: str, url: str) -> None:
     """Say that the server of `role` answers at `url`."""
     await bus.put(keys.inference(role), url.encode())
+
+
+async def registered_servers(bus: Bus) -> dict[str, str]:
+    """Return the URL of the server that registered last for each role that has one."""
+    found = {role: await bus.value(keys.inference(role)) for role in keys.INFERENCE_ROLES}
+    return {role: entry.value.decode(errors="replace") for role, entry in found.items() if entry is not None}
+
+
+def url_file(folder: Path, role: str) -> Path:
+    """Return the file of the run's folder that holds the URL of its server of `role`, for other programs."""
+    return folder / "inference" / f"{role}.url"
 
 
 async def stay_registered(bus: Bus, run: str, role: str, url: str) -> None:

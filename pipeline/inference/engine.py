@@ -24,8 +24,9 @@ from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
-from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow
+from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow, TokenListener
 from lachesis.pipeline.inference.sampling import processed_logprobs, sample
+from lachesis.pipeline.inference.text import Decode, StopStrings
 from lachesis.pipeline.model.tensors import load_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
 
@@ -40,12 +41,20 @@ class Engine:
     """A context manager: entering starts the thread, leaving ends it and fails what is unfinished."""
 
     def __init__(
-        self, model: Any, *, eos_token_id: int, weight_version: str, config: EngineConfig | None = None
+        self,
+        model: Any,
+        *,
+        eos_token_id: int,
+        weight_version: str,
+        config: EngineConfig | None = None,
+        decode: Decode | None = None,
     ) -> None:
+        """`decode`: text of token ids, without special tokens; None: requests cannot have stop strings."""
         self.config = config or EngineConfig()
         self.max_model_len: int = self.config.max_model_len or model.config.max_position_embeddings
         self._model = model
         self._eos = eos_token_id
+        self._decode = decode
         self._weight_version = weight_version
         self._batch = DecodingBatch(model)
         self._rows: list[SampleRow] = []
@@ -97,14 +106,16 @@ class Engine:
         if self._closed or not self._thread.is_alive():
             raise InfrastructureError("the engine is not running.")
 
-    def submit(self, prompt: list[int], params: SamplingParams) -> Future[GenerationResult]:
-        """Queue a request. Cancel the future to drop its work.
+    def submit(
+        self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
+    ) -> Future[GenerationResult]:
+        """Queue a request. Cancel the future to drop its work. `listener` is told each token.
 
         Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
         the engine does not run.
         """
         limit = self._limit(prompt, params)
-        request = GenerationRequest(prompt, params, limit)
+        request = GenerationRequest(prompt, params, limit, stop=self._stop_strings(params), listener=listener)
         with self._changed:
             self.check_alive()
             self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
@@ -137,6 +148,13 @@ class Engine:
             self._commands.append((action, future))
             self._changed.notify()
         return future
+
+    def _stop_strings(self, params: SamplingParams) -> StopStrings | None:
+        if not params.stop:
+            return None
+        if self._decode is None:
+            raise DataError("stop: this engine reads no text; use stop_token_ids.")
+        return StopStrings(params.stop, self._decode)
 
     def _limit(self, prompt: list[int], params: SamplingParams) -> int:
         if not prompt:

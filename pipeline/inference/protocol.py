@@ -93,6 +93,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Makes the draws of this request repeatable, whatever is batched with it; None: fresh randomness."""
     stop_token_ids: list[TokenId] = []
     """Additional tokens that end a sample, like the end-of-sequence token. They stay in the output."""
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(max_length=16)] = []
+    """Texts that end a sample. Their tokens stay in the output; its text ends before them."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
     logprobs: TopK | None = None
@@ -115,7 +119,9 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LogprobEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One token with its logprob (nats, at the sampling temperature): `token_id` in mode tokens, else `token`."""
+    """One token with its logprob (nats, at the sampling temperature): in mode tokens `token_id`, and `token_id:N` for
+    clients that read `token`; in mode text its text.
+    """
 
     logprob: Logprob
     token_id: int | None = None
@@ -173,6 +179,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the chat template tells the model of, as OpenAI's routes name them."""
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     """Default: true for `prompt`, false for `messages`, whose template adds its own."""

@@ -9,7 +9,7 @@ who waits for it is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -18,12 +18,13 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from lachesis.pipeline.inference.engine import EngineFullError
-from lachesis.pipeline.inference.protocol import has_token
+from lachesis.pipeline.inference.engine import Engine, EngineFullError
+from lachesis.pipeline.inference.protocol import SamplingParams, has_token
+from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
 
-__all__ = ["Handler", "answer", "body_of", "completed", "forbidden", "unless_disconnected"]
+__all__ = ["Handler", "answer", "body_of", "completed", "forbidden", "generated"]
 
 RETRY_AFTER_SECONDS = 1
 MAX_BODY_BYTES = 16 << 20
@@ -39,7 +40,7 @@ class _UnauthorizedError(DataError):
 
 
 def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Awaitable[Response]]:
-    """Turn a handler's value into JSON, and its errors into vLLM's error bodies.
+    """Turn a handler's value into JSON, unless it is a response, and its errors into vLLM's error bodies.
 
     `token`: what a request must bear.
     """
@@ -47,7 +48,8 @@ def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Aw
     async def endpoint(request: Request) -> Response:  # noqa: PLR0911 - one for each kind of error
         try:
             _check_token(request, token)
-            return _json(await handler(request))
+            value = await handler(request)
+            return value if isinstance(value, Response) else _json(value)
         except _UnauthorizedError as error:
             return _error(401, "AuthenticationError", error, {"WWW-Authenticate": "Bearer"})
         except EngineFullError as error:
@@ -98,19 +100,42 @@ async def body_of(request: Request, kind: type[T]) -> T:
     return from_json(f"{kind.__name__.lstrip('_')}", kind, bytes(data) or b"{}")
 
 
-async def unless_disconnected(request: Request, future: Future[T]) -> T:
-    """As `completed`; the future is also cancelled when the client hangs up."""
+async def generated(
+    request: Request, engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
+) -> list[GenerationResult]:
+    """Return what the engine samples after each prompt; a client that hangs up ends the work.
+
+    Leaves in the request's state what is counted and traced of it. Raises as `Engine.submit`.
+    """
+    request.state.items = params.n * len(prompts)
+    futures: list[Future[GenerationResult]] = []
+    try:
+        for prompt in prompts:
+            futures.append(engine.submit(prompt, params))  # noqa: PERF401 - those before one that is refused are cancelled
+        results = await _unless_disconnected(request, futures)
+    finally:
+        for future in futures:
+            future.cancel()  # no effect on one that is done
+    request.state.generation = GenerationResult.merge(results)
+    request.state.input_tokens = sum(map(len, prompts))
+    return results
+
+
+async def _unless_disconnected(request: Request, futures: Sequence[Future[T]]) -> list[T]:
+    """As `completed` for several; all are also cancelled when the client hangs up."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        future.cancel()
+        for future in futures:
+            future.cancel()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
-        await _done(future)
+        for future in futures:
+            await _done(future)
         tasks.cancel_scope.cancel()
-    return _result(future)
+    return [_result(future) for future in futures]
 
 
 async def completed(future: Future[T]) -> T:

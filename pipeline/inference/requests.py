@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from lachesis.pipeline.inference.prompt_scoring import PromptLogprobs
 from lachesis.pipeline.inference.protocol import FinishReason, SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.text import StopStrings
 
-__all__ = ["GenerationRequest", "GenerationResult", "SampleResult", "SampleRow"]
+__all__ = ["GenerationRequest", "GenerationResult", "SampleResult", "SampleRow", "SampledToken", "TokenListener"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,25 @@ class SampleResult:
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
     finish_reason: FinishReason
-    stop_reason: int | None
+    stop_reason: int | str | None
+    """The stop token or the stop string that ended it; None: the end-of-sequence token, or neither."""
     weight_versions: list[WeightVersionSpan]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token of a sample as soon as it is sampled, and how that ended the sample, if it did."""
+
+    sample: int
+    token_id: int
+    logprob: float
+    top_logprobs: list[tuple[int, float]]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+TokenListener = Callable[[SampledToken], None]
+"""Is told each token of a request in the engine's thread; it must neither wait nor raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +61,45 @@ class GenerationResult:
     joined_ns: int | None
     ended_ns: int
 
+    @classmethod
+    def merge(cls, results: Sequence[GenerationResult]) -> GenerationResult:
+        """Return the requests of one call as one: all samples, from the first queued to the last ended."""
+        joined_ns = [one.joined_ns for one in results if one.joined_ns is not None]
+        return cls(
+            [sample for one in results for sample in one.samples],
+            None,
+            min(one.queued_ns for one in results),
+            min(joined_ns, default=None),
+            max(one.ended_ns for one in results),
+        )
+
 
 class GenerationRequest:
     """A prompt with its sampling parameters, `params.n` rows and the future of its result.
 
-    `limit`: new tokens of a row at most.
+    `limit`: new tokens of a row at most. `stop`: of `params`, None if there are none. `listener`: is told each token.
     """
 
-    def __init__(self, prompt: list[int], params: SamplingParams, limit: int) -> None:
+    def __init__(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        limit: int,
+        *,
+        stop: StopStrings | None = None,
+        listener: TokenListener | None = None,
+    ) -> None:
         self.prompt = prompt
         self.params = params
         self.limit = limit
+        self.stop = stop
+        self.listener = listener
         self.future: Future[GenerationResult] = Future()
         self.prompt_logprobs: PromptLogprobs | None = None
         self.queued_ns = time.perf_counter_ns()
         self.joined_ns: int | None = None
         seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
-        self.rows = [SampleRow(self, random.Random(f"{seed}/{index}")) for index in range(params.n)]
+        self.rows = [SampleRow(self, index, random.Random(f"{seed}/{index}")) for index in range(params.n)]
 
     def finish(self) -> None:
         """Settle the future, unless it was cancelled.
@@ -74,17 +115,18 @@ class GenerationRequest:
 
 
 class SampleRow:
-    """One sample in the making. `draw` gives its random numbers, one for each token."""
+    """The `index`-th sample in the making. `draw` gives its random numbers, one for each token."""
 
-    def __init__(self, request: GenerationRequest, draw: random.Random) -> None:
+    def __init__(self, request: GenerationRequest, index: int, draw: random.Random) -> None:
         self.request = request
+        self.index = index
         self.draw = draw
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._logprobs: list[float] = []
         self._top: list[list[tuple[int, float]]] = []
         self._spans: list[WeightVersionSpan] = []
-        self._stop_reason: int | None = None
+        self._stop_reason: int | str | None = None
 
     def append(
         self, token: int, logprob: float, top: list[tuple[int, float]], *, version: str, eos_token_id: int
@@ -102,8 +144,12 @@ class SampleRow:
             self.finish_reason = "stop"
         elif token in params.stop_token_ids:
             self.finish_reason, self._stop_reason = "stop", token
+        elif self.request.stop is not None and (stop := self.request.stop.find(self.tokens)) is not None:
+            self.finish_reason, self._stop_reason = "stop", stop
         elif len(self.tokens) >= self.request.limit:
             self.finish_reason = "length"
+        if self.request.listener is not None:
+            self.request.listener(SampledToken(self.index, token, logprob, top, self.finish_reason, self._stop_reason))
 
     def result(self) -> SampleResult:
         """Return the sample as it stands."""

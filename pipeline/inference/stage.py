@@ -7,6 +7,7 @@ The policy's server registers only once it holds a published policy version, so 
 
 import socket
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
@@ -17,8 +18,14 @@ import uvicorn
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
-from lachesis.pipeline.inference.app import build_app
-from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, register, stay_registered
+from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
+from lachesis.pipeline.inference.directory import (
+    InferenceDirectory,
+    control_token,
+    register,
+    stay_registered,
+    url_file,
+)
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.traces import TracedRequests
@@ -26,6 +33,7 @@ from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokenizer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
+from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -82,16 +90,24 @@ async def _serve_reference(
             eos_token_id=policy.tokenizer.eos_token_id,
             weight_version=str(version),
             config=settings.engine,
+            decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
         ) as engine,
     ):
         url = f"http://{settings.local_address}:{listener.getsockname()[1]}"
-        generates = {"/inference/v1/generate"}
         token = control_token(config.path, role)
         hosts = {host_of(urlsplit(settings.advertise or url).netloc)} if settings.host in LOOPBACK else None
         weights = config.path / "weights"
-        app = build_app(policy, engine, model_name=role, weights_folder=weights, token=token, hosts=hosts)
-        traced = TracedRequests(app, service, role, generates) if service.tracing.on else app
-        counted = RequestCounter(traced, service.answered, generates)
+        app = build_app(
+            policy,
+            engine,
+            model_name=role,
+            weights_folder=weights,
+            token=token,
+            hosts=hosts,
+            aliases=["default", model, Path(model).name],
+        )
+        traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
+        counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
         server = HttpServer(
             uvicorn.Config(
                 counted,
@@ -119,6 +135,7 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
             tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
+        await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)
         service.mark_ok()
         await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
 

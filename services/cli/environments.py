@@ -1,16 +1,18 @@
-"""`lachesis env list`: what can be an environment on this machine."""
+"""`lachesis env`: what can be an environment on this machine, and a new one to begin with."""
 
 import typer
 
 from lachesis.pipeline.environments.load import BUILTIN
 from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
 from lachesis.schemas.errors import StartupError
+from lachesis.services.cli.env_new import env_new
 from lachesis.services.cli.options import Json
 from lachesis.services.output import print_json
 
 __all__ = ["env_app", "env_list"]
 
 env_app = typer.Typer(help="Environments.", no_args_is_help=True)
+env_app.command("new")(env_new)
 
 
 @env_app.command("list")

@@ -73,6 +73,8 @@ def _facts(snapshot: RunSnapshot) -> Iterator[tuple[str, str]]:
     ):  # fmt: skip
         if known is not None or not snapshot.problems:  # else it was not answered, which is said already
             yield name, text(snapshot)
+    if snapshot.inference:
+        yield "servers", ", ".join(f"{role} {url}" for role, url in snapshot.inference.items())
     promoted = snapshot.ledger.promoted if snapshot.ledger else None
     if promoted is not None:
         yield "judged", f"by revision {promoted.revision} from sequence {promoted.first} on, promoted by {promoted.by}"

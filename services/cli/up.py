@@ -22,6 +22,7 @@ from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
+from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
 from lachesis.services.cli.options import Options, with_options
@@ -35,6 +36,7 @@ from lachesis.services.observe.evaluations import (
 from lachesis.services.observe.progress import newest_figures, progress_line
 from lachesis.services.observe.run_record import RunSummaryWriter
 from lachesis.services.observe.watch import RunWatcher
+from lachesis.services.output import printable
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.lease import refuse_half_deleted
@@ -64,7 +66,7 @@ async def _up(config: RunConfig, options: Options) -> None:
     if not has_survivors(config.path):
         await _check(config, options.arguments())
     evaluations, record = EvaluationWatch(config), RunSummaryWriter(config)
-    supervisor = Supervisor(config, [evaluations, record], file=options.file)
+    supervisor = Supervisor(config, [evaluations, record, PolicyAddress()], file=options.file)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     if start := record.describe_start():
         print(start, flush=True)
@@ -209,6 +211,20 @@ class EvaluationWatch(RunWatcher):
             state = state_of(path)
             near = "" if state is not None and state.step == step else f", the nearest to step {step}"
             yield f"the best by held-out rate: {path}{near} ({rates})"
+
+
+class PolicyAddress(RunWatcher):
+    """Prints where the policy's server answers, whenever that changes."""
+
+    async def follow(self, bus: Bus) -> None:
+        """See `RunWatcher`."""
+        async with bus.watch(keys.inference("policy")) as entries:
+            async for entry in entries:
+                url = printable(entry.value.decode(errors="replace"))
+                print(f"the policy answers at {url} (/v1 as OpenAI's servers do, /generate)", flush=True)
+
+    async def finish(self, bus: Bus) -> None:
+        """See `RunWatcher`."""
 
 
 def _best_rate(env: EnvEvaluations) -> str:

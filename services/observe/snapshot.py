@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
@@ -123,7 +124,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
     `finished`: all of its `steps` are taken and durable. `step`: optimizer steps taken.
 
-    `problems`: why something is not known. `streams` None: not known.
+    `problems`: why something is not known. `streams` None: not known. `inference`: URL of the server of each role.
     evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
     environment in it, and lately of each of its raters. warnings: held-out rates that fell, and what one identity uses
     up for the others.
@@ -142,6 +143,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerStatus | None
     policy: PolicyStatus | None
     trainer: TrainerStatus | None
+    inference: dict[str, str] = {}
     evaluations: list[EvaluationStatus] = []
     reward: float | None = None
     rewards: dict[str, EnvRewards] = {}
@@ -234,6 +236,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
             "policy": lambda: _policy(bus, config),
             "trainer": lambda: _trainer(bus, config),
             "evaluations": reader.catch_up,
+            "inference": lambda: registered_servers(bus),
             "exhausted": lambda: find_exhaustion(bus, config, (*subjects.STREAMS, subjects.BUCKET)),
             **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
         }
@@ -268,6 +271,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         ledger=found.get("ledger"),
         policy=found.get("policy"),
         trainer=trainer,
+        inference={} if ended else found.get("inference", {}),
         evaluations=evaluation_rows(reader.evaluations),
         reward=figures.get("reward/mean"),
         rewards=rewards_of(figures),

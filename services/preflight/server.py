@@ -15,8 +15,18 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.replies import NO_LEADER, to_ns
 from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError
+from lachesis.schemas.errors import (
+    AccessError,
+    ConfigError,
+    DamagedError,
+    InfrastructureError,
+    NotFoundError,
+    StartupError,
+)
 from lachesis.schemas.subjects import kind_of
 from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.exhaustion import find_exhaustion
@@ -31,6 +41,7 @@ _CLOCK_WARN_S = 0.1
 _CLOCK_FAIL_S = 5.0
 _CLOCK_TRIES = 5
 _ANSWER_S = 5.0
+_SERVER_S = 2.0
 _PATIENCE_S = 15.0
 """How long a cluster may take to elect a leader before that is a finding."""
 
@@ -85,8 +96,29 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
         yield ok("streams", f"{len(present)} streams (the bucket among them) are as configured")
     async for stored in check_ledger(bus, config, there):
         yield stored
+    async for server in _inference(bus):
+        yield server
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
+
+
+async def _inference(bus: NatsBus) -> AsyncIterator[DoctorFinding]:
+    """Yield of each inference server that has registered where it is, and whether it answers."""
+    servers: dict[str, str] = {}
+    with suppress(InfrastructureError, NotFoundError, DamagedError):  # said elsewhere: the bucket does not answer
+        servers = await registered_servers(bus)
+    for role, url in servers.items():
+        try:
+            async with InferenceClient(ClientConfig(url=url, timeout=_SERVER_S, connect_timeout=_SERVER_S)) as client:
+                there = await client.ready()
+        except ConfigError:
+            there = False
+        if there:
+            yield ok(f"inference.{role}", f"answers at {url}")
+        else:
+            yield warn(
+                f"inference.{role}", f"does not answer at {url}", f"look at the log of lachesis run inference.{role}"
+            )
 
 
 async def _room(

@@ -9,10 +9,11 @@ async def test_my_stage():
 
 async def test_my_environment():
     inference = FakeInference(lambda prompt, call: "the model's answer")
-    draft = await collect_group(MyEnvironment(), task, inference, 2, SamplingParams())
+    assert (await evaluate(MyEnvironment(), inference, items=[0])).avg_at_k == 1.0
 """
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.environments.evaluate import evaluate
 from lachesis.pipeline.environments.testing import FakeInference
 
-__all__ = ["FakeInference", "MemoryBus"]
+__all__ = ["FakeInference", "MemoryBus", "evaluate"]

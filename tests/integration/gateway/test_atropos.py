@@ -3,11 +3,15 @@
 It asks for its status three times within three seconds, then it ends: a gateway that takes longer to come back finds
 its environments gone, and whoever runs them has to start them again.
 
-Its requirements are not ours, so it is not installed with us: ATROPOS_PYTHON names an interpreter that has it.
+Its requirements are not ours, so `make atropos` installs it beside us: ATROPOS_PYTHON names an interpreter that has it.
 """
 
+import json
 import os
+import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -16,6 +20,7 @@ from integration.gateway.world import World
 
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
 RUN = "g"
 
@@ -23,7 +28,7 @@ PYTHON = os.environ.get("ATROPOS_PYTHON")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(PYTHON is None, reason="ATROPOS_PYTHON names no interpreter with atroposlib 0.4"),
+    pytest.mark.skipif(PYTHON is None, reason="atroposlib is not installed; `make atropos` installs it and runs this"),
 ]
 
 
@@ -58,6 +63,71 @@ async def test_a_real_environment_registers_throttles_publishes_and_goes_on_afte
         assert all(group.metadata["gateway"]["name"].startswith("words_") for group in groups)
         assert all(group.sequences.excluded_samples == [1] for group in groups)
         assert {message.content for group in groups for message in group.messages[3]} == {"q", "3"}
+
+
+CONFIG = """
+run = "stock"
+model = "model"
+[environments.spelling]
+kind = "gateway"
+samples = 8
+longest_tokens = 96
+[gateway]
+port = {gateway}
+[inference.policy]
+port = {policy}
+[batching]
+batch_size = 32
+[training]
+steps = 4
+"""
+
+
+def test_a_stock_environment_samples_the_policy_and_is_trained_on(tmp_path: Path) -> None:
+    """As its users run it: `python environment.py serve`, the run's URLs, the policy's own answers."""
+    save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=128), tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        gateway, policy = one.getsockname()[1], other.getsockname()[1]
+    (tmp_path / "run.toml").write_text(CONFIG.format(gateway=gateway, policy=policy))
+    server = f"{{model_name: model, base_url: 'http://127.0.0.1:{policy}/v1', server_type: vllm, api_key: any}}"
+    (tmp_path / "servers.yaml").write_text(f"openai: [{server}, {server}]\n")
+    run = tmp_path / "runs" / "stock"
+    with (tmp_path / "up.log").open("ab") as log:
+        command = [sys.executable, "-m", "lachesis", "up", "--config", "run.toml"]
+        up = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+    environment = None
+    try:
+        while up.poll() is None:
+            if (run / "gateway.url").exists() and (environment is None or environment.poll() is not None):
+                environment = _serve_near(tmp_path, (run / "gateway.url").read_text().strip())
+            time.sleep(0.2)
+        assert up.returncode == 0, (tmp_path / "up.log").read_text()[-3000:]
+    finally:
+        for process in (up, environment):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 4
+    assert steps[0]["staleness/max"] == 0
+    assert steps[0]["logprobs/diff"] < 1e-4, "tokens or logprobs are not those that were sampled"
+    assert f"the policy answers at http://127.0.0.1:{policy} " in (tmp_path / "up.log").read_text()
+
+
+def _serve_near(folder: Path, gateway: str) -> "subprocess.Popen[bytes]":
+    """Start the environment; where the gateway is not up yet it ends, and is started again."""
+    script = Path(__file__).with_name("atropos_near.py")
+    arguments = ["--slurm", "false", "--config", "servers.yaml", "--env.rollout_server_url", gateway]
+    examples = str(Path(__file__).parents[2] / "examples")
+    with (folder / "environment.log").open("ab") as sink:
+        return subprocess.Popen(
+            [str(PYTHON), str(script), "serve", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": examples, "HF_HUB_OFFLINE": "1"},
+        )
 
 
 def _start(world: World, log: Path) -> "subprocess.Popen[bytes]":

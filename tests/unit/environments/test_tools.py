@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis import Environment, tool
-from lachesis.pipeline.environments.tools import parse_tool_calls, run_tools
+from lachesis.pipeline.environments.tools import run_tools
+from lachesis.pipeline.tasks.tool_calls import parse_tool_calls
 
 
 class Box(Environment):

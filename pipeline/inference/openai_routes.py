@@ -1,0 +1,267 @@
+"""OpenAI's routes over the engine: chat completions and completions, whole or streamed.
+
+Guarantees that `return_token_ids` and `logprobs` are those of the tokens as they were sampled, never of a text that was
+read again; that a stream's pieces are the text of the answer in one piece; and that the work of a client that hangs up
+is dropped. Tools are told to the model by its chat template, and calls are read as `<tool_call>{...}</tool_call>`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lachesis.pipeline.inference.dialects import ChatRequest, CompletionRequest, template_messages
+from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.event_stream import EventStream, SampledTokens
+from lachesis.pipeline.inference.protocol import TokenizeRequest
+from lachesis.pipeline.inference.replies import body_of, generated
+from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult
+from lachesis.pipeline.inference.text import GrowingText, text_of
+from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
+from lachesis.schemas.errors import NotFoundError
+
+__all__ = ["OpenAiRoutes"]
+
+Encode = Callable[[TokenizeRequest], Awaitable[list[int]]]
+_CHAT = "chat.completion"
+_TEXT = "text_completion"
+
+
+class OpenAiRoutes:
+    """Handlers of the routes. `names`: what the model may be called, the first of them in answers."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, encode: Encode, names: Sequence[str]) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._encode = encode
+        self._names = names
+
+    async def chat_completions(self, request: Request) -> Any:
+        """Answer POST /v1/chat/completions."""
+        body = await body_of(request, ChatRequest)
+        self._check_model(body.model)
+        params, tools = body.params, body.usable_tools
+        messages = template_messages(body.messages)
+        wanted = TokenizeRequest(messages=messages, tools=tools, add_generation_prompt=body.add_generation_prompt)
+        prompt = await self._encode(wanted)
+        answer = _Answer(self._tokenizer, body, self._names[0], tools=bool(tools))
+        if body.stream:
+            return self._stream(request, prompt, body, answer)
+        (result,) = await generated(request, self._engine, [prompt], params)
+        told = answer.head(_CHAT) | {
+            "choices": [answer.chat_choice(index, sample) for index, sample in enumerate(result.samples)],
+            "usage": _usage([prompt], [result]),
+        }
+        return told | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
+
+    async def completions(self, request: Request) -> Any:
+        """Answer POST /v1/completions."""
+        body = await body_of(request, CompletionRequest)
+        self._check_model(body.model)
+        params = body.params
+        prompts = [
+            await self._encode(TokenizeRequest(prompt=one)) if isinstance(one, str) else one for one in body.prompts
+        ]
+        answer = _Answer(self._tokenizer, body, self._names[0])
+        if body.stream and len(prompts) == 1:
+            return self._stream(request, prompts[0], body, answer)
+        results = await generated(request, self._engine, prompts, params)
+        choices = [
+            answer.text_choice(at * params.n + index, sample, prompt)
+            for at, (prompt, result) in enumerate(zip(prompts, results, strict=True))
+            for index, sample in enumerate(result.samples)
+        ]
+        whole = answer.head(_TEXT) | {"choices": choices, "usage": _usage(prompts, results)}
+        return EventStream(_once(whole)) if body.stream else whole
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._names:
+            raise NotFoundError(f"the model {name[:200]!r} is not served here; this is {' or '.join(self._names)}.")
+
+    def _stream(
+        self, request: Request, prompt: list[int], body: ChatRequest | CompletionRequest, answer: _Answer
+    ) -> Response:
+        params = body.params
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunk = answer.chat_chunk if isinstance(body, ChatRequest) else answer.text_chunk
+        kind = f"{_CHAT}.chunk" if isinstance(body, ChatRequest) else _TEXT
+        tokens = SampledTokens(self._engine, prompt, params)
+        future = tokens.future
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            texts: dict[int, GrowingText] = {}
+            async for token in tokens:
+                first = token.sample not in texts
+                text = texts.setdefault(token.sample, GrowingText(params.stop, answer.decode))
+                yield answer.head(kind) | {"choices": [chunk(token, text, prompt if first else None)]}
+            if future.cancelled():
+                return  # the client has hung up
+            result = future.result()
+            request.state.generation, request.state.input_tokens = result, len(prompt)
+            for index, sample in enumerate(result.samples):
+                if sample.finish_reason == "abort":
+                    yield answer.head(kind) | {"choices": [answer.aborted(index, chat=isinstance(body, ChatRequest))]}
+            if usage:
+                yield answer.head(kind) | {"choices": [], "usage": _usage([prompt], [result])}
+
+        request.state.items = params.n
+        return EventStream(events(), future)
+
+
+async def _once(value: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield value
+
+
+class _Answer:
+    """Puts samples into the shapes of one answer."""
+
+    def __init__(
+        self, tokenizer: Any, body: ChatRequest | CompletionRequest, model: str, *, tools: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._body = body
+        self._model = model
+        self._tools = tools
+        self._id = uuid.uuid4().hex
+        self._created = int(time.time())
+        self._wants_logprobs = body.params.logprobs is not None
+
+    def decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._body.skip_special_tokens)
+        return text
+
+    def head(self, kind: str) -> dict[str, Any]:
+        prefix = "cmpl" if kind == _TEXT else "chatcmpl"
+        return {"id": f"{prefix}-{self._id}", "object": kind, "created": self._created, "model": self._model}
+
+    def chat_choice(self, index: int, sample: SampleResult) -> dict[str, Any]:
+        message, finish_reason = self._message(self._text(sample), sample.finish_reason)
+        return self._choice(index, sample, finish_reason) | {
+            "message": {"role": "assistant"} | message,
+            "logprobs": self._chat_logprobs(sample.token_ids, sample.logprobs, sample.top_logprobs),
+        }
+
+    def text_choice(self, index: int, sample: SampleResult, prompt: list[int]) -> dict[str, Any]:
+        return self._choice(index, sample, sample.finish_reason) | {
+            "text": self._text(sample),
+            "logprobs": self._text_logprobs(sample.token_ids, sample.logprobs, sample.top_logprobs, 0),
+            **({"prompt_token_ids": prompt} if self._body.return_token_ids else {}),
+        }
+
+    def chat_chunk(self, token: SampledToken, text: GrowingText, prompt: list[int] | None) -> dict[str, Any]:
+        """Return the choice of the event that one token makes; `prompt` with a sample's first.
+
+        With tools, what is written is told at the end.
+        """
+        piece = self._piece(token, text)
+        delta: dict[str, Any] = {} if prompt is None else {"role": "assistant", "content": ""}
+        finish_reason: str | None = token.finish_reason
+        if not self._tools:
+            delta |= {"content": piece} if piece else {}
+        elif finish_reason is not None:
+            message, finish_reason = self._message(text.shown, finish_reason)
+            calls = [{"index": at} | call for at, call in enumerate(message.pop("tool_calls", []))]
+            delta |= message | ({"tool_calls": calls} if calls else {})
+        logprobs = self._chat_logprobs([token.token_id], [token.logprob], [token.top_logprobs])
+        return self._chunk(token, finish_reason, logprobs, prompt) | {"delta": delta}
+
+    def text_chunk(self, token: SampledToken, text: GrowingText, prompt: list[int] | None) -> dict[str, Any]:
+        """Return the choice of the event that one token makes; `prompt` with a sample's first."""
+        start = len(text.shown)
+        piece = self._piece(token, text)
+        logprobs = self._text_logprobs([token.token_id], [token.logprob], [token.top_logprobs], start)
+        return self._chunk(token, token.finish_reason, logprobs, prompt) | {"text": piece}
+
+    def aborted(self, index: int, *, chat: bool) -> dict[str, Any]:
+        """Return the choice of the event that ends a sample which was cut off by a pause."""
+        return {"index": index, "finish_reason": "abort", **({"delta": {}} if chat else {"text": ""})}
+
+    def _text(self, sample: SampleResult) -> str:
+        return text_of(sample.token_ids, sample.stop_reason, self.decode)
+
+    def _piece(self, token: SampledToken, text: GrowingText) -> str:
+        piece = "" if isinstance(token.stop_reason, int) else text.append(token.token_id)
+        return piece + text.finish(token.stop_reason) if token.finish_reason is not None else piece
+
+    def _message(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """Return what the assistant says, its tool calls apart, and how it ended."""
+        calls = parse_tool_calls(text).calls if self._tools else []
+        if not calls:
+            return {"content": text}, finish_reason
+        told = [
+            {
+                "id": f"call_{uuid.uuid4().hex[:24]}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
+        content = text_without_calls(text) or None
+        return {"content": content, "tool_calls": told}, "tool_calls" if finish_reason == "stop" else finish_reason
+
+    def _choice(self, index: int, sample: SampleResult, finish_reason: str | None) -> dict[str, Any]:
+        found: dict[str, Any] = {"index": index, "finish_reason": finish_reason, "stop_reason": sample.stop_reason}
+        if self._body.return_token_ids:
+            found |= {"token_ids": sample.token_ids, "weight_versions": sample.weight_versions}
+        return found
+
+    def _chunk(
+        self, token: SampledToken, finish_reason: str | None, logprobs: Any, prompt: list[int] | None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {"index": token.sample, "finish_reason": finish_reason, "logprobs": logprobs}
+        if token.finish_reason is not None:
+            found["stop_reason"] = token.stop_reason
+        if self._body.return_token_ids:
+            found["token_ids"] = [token.token_id]
+            if prompt is not None:
+                found["prompt_token_ids"] = prompt
+        return found
+
+    def _name(self, token: int) -> str:
+        if self._body.return_tokens_as_token_ids:
+            return f"token_id:{token}"
+        text: str = self._tokenizer.decode([token])
+        return text
+
+    def _chat_logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[list[tuple[int, float]]]
+    ) -> dict[str, Any] | None:
+        if not self._wants_logprobs:
+            return None
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            name = self._name(token)
+            return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+
+        content = [
+            entry(token, logprob) | {"top_logprobs": [entry(*pair) for pair in top]}
+            for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
+        ]
+        return {"content": content}
+
+    def _text_logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[list[tuple[int, float]]], start: int
+    ) -> dict[str, Any] | None:
+        if not self._wants_logprobs:
+            return None
+        names = [self._name(token) for token in tokens]
+        offsets = [start]
+        for token in tokens[:-1]:
+            offsets.append(offsets[-1] + len(self.decode([token])))
+        return {
+            "tokens": names,
+            "token_logprobs": list(logprobs),
+            "top_logprobs": [{self._name(token): value for token, value in top} for top in tops],
+            "text_offset": offsets,
+        }
+
+
+def _usage(prompts: Sequence[list[int]], results: Sequence[GenerationResult]) -> dict[str, int]:
+    read = sum(map(len, prompts))
+    written = sum(len(sample.token_ids) for result in results for sample in result.samples)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
