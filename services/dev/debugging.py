@@ -110,13 +110,11 @@ class _Watch(threading.Thread):
             self._call, self._turns, self._held_s, self._said = call, turns, 0.0, False
             return
         self._held_s += _LOOK_S
-        if self._held_s < _SAY_S or (self._said and self._held_s < self._max_call_s):
-            return
         ends = self._held_s >= self._max_call_s and not _is_loading(frame)
-        if ends or not self._said:
+        if ends or (self._held_s >= _SAY_S and not self._said):
+            self._said = True
             stack = stack_of(call, frame).rstrip()
             _say(f"this call has not returned for {self._held_s:.0f} s, and everything waits for it:\n{stack}")
-        self._said = True
         if ends:
             _say("gave it up: in a service it would stop everything. Make the function `async`, or let it raise")
             _end_process(1)
