@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -165,16 +165,17 @@ def run_for_breakpoints(main: Callable[[], Awaitable[bool]], *, max_call_s: floa
     except KeyboardInterrupt:
         _stop()  # wherever it came, the loop's tasks and threads are in the middle of something
     except Exception:
-        watch.end()
-        if abandoned_calls():  # the end of the interpreter would wait for them
-            traceback.print_exc()
-            _leave_calls_behind(1)
-        raise
+        stacks = abandoned_calls()
+        if not stacks:
+            raise
+        traceback.print_exc()
+        _end_without(stacks, 1)
     finally:
+        watch.end()
         signal.signal(signal.SIGINT, before)
-    watch.end()
-    if abandoned_calls():
-        _leave_calls_behind(code)
+    stacks = abandoned_calls()
+    if stacks:
+        _end_without(stacks, code)
     return code
 
 
@@ -187,9 +188,10 @@ def _stop() -> NoReturn:
     _end_process(130)
 
 
-def _leave_calls_behind(code: int) -> NoReturn:
-    for stack in abandoned_calls():
-        _say(f"this call has not returned; the process ends without it:\n{stack}".rstrip())
+def _end_without(stacks: Sequence[str], code: int) -> NoReturn:
+    """End the process, which would wait for these calls."""
+    for stack in stacks:
+        _say(f"this call has not returned; the process ends without it:\n{stack.rstrip()}")
     _end_process(code)
 
 

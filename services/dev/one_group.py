@@ -9,6 +9,7 @@ environment's code, or when a rater stays unavailable. Code that never returns i
 """
 
 import logging
+import os
 import secrets
 import socket
 import time
@@ -55,6 +56,8 @@ _FOLDER = "dev"
 """Is not there, and nothing is written into it: checkpoints of the run are no concern of this one's ledger."""
 _LEASE_S = 24 * 3600.0
 """As long as anybody stays at a breakpoint."""
+_NO_BUDGET_BYTES = 1 << 50
+_HOST = "127.0.0.1"
 _BUSY_BEATS = 10
 """Heartbeats, one a second, after which a service that is still at the same group is named."""
 
@@ -69,7 +72,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
     policy = load_model(config.model)
-    bus = bus or MemoryBus()
+    bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)
     async with _serve_policy(policy, config.path / _FOLDER) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")
         await feed.publish_policy(_policy_record(config, policy))
@@ -155,19 +158,19 @@ def _version(policy: PolicyModel) -> PolicyVersion:
 
 @asynccontextmanager
 async def _serve_policy(policy: PolicyModel, folder: Path) -> AsyncIterator[str]:
-    """Serve the policy on a free port of this machine and yield the URL."""
+    """Serve the policy on a free port of this machine and yield the URL. No proxy is to stand in between."""
+    os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy", os.environ.get("NO_PROXY")), _HOST)))
     version = str(_version(policy))
     with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_server((_HOST, 0)) as listener,
         Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version=version) as engine,
     ):
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
         token = secrets.token_hex(16)  # nobody has it: these weights stay
-        app = build_app(policy, engine, model_name="policy", weights_folder=folder, token=token, hosts={"127.0.0.1"})
+        app = build_app(policy, engine, model_name="policy", weights_folder=folder, token=token, hosts={_HOST})
         server = HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False))
         async with background() as tasks:
             tasks.start_soon(server.serve_until_cancelled, [listener])
-            yield f"http://{address}"
+            yield f"http://{_HOST}:{listener.getsockname()[1]}"
 
 
 async def trace_group(bus: Bus, config: RunConfig, name: str, single: SingleGroup) -> LedgerEntry:
@@ -186,8 +189,8 @@ async def trace_group(bus: Bus, config: RunConfig, name: str, single: SingleGrou
             lambda service: run_environment(service, config, name, single=single),
         )
         async with aclosing(follow_ledger(bus, config.run, config.training.name, LedgerPosition())) as entries:
-            return await anext(entry async for entry in entries if entry.batch is not None or entry.outcomes)
-    raise AssertionError("the ledger is followed without end")
+            decision = await anext(entry async for entry in entries if entry.batch is not None or entry.outcomes)
+    return decision
 
 
 async def _watch_services(bus: Bus, run: str) -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Sequence
@@ -21,9 +22,12 @@ from lachesis.pipeline.user_code import FAILURE_LOG
 __all__ = ["abandoned_calls", "awaited_calls", "call_under_way", "print_failures", "stack_of", "user_traceback"]
 
 _PACKAGE = f"{Path(lachesis.__file__).parent}{os.sep}"
-_CALLERS = tuple(f"{_PACKAGE}pipeline{os.sep}{folder}{os.sep}" for folder in ("environments", "scoring"))
+_CALLERS = tuple(f"{_PACKAGE}pipeline{os.sep}{folder}{os.sep}" for folder in ("environments", "rewards", "scoring"))
+"""Folders of what calls a user's code."""
+_END_S = 1.0
+"""How long worker threads have to end once nothing is asked of them any more; idle ones do at once."""
 _OURS = (_PACKAGE, f"{Path(anyio.__file__).parent}{os.sep}")
-"""Folders of the code that calls a user's, and of what runs its tasks."""
+"""Folders of this package, and of what runs its tasks."""
 
 
 def user_traceback(error: BaseException) -> str:
@@ -42,42 +46,33 @@ def _from_user(frames: Sequence[traceback.FrameSummary]) -> Sequence[traceback.F
 
 
 def call_under_way(frame: FrameType | None) -> FrameType | None:
-    """Return the user's function that a thread is in, by its innermost frame: the one that this package called.
+    """Return the user's function that a thread is in, by its innermost frame: the one that a stage called.
 
-    None: the thread is in this package, or waits.
+    None: the thread is in this package, or waits, or a library works for this package, as torch does.
     """
     found = None
     while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
         found, frame = frame, frame.f_back
-    return found if frame is not None and frame.f_code.co_filename.startswith(_PACKAGE) else None
+    return found if frame is not None and frame.f_code.co_filename.startswith(_CALLERS) else None
 
 
-def stack_of(call: FrameType, frame: FrameType) -> str:
-    """Return the stack of a thread from `call` to its innermost frame."""
-    frames = traceback.extract_stack(frame)
-    return "".join(frames.__class__.from_list(frames[-_depth(call, frame) :]).format())
-
-
-def _depth(call: FrameType, frame: FrameType) -> int:
+def stack_of(call: FrameType | None, frame: FrameType) -> str:
+    """Return the stack of a thread from `call` (None: from its beginning) to its innermost frame."""
     depth, one = 1, frame
     while one is not call and one.f_back is not None:
         depth, one = depth + 1, one.f_back
-    return depth
+    return "".join(traceback.format_list(traceback.extract_stack(frame)[-depth:]))
 
 
 def abandoned_calls() -> list[str]:
-    """Return the stack of each call of a user's code that is still under way in a worker thread.
-
-    Python cannot stop it.
-    """
+    """Return the stack of each worker thread that does not end although the event loop has: Python cannot stop it."""
+    workers = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    until_s = time.monotonic() + _END_S
+    for worker in workers:
+        worker.join(max(0.0, until_s - time.monotonic()))
     frames = sys._current_frames()  # noqa: SLF001 - the only way to another thread's stack
-    stacks = []
-    for thread in threading.enumerate():
-        frame = frames.get(thread.ident or 0)
-        call = call_under_way(frame)
-        if call is not None and frame is not None and not thread.daemon and thread is not threading.main_thread():
-            stacks.append(stack_of(call, frame))
-    return stacks
+    left = [frames[one.ident] for one in workers if one.is_alive() and one.ident in frames]
+    return [stack_of(call_under_way(frame), frame) for frame in left]
 
 
 def awaited_calls() -> list[str]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 CODE = """
 import time
 import anyio
-from lachesis import Environment, Session, Task, rater
+from lachesis import Environment, Session, Task, estimator, rater
 
 class Counts(Environment):
     def __len__(self):
@@ -62,6 +62,10 @@ class Indifferent(Counts):
     def reward(self, task, session):
         return 1.0
 
+@estimator
+def divides(group):
+    return [reward / 0 for reward in group.rewards]
+
 @rater(bounds=(0.0, 1.0))
 def breaks(sample):
     value = ord(sample.completion[0]) / 200
@@ -91,6 +95,8 @@ longest_tokens = 64
 [scoring]
 patience_s = 0.1
 raters = [{raters}]
+[advantage]
+estimator = "{estimator}"
 """
 
 
@@ -113,10 +119,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def dev(folder: Path, environment: str = "Counts", rater: str = "", *, said: str = "") -> Ended:
+def dev(
+    folder: Path, environment: str = "Counts", rater: str = "", *, estimator: str = "centred", said: str = ""
+) -> Ended:
     about = f'{{ rater = "mine.py:{rater}", timeout_s = 2, retries = 0 }}' if rater else ""
     file = folder / f"{environment}{rater}.toml"
-    file.write_text(CONFIG.format(environment=environment, raters=about))
+    file.write_text(CONFIG.format(environment=environment, raters=about, estimator=estimator))
     command = [sys.executable, "-m", "lachesis", "dev", "counts", "--config", file.name]
     done = subprocess.run(
         command,
@@ -180,3 +188,12 @@ def test_a_sample_that_fails_is_left_out_with_its_reason(folder: Path) -> None:
     assert f"sample 2 is left out: ValueError: not this one (mine.py:{line('not this one')} in reward)" in out
     assert "optimizer step" in out
     assert err.startswith("RaisesOnce, item '0', sample 2:\nTraceback")
+
+
+@pytest.mark.slow
+def test_an_estimator_that_fails_is_shown_with_its_place(folder: Path) -> None:
+    code, out, err = dev(folder, estimator="mine.py:divides")
+    assert code == 1, err
+    assert "verdict quarantined (estimator mine.py:divides@1: ZeroDivisionError" in out
+    assert f'mine.py", line {line("reward / 0")}, in divides' in err
+    assert "lachesis/pipeline" not in err

@@ -81,7 +81,12 @@ class Program:
         )
 
     def end(self, said: str = "") -> tuple[int, str, str]:
-        out, err = self.process.communicate(said, timeout=100)
+        try:
+            out, err = self.process.communicate(said, timeout=100)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise
         return self.process.returncode, out, err
 
 
