@@ -56,7 +56,10 @@ def load_module(place: str, what: str) -> ModuleType:
 
 
 def log_failure(where: str, error: BaseException) -> None:
-    """Log an exception that a user's code raised, with its traceback. `where` says which code, and on what."""
+    """Log an exception that a user's code raised, with its traceback.
+
+    `where` says which code it was, and on which input.
+    """
     FAILURE_LOG.debug("%s", where, exc_info=error)
 
 

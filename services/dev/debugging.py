@@ -1,12 +1,11 @@
-"""An event loop for breakpoints: its time stands while a debugger asks, and no call can hold it up in silence.
+"""An event loop for breakpoints: its time stands still while somebody is at one.
 
 While a user stands at a breakpoint, in whichever thread, no time limit runs out and nothing is delivered again: the
 loop's clock stands. A prompt of pdb and of what builds on it is seen by its frames; a debugger that suspends all
 threads, as those of IDEs do, by the time that the watching thread itself did not run.
 
-A call of a user's function that does not return holds up everything. It is named, with its stack, after `_SAY_S`
-seconds, and ends the process after `max_call_s`. Imports, and environments and raters that are being made, may take
-longer.
+A call of a user's function that does not return holds up everything. It is printed, with its stack, after `_SAY_S`
+seconds, and ends the process after `max_call_s`. Loading an environment or a rater may take longer.
 """
 
 import asyncio
@@ -37,6 +36,7 @@ _MAX_GAP_S = 1.0
 _PROMPTS = {"bdb": "dispatch_", "cmd": "cmdloop", "code": "interact"}
 """By module, how the functions begin in which a thread is that asks somebody what to do."""
 _SAY_S = 10.0
+"""Seconds after which a call that holds up the loop is printed."""
 _MAX_CALL_S = 60.0
 _LOADING = {load_environment.__code__, load_member.__code__}
 

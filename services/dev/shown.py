@@ -44,7 +44,7 @@ async def read_group(bus: Bus, config: RunConfig, seq: int) -> StoredGroup:
 
 
 async def print_group(console: Console, bus: Bus, config: RunConfig, entry: LedgerEntry) -> None:
-    """Print the group that `entry` decides on: what the model said, what the stages made of it, and the decision."""
+    """Print the group that `entry` decides on: answers, scores, rewards, advantages and the decision."""
     ref = entry.batch.groups[0] if entry.batch is not None else None
     seq = ref.seq if ref is not None else entry.outcomes[0].seq
     found = await read_group(bus, config, seq)

@@ -31,7 +31,7 @@ _OURS = (_PACKAGE, f"{Path(anyio.__file__).parent}{os.sep}")
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception, and of those behind it, without our frames before the user's first."""
+    """Return the traceback of an exception, and of those behind it, from the user's first frame on."""
     whole = traceback.TracebackException.from_exception(error)
     one: traceback.TracebackException | None = whole
     while one is not None:
@@ -65,7 +65,10 @@ def stack_of(call: FrameType | None, frame: FrameType) -> str:
 
 
 def abandoned_calls() -> list[str]:
-    """Return the stack of each worker thread that does not end although the event loop has: Python cannot stop it."""
+    """Return the stack of each worker thread that does not end although the event loop has.
+
+    Python cannot stop it.
+    """
     workers = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
     until_s = time.monotonic() + _END_S
     for worker in workers:
@@ -76,7 +79,7 @@ def abandoned_calls() -> list[str]:
 
 
 def awaited_calls() -> list[str]:
-    """Return the stack of each call of a user's `async` code in this loop that waits for something, each once."""
+    """Return the stack of each call of a user's `async` code that waits for something, each once."""
     stacks: dict[str, None] = {}
     for task in asyncio.all_tasks():
         frames: list[tuple[FrameType, int]] = []
