@@ -24,6 +24,8 @@ __all__ = ["abandoned_calls", "awaited_calls", "call_under_way", "print_failures
 _PACKAGE = f"{Path(lachesis.__file__).parent}{os.sep}"
 _CALLERS = tuple(f"{_PACKAGE}pipeline{os.sep}{folder}{os.sep}" for folder in ("environments", "rewards", "scoring"))
 """Folders of what calls a user's code."""
+_WORKER = "AnyIO worker thread"
+"""Name of the threads in which stages call plain functions."""
 _END_S = 1.0
 """How long worker threads have to end once nothing is asked of them any more; idle ones do at once."""
 _OURS = (_PACKAGE, f"{Path(anyio.__file__).parent}{os.sep}")
@@ -65,11 +67,11 @@ def stack_of(call: FrameType | None, frame: FrameType) -> str:
 
 
 def abandoned_calls() -> list[str]:
-    """Return the stack of each worker thread that does not end although the event loop has.
+    """Return the stack of each thread of the event loop's that does not end although the loop has.
 
-    Python cannot stop it.
+    Python cannot stop it, and would wait for it.
     """
-    workers = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    workers = [one for one in threading.enumerate() if one.name == _WORKER]
     until_s = time.monotonic() + _END_S
     for worker in workers:
         worker.join(max(0.0, until_s - time.monotonic()))

@@ -120,6 +120,15 @@ def test_a_thread_that_never_returns_does_not_keep_the_process(tmp_path: Path) -
     assert "ZeroDivisionError" in err
 
 
+def test_threads_of_the_users_own_are_left_to_the_interpreter(tmp_path: Path) -> None:
+    main = """
+    from concurrent.futures import ThreadPoolExecutor
+    main.pool = ThreadPoolExecutor(1)
+    return main.pool.submit(lambda: True).result()
+    """
+    assert Program(tmp_path, main).end() == (0, "", "")
+
+
 def test_an_interrupt_ends_code_that_does_not_return(tmp_path: Path) -> None:
     program = Program(tmp_path, "return FunctionRater(hangs).rate(None)")
     assert program.process.stdout is not None
