@@ -25,9 +25,12 @@ from rich.console import Console
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.config.run import InferenceConfig, RunConfig, TeacherConfig, TrainingConfig
+from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TeacherConfig, TrainingConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environments.stage import SingleGroup, run_environment
+from lachesis.pipeline.evaluation.plan import is_held_out
 from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
@@ -76,7 +79,8 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
     async with _serve_policy(policy, config.path / _FOLDER) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")
         await feed.publish_policy(_policy_record(config, policy))
-        own = one_group_config(config, name, policy_url=url)
+        await register(bus, config.run, "policy", url)
+        own = one_group_config(config, name)
         try:
             entry = await trace_group(bus, own, name, SingleGroup(index, config.seed))
         except (EnvironmentCodeError, DataError, InfrastructureError) as error:
@@ -105,7 +109,7 @@ def _check_environment(config: RunConfig, name: str) -> None:
         raise ConfigError(f"environments.{name}: its kind is gateway, so its rollouts are generated elsewhere")
 
 
-def one_group_config(config: RunConfig, name: str, *, policy_url: str | None = None) -> RunConfig:
+def one_group_config(config: RunConfig, name: str) -> RunConfig:
     """Return the configuration of a run that ends with one group of `name`.
 
     The group is the batch. Raters are called one at a time, so that two breakpoints do not ask for input at once. What
@@ -119,7 +123,10 @@ def one_group_config(config: RunConfig, name: str, *, policy_url: str | None = N
         mode="train",
         environments={name: msgspec.structs.replace(settings, concurrency=1, scoring=scoring)},
         scoring=_one_call_at_a_time(config.scoring),
-        inference={"policy": InferenceConfig(url=policy_url)},
+        inference={},
+        evaluate=config.evaluate if is_held_out(config, name) else EvaluationConfig(held_out=0.0),
+        evaluation={},
+        curriculum=CurriculumConfig(),
         teacher=TeacherConfig(),
         batching=msgspec.structs.replace(
             config.batching,

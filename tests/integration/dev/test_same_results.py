@@ -22,7 +22,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
@@ -324,3 +325,7 @@ def test_a_group_of_its_own_is_scored_and_rewarded_as_the_run_says(folder: Folde
     assert own.scoring.aggregation == config.scoring.aggregation
     assert [rater.rater for rater in own.scoring.raters] == [rater.rater for rater in config.scoring.raters]
     assert own.batching.batch_size == 4
+    assert list(held_out_tasks(own, "sums", 100)) == list(held_out_tasks(config, "sums", 100)) != []
+    elsewhere = msgspec.structs.replace(config, inference={"policy": InferenceConfig(url="http://127.0.0.1:1")})
+    assert not list(held_out_tasks(elsewhere, "sums", 100))
+    assert not list(held_out_tasks(one_group_config(elsewhere, "sums"), "sums", 100))
