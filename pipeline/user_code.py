@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 import threading
@@ -23,7 +24,10 @@ from typing import Any, Final
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["IMPORT_LOCK", "argument_problem", "load_module"]
+__all__ = ["FAILURE_LOG", "IMPORT_LOCK", "argument_problem", "load_module", "log_failure"]
+
+FAILURE_LOG: Final = logging.getLogger("lachesis.user_code")
+"""At level DEBUG, the traceback of whatever environments and raters raise. Events and messages hold its text alone."""
 
 IMPORT_LOCK: Final = threading.RLock()
 """Held while code of a user's, or of a library that cannot be imported by two threads at once, is imported. Python's
@@ -49,6 +53,14 @@ def load_module(place: str, what: str) -> ModuleType:
             f"{what} module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
             "path/to/file.py:NAME"
         ) from error
+
+
+def log_failure(where: str, error: BaseException) -> None:
+    """Log an exception that a user's code raised, with its traceback.
+
+    `where` says which code it was, and on which input.
+    """
+    FAILURE_LOG.debug("%s", where, exc_info=error)
 
 
 def argument_problem(function: Callable[..., Any], given: Collection[str], *, positional: int = 0) -> str | None:

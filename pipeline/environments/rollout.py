@@ -27,6 +27,7 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.outages import is_outage
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
+from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import (
     ConfigError,
@@ -164,6 +165,7 @@ class _GroupSamples:
                 self.lost[sample] = error
             else:
                 if isinstance(outcome, Exception):
+                    log_failure(f"{type(self._env).__name__}, item {self._task.item!r}, sample {sample}", outcome)
                     self.bugs[sample] = outcome
                 else:
                     self.rewards[sample] = outcome
@@ -210,6 +212,7 @@ async def _reward(env: Environment, task: Task, session: Session) -> Reward:
         if isinstance(error, LachesisError) or not is_outage(error):
             raise
         where = f"{type(env).__name__}.reward"
+        log_failure(where, error)
         raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_MAX_TEXT_CHARS]) from error
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -36,6 +37,7 @@ from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
@@ -51,7 +53,7 @@ from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
 
-__all__ = ["run_environment", "run_environments"]
+__all__ = ["SingleGroup", "run_environment", "run_environments"]
 
 log = logging.getLogger("lachesis")
 
@@ -59,6 +61,13 @@ MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
 _PLAIN_BYTES_PER_TOKEN = 8
 """int32 id and float32 logprob: what a token weighs before it is packed."""
+
+
+class SingleGroup(NamedTuple):
+    """One group of task number `task`, whatever the curriculum says, sampled with `seed`; see `run_environment`."""
+
+    task: int
+    seed: int
 
 
 async def run_environments(service: Service, config: RunConfig, name: str) -> None:
@@ -69,13 +78,25 @@ async def run_environments(service: Service, config: RunConfig, name: str) -> No
             tasks.start_soon(run_environment, service, config, env)
 
 
-async def run_environment(service: Service, config: RunConfig, name: str) -> None:
-    """Generate rollouts of environment `name` until the service drains."""
+async def run_environment(service: Service, config: RunConfig, name: str, *, single: SingleGroup | None = None) -> None:
+    """Generate rollouts of environment `name` until the service drains.
+
+    `single`, for `lachesis dev`: generate this group again and again, as leases are granted, and raise what fails it,
+    infrastructure included, instead of trying again.
+    """
     settings = config.environments.get(name)
     if settings is None:
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     await service.starts_with(f"loading environment {name} ({settings.kind})")
     env = load_environment(settings.kind, settings.params)
+    held_out = held_out_tasks(config, name, len(env))
+    if single is not None:
+        if not 0 <= single.task < len(env):
+            raise ConfigError(f"task {single.task}: environment {name} has the tasks 0 to {len(env) - 1}")
+        if single.task in held_out:
+            log.warning(
+                "task %d is held out for evaluation: a run does not train on it (evaluate.held_out)", single.task
+            )
     await service.starts_with("waiting for the policy's inference server")
     url = config.role("policy").url
     async with open_role(
@@ -87,8 +108,9 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
             env,
             settings,
             directory,
-            held_out=held_out_tasks(config, name, len(env)),
+            held_out=held_out,
             seed=config.seed,
+            single=single,
             text_only=config.trains_text_only,
         )
         async with anyio.create_task_group() as tasks:
@@ -114,12 +136,14 @@ class _Producer:
         *,
         held_out: NDArray[np.int64],
         seed: int,
+        single: SingleGroup | None = None,
         text_only: bool = False,
     ) -> None:
         self.service = service
         self.name = name
         self.env = env
         self.held_out = held_out
+        self.single = single
         self.settings = settings
         self.text_only = text_only
         self.inference = directory
@@ -140,7 +164,10 @@ class _Producer:
             fewest_samples=settings.fewest_samples,
         )
         self.sampling = SamplingParams(
-            temperature=settings.temperature, top_p=settings.top_p, max_tokens=settings.max_new_tokens
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=settings.max_new_tokens,
+            seed=None if single is None else single.seed,
         )
 
     async def follow_curriculum(self) -> None:
@@ -161,6 +188,10 @@ class _Producer:
                     )
 
     def _sampler(self, weights: NDArray[np.float32], snapshot_id: str) -> Sampler:
+        if self.single is not None:
+            alone = np.zeros(len(self.env), np.float32)
+            alone[self.single.task] = 1.0
+            return Sampler.from_snapshot(alone, "single")
         return Sampler.from_snapshot(mask_held_out(weights, self.held_out), snapshot_id)
 
     async def learn_limits(self) -> None:
@@ -225,11 +256,15 @@ class _Producer:
                 self.lost += len(draft.lost)
                 vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost
         except InfrastructureError as error:
+            if self.single is not None:
+                raise
             self.service.record_call(started_ns, 0, failed=True)
             self.service.mark_waiting("waiting", f"inference: {error}")
             vitals.retried += 1
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
+            if self.single is not None:
+                raise
             log.warning("a group of item %d failed", draw.item, exc_info=error)
             self.service.set_note("failure", str(error))
             self.failures += 1
@@ -274,6 +309,7 @@ class _Producer:
         try:
             return self.env.task(index)
         except Exception as error:
+            log_failure(f"{type(self.env).__name__}.task({index})", error)
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
 
     async def _publish(self, group: RolloutGroup, data: bytes, chats: list[Span]) -> bool:

@@ -25,6 +25,7 @@ from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArg
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.telemetry.recorder import traced
+from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["EnsembleRunner"]
@@ -62,10 +63,6 @@ class EnsembleRunner:
 
 class _HungError(Exception):
     """Raised when no more threads are spent on a rater because its earlier calls hang."""
-
-
-def _failure_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
 
 
 def _key(argument: Any) -> int:
@@ -172,7 +169,7 @@ class _MemberCalls:
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 if not is_outage(error):
                     self._answered()
-                    return Rating(None, "error", _failure_text(error))
+                    return Rating(None, "error", self._failure_text(error))
                 failures.append(error)
         return None
 
@@ -184,14 +181,18 @@ class _MemberCalls:
         self._breaker.succeeded()
         self._away_since = None
 
+    def _failure_text(self, error: BaseException) -> str:
+        log_failure(f"rater {self.member.name}", error)
+        return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
+
     def _given_up(self, argument: Any, failure: BaseException, tried: str) -> Rating:
         self._breaker.failed(anyio.current_time())
         self._away_since = self._away_since or datetime.now(UTC)
         tried += self._since
         alone = self._suspects.failed(_key(argument))
         if alone and not isinstance(failure, InfrastructureError):
-            return Rating(None, "error", f"{_failure_text(failure)} (each time, while others were answered)")
-        return Rating(None, "unavailable", f"{_failure_text(failure)} (gave up {tried})")
+            return Rating(None, "error", f"{self._failure_text(failure)} (each time, while others were answered)")
+        return Rating(None, "unavailable", f"{self._failure_text(failure)} (gave up {tried})")
 
     def _rate_at_once(
         self, arguments: Sequence[Any], judge: Callable[[Any], Rating], column: list[Rating], first: int
@@ -213,7 +214,7 @@ class _MemberCalls:
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 if is_outage(error):
                     break
-                column[done] = Rating(None, "error", _failure_text(error))
+                column[done] = Rating(None, "error", self._failure_text(error))
             done += 1
         if done > first:
             self._answered()

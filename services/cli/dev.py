@@ -1,8 +1,8 @@
 """`lachesis dev`: one trip from a task to an optimizer step, in this process."""
 
+from functools import partial
 from typing import Annotated
 
-import anyio
 import typer
 
 from lachesis.services.cli.options import Options, with_options
@@ -19,9 +19,12 @@ def dev(
 ) -> None:
     """Run one task through all stages to an optimizer step in this process, without a server.
 
-    For debugging with breakpoints. Exits with 1 if there is nothing to train on.
+    For debugging with breakpoints: while you stand at one, no time limit runs out. Exits with 1 if there is nothing to
+    train on.
     """
-    from lachesis.services.dev import run_dev  # imports torch
+    from lachesis.services.dev.debugging import run_for_breakpoints
+    from lachesis.services.dev.one_group import run_dev  # imports torch
 
-    if not anyio.run(run_dev, options.config(), env, task, SafeConsole()):
-        raise typer.Exit(1)
+    code = run_for_breakpoints(partial(run_dev, options.config(), env, task, SafeConsole()))
+    if code:
+        raise typer.Exit(code)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from lachesis.pipeline.rewards.estimators.estimator import Estimator, RewardGroup
+from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["EstimatorFunction", "OwnEstimator", "estimator"]
@@ -93,6 +94,7 @@ class OwnEstimator(Estimator):
         try:
             values = [float(value) for value in self._function(group, **self._params)]
         except Exception as error:  # the user's code: it costs its group, with the reason
+            log_failure(f"estimator {self.name}", error)
             raise DataError(f"estimator {self.name}: {type(error).__name__}: {error}"[:_MAX_REASON]) from error
         if len(values) != group.n:
             raise DataError(f"estimator {self.name} returned {len(values)} advantages for {group.n} rewards.")

@@ -14,7 +14,7 @@ from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments import stage as stage_module
 from lachesis.pipeline.environments.config import CollectConfig
-from lachesis.pipeline.environments.stage import MAX_FAILURES, run_environment
+from lachesis.pipeline.environments.stage import MAX_FAILURES, SingleGroup, run_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -24,7 +24,14 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, LeaseReply, LeaseRequest, PolicyRecord
-from lachesis.schemas.errors import DataError, EnvironmentCodeError, InfrastructureError, StreamFullError
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    StreamFullError,
+    leaves,
+)
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -443,3 +450,50 @@ async def test_a_sampled_group_that_is_abandoned_ends_its_trace(lab, env, infere
     assert {span.name for span in trace} == {"rollout", "generate", "chat m"}
     chats = {span.id for span in trace if span.name == "chat m"}
     assert {header.split("-")[2] for header in headers if header.split("-")[1] == group} == chats
+
+
+async def test_a_single_group_is_of_its_task_whatever_the_curriculum_says_and_seeded(lab, env, inference):
+    weights = as_bytes([1.0, 0.0, 0.0, 0.0], "float32")
+    snapshot = CurriculumSnapshot(
+        run="r", env="echo", revision="live", id="s", observed=1, strategy="x", weights=weights
+    )
+    await lab.bus.put(keys.curriculum("live", "echo"), encode(snapshot))
+
+    async def single(service):
+        await run_environment(service, CONFIG, "echo", single=SingleGroup(task=2, seed=7))
+
+    governor = Governor(lab, limit=3)
+    async with governor.serving(), lab.running(single, "environment"):
+        await lab.until(at_least(lab, 3))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    assert {group.item for group in groups} == {"item-2"}
+    assert {group.dispatch.index for group in groups} == {2}
+    assert {sampling.seed for _, _, sampling in inference.requests} == {7}
+
+
+@pytest.mark.parametrize("failing", ["task", "reward", "inference", "no such task"])
+async def test_what_fails_a_single_group_is_raised_at_once(lab, env, inference, monkeypatch, failing):
+    monkeypatch.setattr(stage_module, "CollectConfig", _quick)
+    env.broken = failing
+    expected = EnvironmentCodeError
+    if failing == "inference":
+        expected = InfrastructureError
+
+        async def away(*_, **__):
+            raise InfrastructureError("away")
+
+        monkeypatch.setattr(inference, "generate", away)
+    task = 2
+    if failing == "no such task":
+        task, expected = 4, ConfigError
+
+    async def single(service):
+        with pytest.raises(ExceptionGroup) if task == 2 else pytest.raises(expected) as raised:
+            await run_environment(service, CONFIG, "echo", single=SingleGroup(task=task, seed=7))
+        assert all(isinstance(leaf, expected) for leaf in leaves(raised.value))
+        ended.set()
+
+    ended = anyio.Event()
+    async with Governor(lab, limit=1).serving(), lab.running(single, "environment"):
+        await ended.wait()
+    assert not await stored(lab)

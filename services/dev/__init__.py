@@ -1,0 +1,1 @@
+"""`lachesis dev`: the run's own stages on a bus in memory, in one process, for breakpoints."""

@@ -1,0 +1,85 @@
+"""Prints a group that went through the stages, by what each of them stored."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.scoring.scorer import samples_of
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import GroupReward, GroupScore, RewardEvent, ScoreEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["StoredGroup", "print_group", "read_group"]
+
+
+class StoredGroup(NamedTuple):
+    """A group and what the stages stored of it; None: nothing."""
+
+    group: RolloutGroup
+    score: GroupScore | None
+    reward: GroupReward | None
+
+
+async def read_group(bus: Bus, config: RunConfig, seq: int) -> StoredGroup:
+    """Return the group at `seq` of ROLLOUTS with its scores and rewards."""
+    group = decode(RolloutGroup, (await bus.get(subjects.ROLLOUTS, seq)).data)
+    score, reward = None, None
+    kinds: list[subjects.Kind] = ["score", "reward"]
+    filters = [subjects.event(kind, config.run, config.revision) for kind in kinds]
+    async with bus.read(subjects.EVENTS, filters, follow=False) as messages:
+        async for message in messages:
+            if message.subject.startswith("rl.score."):
+                scores = decode(ScoreEvent, message.data).groups
+                score = next((one for one in scores if one.group == group.id), score)
+            else:
+                rewards = decode(RewardEvent, message.data).groups
+                reward = next((one for one in rewards if one.group == group.id), reward)
+    return StoredGroup(group, score, reward)
+
+
+async def print_group(console: Console, bus: Bus, config: RunConfig, entry: LedgerEntry) -> None:
+    """Print the group that `entry` decides on: answers, scores, rewards, advantages and the decision."""
+    ref = entry.batch.groups[0] if entry.batch is not None else None
+    seq = ref.seq if ref is not None else entry.outcomes[0].seq
+    found = await read_group(bus, config, seq)
+    reward = found.reward
+    advantages = ref.advantages if ref is not None else reward.advantages if reward is not None else None
+    _print_table(console, found, advantages)
+    for failed in found.group.metadata.get("failed_samples", []):
+        console.print(f"sample {failed['sample']} is left out: {failed['error']}")
+    if ref is None:
+        outcome = entry.outcomes[0]
+        reason = f" ({outcome.reason})" if outcome.reason else ""
+        mend = "try another --task, or another rater" if outcome.kind == "zero_variance" else "see above why"
+        console.print(f"verdict {outcome.kind}{reason}: nothing to train on; {mend}")
+
+
+def _print_table(console: Console, found: StoredGroup, advantages: Sequence[float | None] | None) -> None:
+    group, score, reward = found
+    samples = samples_of(group)
+    columns: dict[str, Sequence[float | None]] = {}
+    if score is not None:
+        columns = {**score.ratings, "score": score.scores}
+    if reward is not None and score is not None and reward.rewards != score.scores:
+        columns["reward"] = reward.rewards
+    if reward is not None and reward.shaping:
+        columns["shaping"] = reward.shaping
+    if advantages is not None:
+        columns["advantage"] = advantages
+    table = Table(title=f"{group.env}: {group.item}", caption=samples[0].prompt, caption_justify="left")
+    for name in ("completion", *columns, "tokens", "finish"):
+        table.add_column(name)
+    for i, sample in enumerate(samples):
+        numbers = [_number(values[i]) for values in columns.values()]
+        table.add_row(sample.completion, *numbers, str(sample.token_count), sample.finish_reason)
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "missing" if value is None else f"{value:.3f}"
