@@ -83,6 +83,11 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+def _is_on_this_machine(url: str) -> bool:
+    host = httpx.URL(url).host
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
 class InferenceClient:
     """An async context manager over one server. One instance serves any number of tasks."""
 
@@ -105,6 +110,7 @@ class InferenceClient:
             timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
             limits=httpx.Limits(max_connections=config.max_connections),
             transport=transport,
+            trust_env=not _is_on_this_machine(config.url),  # a proxy leads elsewhere
         )
 
     async def __aenter__(self) -> Self:

@@ -84,6 +84,16 @@ async def test_prompt_logprobs_equal_a_forward_pass(open_client, policy):
     assert single.tolist() == [0]
 
 
+@pytest.mark.parametrize(("url", "proxied"), [("http://127.0.0.1:1", False), ("http://inference:1", True)])
+async def test_a_proxy_is_not_asked_for_a_server_on_this_machine(url, proxied, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with InferenceClient(ClientConfig(url=url)) as client:
+        assert bool(client._http._mounts) == proxied
+
+
 async def test_detokenize_and_readiness(open_client):
     async with open_client() as client:
         assert await client.ready()
