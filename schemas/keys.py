@@ -5,7 +5,7 @@ A key's first part says what it holds; permissions are granted by it.
 
 from typing import Final
 
-__all__ = ["POLICY", "RETENTION", "SUPERVISOR", "attempts", "curriculum", "gateway", "inference", "resume"]
+__all__ = ["POLICY", "RETENTION", "SUPERVISOR", "attempts", "curriculum", "epoch", "gateway", "inference", "resume"]
 
 POLICY: Final = "policy"
 """The newest policy, and where its weights are."""
@@ -18,6 +18,11 @@ SUPERVISOR: Final = "supervisor"
 def curriculum(revision: str, env: str = "*") -> str:
     """The newest weights of an environment's tasks."""
     return f"curriculum.{revision}.{env}"
+
+
+def epoch(env: str = "*") -> str:
+    """How far an environment that shows every item once an epoch has come."""
+    return f"epoch.{env}"
 
 
 def attempts(durable: str, seq: int | str = "*") -> str:
