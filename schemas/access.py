@@ -268,6 +268,7 @@ def _services(scope: Scope) -> dict[str, Access]:
                 asks=(lease(env),),
                 rereads=((ROLLOUTS, chunks(env)),),
                 watches=(policy, keys.curriculum(revision, env), policy_server),
+                sets=(keys.epoch(env),),
             )
             for env in scope.environments
         },

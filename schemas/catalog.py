@@ -24,6 +24,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.control import (
     AdmissionStatus,
     CurriculumSnapshot,
+    EpochRecord,
     Heartbeat,
     LeaseReply,
     LeaseRequest,
@@ -216,6 +217,7 @@ KEY_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
         keys.SUPERVISOR: (SupervisorLease,),
         keys.POLICY: (PolicyRecord,),
         keys.curriculum("{revision}", "{env}"): (CurriculumSnapshot,),
+        keys.epoch("{env}"): (EpochRecord,),
         keys.RETENTION: (Retention,),
         keys.resume("{env}"): (ResumeRequest,),
     }

@@ -18,6 +18,8 @@ from lachesis.schemas.values import Count, Finite, Seq
 __all__ = [
     "AdmissionStatus",
     "CurriculumSnapshot",
+    "EpochClaim",
+    "EpochRecord",
     "Heartbeat",
     "LeaseReply",
     "LeaseRequest",
@@ -131,6 +133,37 @@ class CurriculumSnapshot(Event, frozen=True, kw_only=True):
         values = self.values()
         if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
             raise SchemaError("weights: must be finite, not negative and not all zero")
+
+
+class EpochClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of an epoch's order whose group is not known to be stored yet.
+
+    `holder` names the process that works on it, in its `life` of that number, since `since_ns` (Unix time); "" after it
+    was given back. `failures` counts those of the item's own code or size in this epoch.
+    """
+
+    epoch: Count
+    place: Count
+    holder: str
+    life: Count
+    since_ns: Count
+    failures: Count = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.epoch, self.place
+
+
+class EpochRecord(Event, frozen=True, kw_only=True):
+    """How far an environment is in its epoch, by the key `epoch`: all places below `next` are stored or claimed.
+
+    `order` names the items and the seed of the order.
+    """
+
+    order: str
+    epoch: Count = 0
+    next: Count = 0
+    claims: list[EpochClaim] = []
 
 
 class SupervisorLease(Event, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ __all__ = [
     "SUPERVISOR",
     "attempts",
     "curriculum",
+    "epoch",
     "gateway",
     "inference",
     "resume",
@@ -30,6 +31,11 @@ SUPERVISOR: Final = "supervisor"
 def curriculum(revision: str, env: str = "*") -> str:
     """The newest weights of an environment's tasks."""
     return f"curriculum.{revision}.{env}"
+
+
+def epoch(env: str = "*") -> str:
+    """How far an environment that shows every item once an epoch has come."""
+    return f"epoch.{env}"
 
 
 def attempts(durable: str, seq: int | str = "*") -> str:

@@ -13,8 +13,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a strategy draws by, and how it treats late feedback. Fields of other strategies are ignored."""
 
     strategy: CodePath = "irt"
-    """uniform, easy_first, competence, pools, sec, irt, or "module:Class" or "path/to/file.py:Class" of a strategy
-    of your own."""
+    """uniform, epoch (every item once an epoch), easy_first, competence, pools, sec, irt, or "module:Class" or
+    "path/to/file.py:Class" of a strategy of your own."""
     max_age: int = 32
     """Policy steps after which feedback is ignored. Default 32."""
     age_half_life: float = 8.0

@@ -3,7 +3,8 @@
 Guarantees: no inference without a lease; a task that is held out for evaluation is never drawn, whatever the
 curriculum says; a group is published once, under an id and a counter of its own, and its lease is settled by its being
 stored; a group that infrastructure failed is abandoned and its lease given back, and so is one that outgrew its lease:
-what is stored never weighs more than what was granted.
+what is stored never weighs more than what was granted. With the strategy `epoch`, items are claimed in the epoch's
+order instead of drawn; their groups bear the item's place in it as counter, so that the ledger takes one of each.
 """
 
 import logging
@@ -22,6 +23,8 @@ from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.epoch import Claimer, EpochOrder
+from lachesis.pipeline.environments.epoch_claims import EpochClaims
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.rollout import build_group, collect_group
@@ -40,7 +43,7 @@ from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
+from lachesis.schemas.control import CurriculumSnapshot, EpochClaim, PolicyRecord
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
@@ -59,6 +62,8 @@ log = logging.getLogger("lachesis")
 
 MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
+_CLAIM_TTL_ROLLOUTS = 4.0
+"""Times the longest rollout, after which another process takes over the claim of one that does not come back."""
 _PLAIN_BYTES_PER_TOKEN = 8
 """int32 id and float32 logprob: what a token weighs before it is packed."""
 
@@ -68,6 +73,13 @@ class SingleGroup(NamedTuple):
 
     task: int
     seed: int
+
+
+class _Draw(NamedTuple):
+    item: int
+    snapshot_id: str
+    probability: float
+    claim: EpochClaim | None = None
 
 
 async def run_environments(service: Service, config: RunConfig, name: str) -> None:
@@ -113,6 +125,8 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             single=single,
             text_only=config.trains_text_only,
         )
+        if config.curriculum.strategy == "epoch":
+            producer.follow_epochs(config.seed)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
@@ -154,6 +168,7 @@ class _Producer:
         self.lost = 0
         self.largest = settings.largest_bytes
         self.leases = ProducerLeases(service, self.id, name)
+        self.claims: EpochClaims | None = None
         self.rng = np.random.default_rng([seed, self.epoch])
         self.sampler = self._sampler(np.ones(len(env), np.float32), "uniform")
         self.tokenizer_hash = ""
@@ -169,6 +184,14 @@ class _Producer:
             max_tokens=settings.max_new_tokens,
             seed=None if single is None else single.seed,
         )
+
+    def follow_epochs(self, seed: int) -> None:
+        """Claim items in the order of epochs from now on, instead of drawing them."""
+        drawable = mask_held_out(np.ones(len(self.env)), self.held_out) > 0
+        order = EpochOrder(seed, drawable)
+        ttl_s = _CLAIM_TTL_ROLLOUTS * self.env.rollout_timeout_s
+        claimer = Claimer(self.id, self.epoch)
+        self.claims = EpochClaims(self.service, self.name, order, claimer, ttl_s=ttl_s)
 
     async def follow_curriculum(self) -> None:
         """Draw by the newest snapshot. Until there is one, draw uniformly."""
@@ -213,19 +236,44 @@ class _Producer:
         """Make one group after another until the service drains."""
         while (lease := await self.leases.acquire(self.settings.samples, self.largest)) is not None:
             with self.service.vitals.working(1):
-                made = await self._generate(lease)
-                if made is not None and await self._publish(*made):
+                draw = await self._draw()
+                made = None if draw is None else await self._generate(lease, draw)
+                if draw is not None and made is not None and await self._publish(*made, draw.claim):
                     self.leases.settled(lease)
                 else:
                     await self.leases.release(lease)
 
-    async def _generate(self, lease: str) -> tuple[RolloutGroup, bytes, list[Span]] | None:
+    async def _draw(self) -> _Draw | None:
+        """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
+        if self.claims is None:
+            (drawn,) = self.sampler.sample(1, self.rng)
+            return _Draw(drawn.item, self.sampler.snapshot_id, drawn.probability)
+        try:
+            claim = await self.claims.claim()
+        except InfrastructureError:
+            return None  # draining; what may be claimed is claimed again by the next life of this process
+        return _Draw(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
+
+    async def _settle(self, claim: EpochClaim | None) -> None:
+        if self.claims is not None and claim is not None:
+            try:
+                await self.claims.settle(claim)
+            except InfrastructureError:
+                return  # draining; the next life of this process makes the group again, and the ledger takes one
+
+    async def _give_back(self, claim: EpochClaim | None, *, failed: bool = False) -> None:
+        if self.claims is not None and claim is not None:
+            try:
+                await self.claims.give_back(claim, failed=failed)
+            except InfrastructureError:
+                return  # draining; the next life of this process claims it again
+
+    async def _generate(self, lease: str, draw: _Draw) -> tuple[RolloutGroup, bytes, list[Span]] | None:
         """Return a new group, its encoding, and the spans of its requests if it is sampled.
 
         None when infrastructure, the server's refusal, the environment's code or its own size failed it.
         """
-        (draw,) = self.sampler.sample(1, self.rng)
-        dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
+        dispatch = Dispatch(index=draw.item, snapshot_id=draw.snapshot_id, probability=draw.probability)
         vitals = self.service.vitals
         name, started_ns = new_group_id(), self.service.now_ns()
         try:
@@ -241,13 +289,14 @@ class _Producer:
                     group=name,
                     started_ns=started_ns,
                 )
+                producer, epoch, counter = self._identity(draw.claim)
                 group = build_group(
                     draft,
                     run=self.service.run,
                     env=self.name,
-                    producer=self.id,
-                    epoch=self.epoch,
-                    counter=self.counter,
+                    producer=producer,
+                    epoch=epoch,
+                    counter=counter,
                     tokenizer_hash=self.tokenizer_hash,
                     lease=lease,
                     dispatch=dispatch,
@@ -261,6 +310,7 @@ class _Producer:
             self.service.record_call(started_ns, 0, failed=True)
             self.service.mark_waiting("waiting", f"inference: {error}")
             vitals.retried += 1
+            await self._give_back(draw.claim)
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             if self.single is not None:
@@ -268,13 +318,20 @@ class _Producer:
             log.warning("a group of item %d failed", draw.item, exc_info=error)
             self.service.set_note("failure", str(error))
             self.failures += 1
+            await self._give_back(draw.claim, failed=True)
             if self.failures >= MAX_FAILURES:
                 raise
             return None
         self.failures = 0
         self.service.set_note("failure", None)
-        self.counter += 1
+        self.counter += draw.claim is None
         return group, data, spans
+
+    def _identity(self, claim: EpochClaim | None) -> tuple[str, int, int]:
+        """Return the producer, epoch and counter by which a repeated group is known: of the claim, if there is one."""
+        if claim is None:
+            return self.id, self.epoch, self.counter
+        return f"epoch-{self.name}", claim.epoch, claim.place
 
     def _within_lease(self, group: RolloutGroup) -> bytes:
         """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it, or when the
@@ -312,8 +369,13 @@ class _Producer:
             log_failure(f"{type(self.env).__name__}.task({index})", error)
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
 
-    async def _publish(self, group: RolloutGroup, data: bytes, chats: list[Span]) -> bool:
-        """Store the group; False if it is certain that it is not stored. Only a drain prevents it."""
+    async def _publish(
+        self, group: RolloutGroup, data: bytes, chats: list[Span], claim: EpochClaim | None = None
+    ) -> bool:
+        """Store the group and settle its claim; False if it is certain that it is not stored. Only a drain prevents it.
+
+        A claim whose group may be stored is kept: it is made again then, and the ledger takes one of the two.
+        """
         service = self.service
         subject = subjects.rollout(group.run, group.env)
         sampled = service.tracing.sampled(group.id)
@@ -325,9 +387,11 @@ class _Producer:
                     service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
                 )
         except StreamFullError:
+            await self._give_back(claim)
             return False
         except InfrastructureError:
             return True  # what was sent may be stored all the same, without us
+        await self._settle(claim)
         stored_ns = service.now_ns()
         plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(
             len(message.content.encode()) for conversation in group.messages for message in conversation

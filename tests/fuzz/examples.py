@@ -25,6 +25,8 @@ from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.control import (
     AdmissionStatus,
     CurriculumSnapshot,
+    EpochClaim,
+    EpochRecord,
     Heartbeat,
     LeaseReply,
     LeaseRequest,
@@ -221,6 +223,9 @@ EXAMPLES: list[Event] = [
     PolicyRecord(run="r", version=POLICY, weights="/w/3.safetensors", tokenizer_hash="tok", written_ns=1),
     CurriculumSnapshot(
         **_NAMES, id="1-ab", observed=1, strategy="sec", weights=as_bytes([0.5, 1.0, 2.0, 0.0], "float32")
+    ),
+    EpochRecord(
+        order="4-ab", epoch=1, next=2, claims=[EpochClaim(epoch=1, place=1, holder="p", life=1, since_ns=1, failures=1)]
     ),
     StateSnapshot(stage="normalizer", index=0, covers=1, cursors={"ROLLOUTS": 1}, state=b"\x80"),
     StateSnapshot(

@@ -1,9 +1,13 @@
 """Online item response theory, the default strategy.
 
-Ability A_k of skill k against difficulty D_i of item i, in logits: p = sigmoid(A_k - D_i). D_i is known with variance
-V_i. A result with mean success y over n samples, which count as m = discount * n for their age, moves D_i to where
-(D - D_i)^2 / 2V_i - m (y ln p + (1-y) ln(1-p)) is lowest, and V_i to 1 / (1/V_i + m p(1-p)) + wander^2 (Laplace's
-approximation), no more than at the start; A_k += discount * ability rate * (y - p). One result moves the ability, and
+Ability A_k of skill k against difficulty D_i of item i, in logits: p = sigmoid(A_k - D_i). What is known of D_i is its
+prior N(mean, deviation^2) times sigmoid(a - D)^s sigmoid(D - b)^f: s successes at the mean ability a, f failures at the
+mean ability b. A result with mean success y over n samples, which count as m = discount * n for their age, multiplies
+it by p^(m y) (1-p)^(m (1-y)). D_i is then taken to lie where this is highest, with the inverse of its curvature there
+as variance V_i, and the result joins s, f and their mean abilities. So results that contradict each other weigh the
+same in either order. The density is exact while the ability rests, and close while it moves. Since a difficulty may
+wander, s and f are first divided by 1 + wander^2 I, where I = 1/V_i - 1/deviation^2 is what they told: a random walk
+takes as much from a normal posterior. Then A_k += discount * ability rate * (y - p). One result moves the ability, and
 with it the weight of every item of the skill.
 
 An item's weight is u^sharpness times the probability that it is sound. u = 4q(1-q) / s is about what 4p(1-p) is
@@ -28,7 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.posterior import Evidence, evidence_of_normal, integrate
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy, finite_sigmoid, sigmoid
+from lachesis.schemas.columns import as_bytes, view
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["OnlineIRT"]
 
@@ -36,21 +43,26 @@ DECIDED_LOGITS = 3.0
 """Largest log odds of chance against a sound item, either way."""
 _SQUARABLE = (1e-100, 1e100)
 """Magnitudes of which squares, and sums of them, are numbers other than 0."""
+_EVIDENCE = ("passes", "passes_ability", "failures", "failures_ability")
+"""The columns of the state that hold each item's `Evidence`, in its order."""
 _MAX_COUNT = float(1 << 50)
 """Above any count of samples, which float64 still holds to the sample."""
 
 
 class OnlineIRT(Strategy):
-    """State: per item difficulty, its variance, the log odds of chance, and the successes and samples that they rest on
-    float64 [N], the observation at which it was last seen int64 [N], 0 for never; per skill the ability float64 [K].
+    """State: per item the difficulty and its variance, the evidence on it (see `Evidence`), the log odds of
+    chance, and the successes and samples that they rest on float64 [N], the observation at which it was last seen
+    int64 [N], 0 for never; per skill the ability float64 [K]. 88 bytes an item.
     """
 
     def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         self._skill = items.skill_index
-        self._difficulty, deviation = _prior(items, config)
-        self._most = deviation**2
+        self._prior, self._deviation = _prior(items, config)
+        self._difficulty = self._prior.copy()
+        self._most = self._deviation**2
         self._variance = np.full(items.count, self._most)
+        self._evidence = {name: np.zeros(items.count) for name in _EVIDENCE}
         odds = math.log(config.chance / (1.0 - config.chance)) if config.chance else -DECIDED_LOGITS
         self._odds = np.full(items.count, min(max(odds, -DECIDED_LOGITS), DECIDED_LOGITS))
         self._successes = np.zeros(items.count)
@@ -85,19 +97,20 @@ class OnlineIRT(Strategy):
         i = feedback.item
         k = self._skill[i]
         self._seen[i] = self.observations
-        ability, evidence = float(self._ability[k]), discount * feedback.n
+        ability, samples = float(self._ability[k]), discount * feedback.n
         before, variance = float(self._difficulty[i]), min(float(self._variance[i]), self._most)
-        difficulty = _most_likely(before, variance, ability, success, evidence)
-        p = finite_sigmoid(ability - difficulty)
-        information = evidence * p * (1.0 - p)
-        self._difficulty[i] = difficulty
-        self._variance[i] = min(1.0 / (1.0 / variance + information) + self.config.wander**2, self._most)
+        past = Evidence(*(float(column[i]) for column in self._evidence.values()))
+        past = past.scaled(1.0 / (1.0 + self.config.wander**2 * max(1.0 / variance - 1.0 / self._most, 0.0)))
+        new = Evidence(samples * success, ability, samples * (1.0 - success), ability)
+        prior = float(self._prior[i]), self._deviation
+        posterior = integrate(*prior, past, new)
+        self._difficulty[i], self._variance[i] = posterior.mode, min(posterior.variance, self._most)
+        for column, value in zip(self._evidence.values(), past.merged(new), strict=True):
+            column[i] = value
         self._ability[k] += discount * self.config.ability_rate * (success - finite_sigmoid(ability - before))
         if self.config.chance:
-            sound = evidence * (success * _log_sigmoid(ability - difficulty))
-            sound += evidence * (1.0 - success) * _log_sigmoid(difficulty - ability)
-            sound -= (difficulty - before) ** 2 / (2.0 * variance) + 0.5 * math.log1p(variance * information)
-            odds = float(self._odds[i]) + self._count(i, success, evidence) - sound
+            sound = posterior.log_evidence - integrate(*prior, past).log_evidence
+            odds = float(self._odds[i]) + self._count(i, success, samples) - sound
             self._odds[i] = min(max(odds, -DECIDED_LOGITS), DECIDED_LOGITS)
 
     def _count(self, i: int, success: float, evidence: float) -> float:
@@ -121,12 +134,27 @@ class OnlineIRT(Strategy):
         return {
             "difficulty": self._difficulty,
             "variance": self._variance,
+            **self._evidence,
             "odds": self._odds,
             "successes": self._successes,
             "samples": self._samples,
             "seen": self._seen,
             "ability": self._ability,
         }
+
+    def upgraded(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Add evidence to a state that has a normal posterior alone: with that mode and curvature."""
+        arrays = dict(saved)
+        if {"difficulty", "variance"} <= saved.keys() and saved.keys().isdisjoint(_EVIDENCE):
+            mean, variance = (
+                view(saved[name], "float64", self.items.count, f"curriculum state, {name}")
+                for name in ("difficulty", "variance")
+            )
+            if not (np.isfinite(mean).all() and (variance > 0).all()):
+                raise SchemaError("curriculum state: difficulty or variance holds what cannot be; start a revision")
+            columns = evidence_of_normal(self._prior, self._deviation, mean, variance)
+            arrays |= {name: as_bytes(column, "float64") for name, column in zip(_EVIDENCE, columns, strict=True)}
+        return arrays
 
     def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
         """Say so, too, of a variance that is not above 0, counts that cannot be and times below 0."""
@@ -136,6 +164,9 @@ class OnlineIRT(Strategy):
             return "samples"
         if not ((arrays["successes"] >= 0) & (arrays["successes"] <= arrays["samples"])).all():
             return "successes"
+        for name in ("passes", "failures"):
+            if not (arrays[name] >= 0).all():
+                return name
         if (arrays["seen"] < 0).any():
             return "seen"
         return super().invalid_array(arrays)
@@ -167,26 +198,8 @@ def _prior(items: ItemPool, config: CurriculumConfig) -> tuple[NDArray[np.float6
     return np.zeros(items.count), config.deviation
 
 
-def _most_likely(difficulty: float, variance: float, ability: float, success: float, evidence: float) -> float:
-    """Return the difficulty of highest posterior density: the root of an increasing function, by bisection."""
-    near = difficulty
-    far = difficulty - variance * evidence * (success - finite_sigmoid(ability - difficulty))  # as if p stayed as it is
-    for _ in range(50):
-        middle = 0.5 * (near + far)
-        slope = (middle - difficulty) / variance + evidence * (success - finite_sigmoid(ability - middle))
-        if (slope > 0) == (far > near):
-            far = middle
-        else:
-            near = middle
-    return near
-
-
 def _log_constant(successes: float, samples: float) -> float:
     """Return the log likelihood of the results if success is one half or, as likely, any constant."""
     half = -samples * math.log(2.0)
     other = math.lgamma(1.0 + successes) + math.lgamma(1.0 + samples - successes) - math.lgamma(2.0 + samples)
     return max(half, other) + math.log1p(math.exp(-abs(half - other))) - math.log(2.0)
-
-
-def _log_sigmoid(x: float) -> float:
-    return min(x, 0.0) - math.log1p(math.exp(-abs(x)))

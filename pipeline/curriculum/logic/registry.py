@@ -2,7 +2,7 @@
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
-from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Pools
+from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
 from lachesis.pipeline.user_code import load_module
@@ -12,6 +12,7 @@ __all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "uniform": Strategy,
+    "epoch": Epoch,
     "easy_first": EasyFirst,
     "competence": Competence,
     "pools": Pools,

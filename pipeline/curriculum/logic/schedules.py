@@ -1,4 +1,4 @@
-"""Strategies that follow a schedule or the latest result alone: easy-first, competence, pools."""
+"""Strategies that follow a schedule or the latest result alone: easy-first, competence, pools, epoch."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["Competence", "EasyFirst", "Pools", "bins_by_rank"]
+__all__ = ["Competence", "EasyFirst", "Epoch", "Pools", "bins_by_rank"]
 
 
 def bins_by_rank(ranks: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
@@ -90,3 +90,7 @@ class Pools(Strategy):
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the latest results, 0.5 where there is none."""
         return {"latest": self._latest}
+
+
+class Epoch(Strategy):
+    """Even weights: the environments take every item once an epoch, in an order of their own."""

@@ -141,6 +141,10 @@ class Strategy:
         """Return the arrays that are this strategy's state, by name; they are saved, and restored in place."""
         return {}
 
+    def upgraded(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return the arrays of a saved state, those of an older build by the names `arrays` has now."""
+        return dict(saved)
+
     def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
         """Return the name of a saved array with values that this strategy never has, None if there is none."""
         return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
@@ -250,6 +254,8 @@ class Strategy:
         nothing was taken over then.
         """
         saved = shaped("curriculum state", _SavedStrategy, state)
+        if saved.strategy == type(self).__name__ and saved.items == self.items.count:
+            saved.arrays = self.upgraded(saved.arrays)
         change = self._change(saved)
         if change is not None:
             raise SettingsChangedError(change)

@@ -41,7 +41,7 @@ _OTHERS = (
 _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
-        "policy", "curriculum.live.words", "inference.policy", "attempts.scorer=one=live.7",
+        "policy", "curriculum.live.words", "epoch.words", "epoch.far", "inference.policy", "attempts.scorer=one=live.7",
         "attempts.teacher=one=live.7", "supervisor", "retention", "resume.words", "gateway.registry",
     )
 )  # fmt: skip

@@ -168,10 +168,12 @@ def test_irt_by_hand():
     p = 1 / (1 + math.exp(difficulty))
     assert difficulty / 25 + 8 * (1.0 - p) == pytest.approx(0.0), "the most likely difficulty after 8 of 8"
     assert difficulty == pytest.approx(-3.914, abs=1e-3)
-    variance = 1 / (1 / 25 + 8 * p * (1 - p)) + 0.15**2
-    assert arrays["variance"] == pytest.approx([variance, 25.0])
+    assert arrays["variance"] == pytest.approx([1 / (1 / 25 + 8 * p * (1 - p)), 25.0])
     assert arrays["ability"].tolist() == [0.1]
-    sound = 8 * math.log(p) - difficulty**2 / 50 - 0.5 * math.log1p(25 * 8 * p * (1 - p))
+    evidence = [arrays[name][0] for name in ("passes", "passes_ability", "failures", "failures_ability")]
+    assert evidence == [8.0, 0.0, 0.0, 0.0]
+    x = np.linspace(-60, 60, 120_001)
+    sound = math.log((np.exp(-x * x / 50) / (1 + np.exp(x)) ** 8).sum() / np.exp(-x * x / 50).sum())
     chance = math.log(0.5 * 0.5**8 + 0.5 / 9)  # under a coin, or any other constant: each of 9 outcomes alike
     before = math.log(0.3 / 0.7)
     assert arrays["odds"] == pytest.approx([before + chance - sound, before])
@@ -181,6 +183,32 @@ def test_irt_by_hand():
     weight = (4 * q * (1 - q) / stretch) ** 3 / (1 + np.exp(arrays["odds"]))
     unseen = np.array([1.0, 2.0])
     assert strategy.weights() == pytest.approx(0.97 * weight / weight.sum() + 0.03 * unseen / 3)
+
+
+@pytest.mark.parametrize("first", [1.0, 0.0])
+def test_irt_weighs_results_that_contradict_each_other_alike(first):
+    strategy = make("irt", ItemPool(2), wander=0.0, ability_rate=1e-9)
+    strategy.observe(result(0, 0, first))
+    strategy.observe(result(1, 0, 1.0 - first))
+    assert strategy.success()[0] == pytest.approx(0.5)
+
+
+def test_irt_goes_on_from_a_state_that_has_a_normal_posterior_alone():
+    strategy, again = make("irt"), make("irt")
+    for feedback in history():
+        strategy.observe(feedback)
+    state = strategy.state_dict()
+    added = ("passes", "passes_ability", "failures", "failures_ability")
+    older = {name: value for name, value in state["arrays"].items() if name not in added}
+    again.load_state_dict({**state, "arrays": older})
+    assert again.snapshot().id == strategy.snapshot().id
+    for one in (strategy, again):
+        for i in range(4):
+            one.observe(result(f"after{i}", 7, 0.25 * i, step=30))
+    assert again.success() == pytest.approx(strategy.success(), abs=0.05)
+    assert again.arrays()["variance"] == pytest.approx(strategy.arrays()["variance"], rel=0.1)
+    with pytest.raises(SchemaError, match="holds what cannot be"):
+        again.load_state_dict({**state, "arrays": {**older, "variance": np.full(60, -1.0).tobytes()}})
 
 
 def test_irt_expects_what_p_times_1_minus_p_is_on_average_under_the_error_of_a_difficulty():

@@ -12,6 +12,7 @@ from unit.spans import Sink
 
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environments import stage as stage_module
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.stage import MAX_FAILURES, SingleGroup, run_environment
@@ -23,7 +24,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
-from lachesis.schemas.control import CurriculumSnapshot, LeaseReply, LeaseRequest, PolicyRecord
+from lachesis.schemas.control import CurriculumSnapshot, EpochRecord, LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
@@ -175,6 +176,75 @@ async def test_every_lease_gives_one_rollout_and_no_rollout_comes_without(lab, e
     request = governor.requests[0]
     assert request.sequences == 2
     assert request.bytes >= max(len(message.data) for message in messages)
+
+
+async def test_the_epoch_order_shows_every_item_once_an_epoch_and_goes_on_where_it_was(lab, env, inference):
+    config = msgspec.structs.replace(CONFIG, curriculum=CurriculumConfig(strategy="epoch"))
+
+    async def in_epochs(service):
+        await run_environment(service, config, "echo")
+
+    for lives in (1, 2):
+        governor = Governor(lab, limit=6)
+        async with governor.serving(), lab.running(in_epochs, "environment"):
+            await lab.until(at_least(lab, 6 * lives))
+            await lab.until(lambda governor=governor: _true(governor.asked["acquire"] > 6))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    assert len({(group.epoch, group.counter) for group in groups}) == len(groups) == 12
+    assert {group.producer for group in groups} == {"epoch-echo"}
+    for epoch in range(3):
+        assert sorted(group.dispatch.index for group in groups if group.epoch == epoch) == [0, 1, 2, 3]
+    entry = await lab.bus.value(keys.epoch("echo"))
+    assert decode(EpochRecord, entry.value).claims == []
+
+
+async def test_a_group_whose_claim_was_not_settled_by_a_kill_is_made_again_as_the_same(lab, env, inference):
+    config = msgspec.structs.replace(CONFIG, curriculum=CurriculumConfig(strategy="epoch"))
+
+    async def killed_once_stored(service):
+        publish = service.bus.publish_large
+
+        async def publish_and_die(*args, **kwargs):
+            await publish(*args, **kwargs)
+            service.kill()
+            raise lab.Killed
+
+        service.bus.publish_large = publish_and_die
+        await run_environment(service, config, "echo")
+
+    async def in_epochs(service):
+        await run_environment(service, config, "echo")
+
+    async with Governor(lab).serving(), lab.running(killed_once_stored, "environment"):
+        await lab.until(at_least(lab, 1))
+    (first,) = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    governor = Governor(lab, limit=5)
+    async with governor.serving(), lab.running(in_epochs, "environment"):
+        await lab.until(at_least(lab, 6))
+        await lab.until(lambda: _true(governor.asked["acquire"] > 5))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    again = [group for group in groups[1:] if group.dispatch.index == first.dispatch.index and group.epoch == 0]
+    assert len(again) == 1
+    known_by = [(group.producer, group.epoch, group.counter) for group in (first, again[0])]
+    assert known_by[0] == known_by[1], "so the ledger takes one of them"
+    assert sorted({group.dispatch.index for group in groups if group.epoch == 0}) == [0, 1, 2, 3]
+
+
+async def test_an_item_that_fails_is_claimed_again_and_then_left_out_of_its_epoch(lab, env, inference, monkeypatch):
+    config = msgspec.structs.replace(CONFIG, curriculum=CurriculumConfig(strategy="epoch"))
+    task = env.task
+    monkeypatch.setattr(env, "task", lambda index: 1 / 0 if index == 2 else task(index))
+
+    async def in_epochs(service):
+        await run_environment(service, config, "echo")
+
+    governor = Governor(lab, limit=6)
+    async with governor.serving(), lab.running(in_epochs, "environment") as service:
+        await lab.until(at_least(lab, 6))
+        await lab.until(lambda: _true(service.vitals.metrics.get("environment/echo/left_out", 0) >= 1))
+        assert "goes on without item 2, which failed 3 times" in str(service.vitals.notes)
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    assert sorted(group.dispatch.index for group in groups) == [0, 0, 1, 1, 3, 3]
 
 
 async def test_two_environments_of_one_process_are_two_producers(lab, env, inference):
