@@ -13,6 +13,9 @@ strategy, and none is the model that a strategy holds of it:
   four topics within each skill learn by themselves twice as fast as from each other, unknown to the strategy; 20 %
   of the items are told under the wrong skill.
 
+`--items 100000 --repeat 0.5` is a data set as people have them: an item is met once to three times, and each time
+teaches half of what it taught before. "epoch" goes over all items once after the other.
+
 "oracle" draws by the true success and knows the unsound items; no strategy can. `--draws` times a draw at 1e6 items.
 
 These learners learn by skill, so which items teach them does not matter, and a strategy may draw ever the same few.
@@ -29,7 +32,7 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.environments.sampler import Sampler
+from lachesis.pipeline.environments.sampler import DrawnItem, Sampler
 
 ITEMS, SKILLS, TOPICS, GROUPS, SAMPLES, LIMIT, TARGET, RATE = 3000, 6, 24, 32, 8, 2500, 0.70, 0.012
 SOUND, FAILS, FLIPS = range(3)
@@ -90,6 +93,22 @@ LEARNERS = {
 }
 
 
+class Passes:
+    """What environments do with the strategy epoch: one pass over all items after the other; sees no feedback."""
+
+    def __init__(self):
+        self.left = np.empty(0, int)
+
+    def sample(self, n, rng):
+        if len(self.left) < n:
+            self.left = np.concatenate([self.left, rng.permutation(ITEMS)])
+        taken, self.left = self.left[:n], self.left[n:]
+        return [DrawnItem(item, 1 / ITEMS) for item in taken.tolist()]
+
+    def observe(self, feedback):
+        pass
+
+
 class Oracle:
     """Draws by the learner's true state; sees no feedback."""
 
@@ -105,16 +124,18 @@ class Oracle:
         pass
 
 
-def run(make, strategy, seed, *, std, delay, prior_noise):
+def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0):
     """Return steps to the target (at most LIMIT), and the shares of zero-variance groups and of unsound items."""
     rng = np.random.default_rng(seed)
     learner = make(rng)
     prior = None if prior_noise is None else learner.difficulty + rng.normal(0, prior_noise, ITEMS)
     names = tuple(f"s{k}" for k in range(SKILLS))
-    curriculum = Oracle(learner) if strategy == "oracle" else load_strategy(
-        ItemPool(ITEMS, prior, learner.told, names), CurriculumConfig(strategy=strategy, total_steps=800)
-    )  # fmt: skip
-    late, flat, unsound = [], 0, 0
+    if strategy in ("oracle", "epoch"):
+        curriculum = Oracle(learner) if strategy == "oracle" else Passes()
+    else:
+        pool = ItemPool(ITEMS, prior, learner.told, names)
+        curriculum = load_strategy(pool, CurriculumConfig(strategy=strategy, total_steps=800))
+    late, flat, unsound, met = [], 0, 0, np.zeros(ITEMS)
     for step in range(LIMIT):
         p = learner.success()
         if p[learner.kind == SOUND].mean() >= TARGET:
@@ -125,7 +146,8 @@ def run(make, strategy, seed, *, std, delay, prior_noise):
         signal = np.sqrt(y * (1 - y)) / 2 if std else y * (1 - y)
         flat += int((signal == 0).sum())
         unsound += int((learner.kind[items] != SOUND).sum())
-        learner.practise(items, signal * (learner.kind[items] == SOUND))  # noise teaches nothing
+        learner.practise(items, signal * repeat ** met[items] * (learner.kind[items] == SOUND))  # noise teaches nothing
+        met[items] += 1
         late.append(list(zip(items.tolist(), y.tolist(), strict=True)))
         if step >= delay:
             for n, (item, success) in enumerate(late.pop(0)):
@@ -208,6 +230,7 @@ def time_draws(items=1_000_000, draws=2000):
 
 
 def main():
+    global ITEMS  # noqa: PLW0603 - the learners' size
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs averaged (default 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the runs (default 0)")
@@ -217,7 +240,10 @@ def main():
     parser.add_argument("--strategies", nargs="+", default=[*STRATEGIES, "oracle"])
     parser.add_argument("--draws", action="store_true", help="time draws at 1e6 items instead")
     parser.add_argument("--pool", action="store_true", help="what becomes of the items of a small pool instead")
+    parser.add_argument("--items", type=int, default=ITEMS, help=f"items of the pool (default {ITEMS})")
+    parser.add_argument("--repeat", type=float, default=1.0, help="what an item teaches beside the time before (1)")
     options = parser.parse_args()
+    ITEMS = options.items
     if options.draws:
         time_draws()
         return
@@ -233,7 +259,15 @@ def main():
             shares = []
             for std in (False, True):
                 runs = [
-                    run(LEARNERS[name], strategy, seed, std=std, delay=options.delay, prior_noise=options.prior)
+                    run(
+                        LEARNERS[name],
+                        strategy,
+                        seed,
+                        std=std,
+                        delay=options.delay,
+                        prior_noise=options.prior,
+                        repeat=options.repeat,
+                    )
                     for seed in seeds
                 ]
                 steps, flat, unsound = np.array(runs, float).T

@@ -52,7 +52,7 @@ _MAX_COUNT = float(1 << 50)
 class OnlineIRT(Strategy):
     """State: per item the difficulty and its variance, the evidence on it (see `Evidence`), the log odds of
     chance, and the successes and samples that they rest on float64 [N], the observation at which it was last seen
-    int64 [N], 0 for never; per skill the ability float64 [K]. 88 bytes an item.
+    int64 [N], 0 for never; per skill the ability float64 [K]. 80 bytes an item.
     """
 
     def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:

@@ -1,5 +1,7 @@
-"""The epoch order under kill -9: environments, curriculum and governor die in the middle of a run, and no item is left
-out of an epoch or has two groups in it that count."""
+"""The epoch order under kill -9: environments, curriculum, governor and broker die in the middle of a run.
+
+No item is left out of an epoch, and none has two groups in it that count.
+"""
 
 import os
 import signal
@@ -35,7 +37,7 @@ async def test_every_item_has_one_group_an_epoch_that_counts(tmp_path: Path) -> 
     with run:
         run.start()
         await run.wait_for_step(2)
-        for name in [*VICTIMS, *VICTIMS[:2]]:
+        for name in [*VICTIMS, *run.servers.pids(), *VICTIMS[:2]]:
             pid, before = run.pids()[name], run.step()
             os.kill(pid, signal.SIGKILL)
             await run.wait_until_back(name, pid)
