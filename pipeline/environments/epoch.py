@@ -1,9 +1,10 @@
 """The epoch order: every item once an epoch, whatever process is killed. Pure.
 
 An epoch is a permutation of the items, keyed by the run's seed and the epoch's number: the same in every process. The
-record, which `epoch_claims` stores, holds the next place of it, and the places that were claimed and whose groups are not known to be stored. A
-claim ends when its group is stored; given back, or left by a process that died, it is claimed again, before any new
-place. Claims are bounded by what the environment's processes generate at a time, and the record with them.
+record, which `epoch_claims` stores, holds the next place of it, and the places that were claimed and whose groups are
+not known to be stored. A claim ends when its group is stored; given back, or left by a process that died, it is claimed
+again, before any new place. Claims are bounded by what the environment's processes generate at a time, and the record
+with them.
 """
 
 from collections.abc import Collection

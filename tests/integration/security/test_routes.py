@@ -14,7 +14,7 @@ from fuzz.mutate import JSON
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.gateway import app as gateway_app
-from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import CONTROL_PATHS
@@ -48,7 +48,7 @@ BODIES = [
 PATHS = ["/..%2f..%2fetc/passwd", "/%00", "/pause%0d%0ax: y", "/" + "a" * 9000]
 INFERENCE = [
     *(("GET", path) for path in ("/health", "/v1/models", "/is_paused", "/weight_info")),
-    *(("POST", path) for path in ("/tokenize", "/detokenize", "/inference/v1/generate", *sorted(CONTROL_PATHS))),
+    *(("POST", path) for path in ("/tokenize", "/detokenize", *sorted(SAMPLING_PATHS), *sorted(CONTROL_PATHS))),
 ]
 GATEWAY = [
     *(("GET", path) for path in ("/", "/wandb_info", "/info", "/status", "/status-env", "/latest_example", "/batch")),
