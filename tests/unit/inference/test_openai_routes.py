@@ -209,6 +209,7 @@ async def test_generate_answers_as_sglang_does(http, policy):
         (CHAT, {"messages": HI, "frequency_penalty": 0.5}, 400, "frequency_penalty is 0.5"),
         (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, 400, "response_format"),
         (CHAT, {"messages": HI, "tool_choice": "required"}, 400, "tool_choice"),
+        (CHAT, {"messages": HI, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
         (CHAT, {"messages": HI, "temprature": 1}, 400, "temprature"),
         (CHAT, {"messages": HI, "n": 0}, 400, "$.n"),
         (CHAT, {"messages": HI, "max_tokens": 0}, 400, "max_tokens"),
