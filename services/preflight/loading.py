@@ -34,6 +34,8 @@ __all__ = ["LoadFinding", "check_loads", "write_findings"]
 _MAX_LINE_BYTES = 1 << 16
 _MAX_TEXT = 2000
 _TAIL_LINES = 8
+_MANY_TASKS = 20_000
+"""From here on a run meets a task a few times at most; see `pipeline/curriculum/README.md`."""
 
 
 class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +91,14 @@ def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
 def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> Callable[[], str]:
     def load() -> str:
         env = load_environment(settings.kind, settings.params)
-        env.task(0)
-        held_out = len(held_out_tasks(config, name, len(env))) if name in config.environments else 0
-        return f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
+        first = env.task(0)
+        if name not in config.environments:
+            return f"{len(env)} tasks"
+        held_out = len(held_out_tasks(config, name, len(env)))
+        text = f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
+        if len(env) > _MANY_TASKS and first.difficulty is None and config.curriculum.strategy == "irt":
+            text += '; so many without a difficulty are learned faster with curriculum.strategy = "epoch" than with irt'
+        return text
 
     return load
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.loading import LoadFinding, check_loads, write_findings
 from lachesis.services.preflight.start import check_start, refuse_failures
@@ -71,6 +72,13 @@ def test_what_can_be_loaded_is_said_to_be() -> None:
     assert {one.state for one in every.values()} == {"ok"}
     assert every["environments.shop"].text == "100 tasks"
     assert every["scoring"].text == "brief"
+
+
+def test_a_large_pool_without_difficulties_is_told_of_the_epoch_order() -> None:
+    many = config(params={"path": "p", "size": 100_000})
+    assert 'curriculum.strategy = "epoch"' in found(many)["environments.shop"].text
+    in_order = msgspec.structs.replace(many, curriculum=CurriculumConfig(strategy="epoch"))
+    assert "epoch" not in found(in_order)["environments.shop"].text
 
 
 @pytest.mark.parametrize(
