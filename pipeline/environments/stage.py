@@ -209,6 +209,7 @@ class _Producer:
                     config=self.collect,
                     group=name,
                     started_ns=started_ns,
+                    report=self.service.report_wait,
                 )
                 group = build_group(
                     draft,
