@@ -60,7 +60,6 @@ class LedgerBatch:
     entry: LedgerEntry
     batch: Batch
     groups: list[Payload]
-    fetched_ns: int
     unfetched: dict[int, DataError] = field(default_factory=dict)
 
     @property
@@ -150,7 +149,7 @@ class BatchFeed:
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
                 fetch = retry_outages(f"fetch batch {entry.batch.number}", self._wait_log, is_outage=_may_come_back)
                 groups, unfetched = await fetch(fetch_groups, self._bus, entry.batch)
-                yield LedgerBatch(entry, entry.batch, groups, time.time_ns(), unfetched)
+                yield LedgerBatch(entry, entry.batch, groups, unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""
