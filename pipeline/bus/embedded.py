@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -16,7 +17,7 @@ import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -24,6 +25,7 @@ from typing import Self
 import anyio
 import msgspec
 
+from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.disk import is_disk_full, write_when_room
@@ -42,12 +44,14 @@ __all__ = [
     "read_endpoint",
 ]
 
+log = logging.getLogger("lachesis")
+
 MAX_PAYLOAD_BYTES = 8 << 20
 """Largest message that the server takes; it warns above this."""
 
 _PR_SET_PDEATHSIG = 1
 _LOG_LINES = 12
-_RETRY_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_STARTS = RetryPolicy(first_s=0.1, longest_s=2.0, attempts=6)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -159,14 +163,23 @@ class EmbeddedServer:
 
         One that is killed while it starts is started again, several times.
         """
-        for pause_s in _RETRY_PAUSES_S:
+        await self._try_starts(self._start_once, _KilledError)
+
+    async def _try_starts(self, start: Callable[[], Awaitable[None]], failure: type[StartupError]) -> None:
+        """Call `start` until it does not end in `failure`; raise the last one. Each is logged."""
+        failures = 0
+        while True:
             try:
-                await self._start_once()
-            except _KilledError:
-                await anyio.sleep(pause_s)
+                await start()
+            except failure as error:
+                failures += 1
+                if _STARTS.gives_up(failures, 0.0):
+                    raise
+                pause_s = _STARTS.pause_s(failures)
+                log.warning("nats-server did not start, again in %.1f s: %s", pause_s, error)
             else:
                 return
-        await self._start_once()
+            await anyio.sleep(pause_s)
 
     async def _start_once(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -228,14 +241,7 @@ class EmbeddedServer:
 
         It is not stopped first: clients that start meanwhile find its endpoint and wait. Raises `StartupError`.
         """
-        for pause_s in _RETRY_PAUSES_S:
-            try:
-                await self.start()
-            except StartupError:
-                await anyio.sleep(pause_s)
-            else:
-                return
-        await self.start()
+        await self._try_starts(self.start, StartupError)
 
     async def wait(self) -> int:
         """Wait until the server ends by itself and return its exit status."""

@@ -19,6 +19,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
@@ -50,9 +51,9 @@ _PERMISSION_HINT = (
 )
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 """Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
-_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
-_PATIENCE_S = 2.0
-_PATIENCE_GROWTH = 1.5
+_QUICK = RetryPolicy(first_s=0.02, longest_s=0.5)
+"""Between two requests: an answer takes milliseconds, and the connection is there."""
+_PATIENCE = RetryPolicy(first_s=2.0, growth=1.5)
 
 
 def status_of(msg: Msg) -> str | None:
@@ -66,7 +67,7 @@ def is_no_responder(msg: Msg) -> bool:
 
 def backoff_s(attempt: int) -> float:
     """Return how long to wait after failed attempt number `attempt` (from 0), seconds."""
-    return _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+    return _QUICK.pause_s(attempt + 1)
 
 
 def patience_s(silent: int, longest_s: float) -> float:
@@ -75,7 +76,7 @@ def patience_s(silent: int, longest_s: float) -> float:
     Short at first: of a cluster, one server may have died with the question while the connection to another lives on.
     Then longer, so that a slow server does not get more and more requests.
     """
-    return min(longest_s, _PATIENCE_S * _PATIENCE_GROWTH ** min(silent, 16))
+    return min(longest_s, _PATIENCE.pause_s(silent + 1))
 
 
 class PendingRequest(NamedTuple):

@@ -18,7 +18,8 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     attempts: PositiveInt = 4
     """Tries of a request, and continuations of an aborted sample, before the group is abandoned. Default 4."""
     backoff_s: Positive = 0.5
-    """Seconds before the second try; doubled before each further one. Default 0.5."""
+    """Seconds before the second try, doubled before each further one, up to 30; up to half of a pause is left out at
+    random. Default 0.5."""
     lost_samples: Literal["refill", "drop", "abandon"] = "refill"
     """What becomes of a group of which some samples are lost because their inference server went away: see
     environments.NAME.lost_samples. Default refill."""

@@ -24,6 +24,7 @@ from lachesis.pipeline.environments.rollout import GroupDraft, collect_group, de
 from lachesis.pipeline.environments.session import Session
 from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, PolicyMovedError
 from lachesis.schemas.ids import PolicyVersion
@@ -85,13 +86,15 @@ async def evaluate(
     policy_version: str | None = None,
     concurrency: int = 32,
     config: CollectConfig | None = None,
+    report: Callable[[RetryWait], None] | None = None,
 ) -> EvalResult:
     """Evaluate the policy behind `inference` on the tasks `items`, with k samples each.
 
     `items` are indices; by default all tasks.
 
     `score` (a sample) or `score_group` (all samples of a task) and `threshold` judge success; by default `env.score`
-    and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. Raises
+    and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. `report`:
+    as in `collect_group`. Raises
     PolicyMovedError (see the module), and what `collect_group` raises, except that an item the environment's bugs cost
     counts as unjudged unless all do.
     """
@@ -108,7 +111,7 @@ async def evaluate(
 
     async def draw(index: int, n: int, sampling: SamplingParams) -> list[float | None]:
         try:
-            draft = await collect_group(env, _task(env, index), inference, n, sampling, config=config)
+            draft = await collect_group(env, _task(env, index), inference, n, sampling, config=config, report=report)
         except EnvironmentCodeError as error:
             tally.bugs.append(error)
             return [None] * n

@@ -202,6 +202,7 @@ class _Evaluator:
             policy_version=record.version,
             concurrency=settings.concurrency,
             config=CollectConfig(request_timeout_s=settings.timeout_s),
+            report=self.service.report_wait,
         )
         if result.avg_at_k is None or result.pass_at_k is None:
             raise DataError(f"environment {one.name} judged none of {len(tasks)} items")

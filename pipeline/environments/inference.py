@@ -9,14 +9,17 @@ a turn never passes `max_context`.
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 import msgspec
 
+from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
@@ -24,6 +27,9 @@ from lachesis.schemas.rollout import Message
 __all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed"]
 
 T = TypeVar("T")
+
+_MAX_PAUSE_S = 30.0
+_wait_log = WaitLog()
 
 
 class Inference(Protocol):
@@ -78,7 +84,14 @@ def as_chat(message: Message) -> dict[str, Any]:
 class InferenceRequests:
     """Retrying access to an `Inference`. One instance serves any number of samples."""
 
-    def __init__(self, inference: Inference, config: CollectConfig) -> None:
+    def __init__(
+        self, inference: Inference, config: CollectConfig, report: Callable[[RetryWait], None] | None = None
+    ) -> None:
+        """`report` is called before a request is repeated; without it, such waits are logged."""
+        self._report = report or _wait_log
+        self._policy = RetryPolicy(
+            first_s=config.backoff_s, longest_s=_MAX_PAUSE_S, jitter=0.5, attempts=config.attempts
+        )
         self._inference = inference
         self._config = config
 
@@ -120,6 +133,7 @@ class InferenceRequests:
         versions: list[tuple[int, str]] = []
         room = self.room(len(prompt_ids), sampling)
         parts = idle = 0
+        since = datetime.now(UTC)
         while True:
             for span in generation.weight_versions:
                 if not versions or versions[-1][1] != span.version:
@@ -133,11 +147,18 @@ class InferenceRequests:
                 reason = "length"
                 break
             parts += 1
-            idle = 0 if len(generation.token_ids) else idle + 1
-            if idle == self._config.attempts:
-                raise InfrastructureError(f"inference: a sample was aborted {idle} times in a row without a new token")
+            if len(generation.token_ids):
+                idle, since = 0, datetime.now(UTC)
+            else:
+                idle += 1
             if idle:
-                await anyio.sleep(self._config.backoff_s * 2 ** (idle - 1))
+                error = InfrastructureError(
+                    f"inference: a sample was aborted {idle} times in a row without a new token"
+                )
+                if self._policy.gives_up(idle, 0.0):
+                    raise error
+                self._report(RetryWait("continue an aborted sample", error, idle, since))
+                await anyio.sleep(self._policy.pause_s(idle))
             rest = msgspec.structs.replace(
                 sampling,
                 max_tokens=None if room is None else room - len(ids),
@@ -154,20 +175,26 @@ class InferenceRequests:
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""
 
     async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
-        config = self._config
-        attempt, away = 1, True
-        while True:
+        timeout_s = self._config.request_timeout_s
+        failures: list[Exception] = []
+
+        async def attempt() -> T:
             try:
-                with anyio.fail_after(config.request_timeout_s):
+                with anyio.fail_after(timeout_s):
                     return await request()
             except (InfrastructureError, TimeoutError) as error:
-                away = away and isinstance(error, ServerAwayError)
-                if attempt == config.attempts:
-                    reason = str(error) or f"no answer within {config.request_timeout_s:g} s"
-                    kind = ServerAwayError if away else InfrastructureError
-                    raise kind(f"inference: {what} failed {attempt} times, last: {reason}") from error
-            await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
-            attempt += 1
+                failures.append(error)
+                if isinstance(error, InfrastructureError):
+                    raise
+                raise InfrastructureError(str(error) or f"no answer within {timeout_s:g} s") from error
+
+        try:
+            answer: T = await retry_outages(f"inference: {what}", self._report, policy=self._policy)(attempt)
+        except InfrastructureError as error:
+            away = all(isinstance(failure, ServerAwayError) for failure in failures)
+            kind = ServerAwayError if away else InfrastructureError
+            raise kind(f"inference: {what} failed {len(failures)} times, last: {error}") from error
+        return answer
 
 
 def derive_seed(seed: int | None, *place: object) -> int | None:

@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from lachesis.pipeline.environments.inference import Inference, InferenceRequest
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.user_code import log_failure
@@ -82,10 +83,12 @@ async def collect_group(
     config: CollectConfig | None = None,
     group: str | None = None,
     started_ns: int | None = None,
+    report: Callable[[RetryWait], None] | None = None,
 ) -> GroupDraft:
     """Let the model work `n` times on `task`.
 
-    `group` is the id of the group to be, a new one where it is None.
+    `group` is the id of the group to be, a new one where it is None. `report` is called before a request is repeated;
+    without it, that is logged.
 
     Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
     when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
@@ -97,7 +100,7 @@ async def collect_group(
         raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
     started_ns = time.time_ns() if started_ns is None else started_ns
     config = config or CollectConfig()
-    collected = _GroupSamples(env, task, InferenceRequests(inference, config), sampling)
+    collected = _GroupSamples(env, task, InferenceRequests(inference, config, report), sampling)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":

@@ -288,6 +288,7 @@ class _Producer:
                     config=self.collect,
                     group=name,
                     started_ns=started_ns,
+                    report=self.service.report_wait,
                 )
                 producer, epoch, counter = self._identity(draw.claim)
                 group = build_group(

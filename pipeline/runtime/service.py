@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ import tenacity
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.disk import SHORTAGES
-from lachesis.pipeline.runtime.retries import retry_outages
+from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -141,29 +142,19 @@ class Service:
         self.vitals.state = "draining"
         self.draining.set()
 
-    def retrying(self, what: str, *, longest_s: float = 5.0, patience_s: float | None = None) -> tenacity.AsyncRetrying:
+    def retrying(self, what: str, *, patience_s: float | None = None) -> tenacity.AsyncRetrying:
         """Return an iterator that retries `InfrastructureError` with backoff until the service drains.
 
         The last error is raised when it does, or after `patience_s` seconds: the caller gives its work back.
         """
-        until_s = math.inf if patience_s is None else anyio.current_time() + patience_s
+        policy = replace(OUTAGE_POLICY, give_up_s=patience_s)
+        return retry_outages(what, self.report_wait, policy=policy, draining=self.draining)
 
-        def before_sleep(state: tenacity.RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            full = isinstance(error, StreamFullError)
-            self.mark_waiting("backpressure" if full else "waiting", f"{what}: {error}")
-            self.vitals.retried += 1
-
-        return retry_outages(
-            lambda _: self.draining.is_set() or anyio.current_time() >= until_s,
-            longest_s=longest_s,
-            sleep=self._sleep,
-            before_sleep=before_sleep,
-        )
-
-    async def _sleep(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds):
-            await self.draining.wait()
+    def report_wait(self, wait: RetryWait) -> None:
+        """Count a further attempt, and say in the heartbeat what it is for, since when and why."""
+        full = isinstance(wait.error, StreamFullError)
+        self.mark_waiting("backpressure" if full else "waiting", str(wait))
+        self.vitals.retried += 1
 
     @asynccontextmanager
     async def until_drained(self) -> AsyncIterator[None]:

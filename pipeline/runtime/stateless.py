@@ -24,11 +24,13 @@ from typing import Generic, TypeVar
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
 from lachesis.pipeline.runtime.incidents import announce_incident
+from lachesis.pipeline.runtime.retries import OUTAGE_POLICY
 from lachesis.pipeline.runtime.rollouts import StoredRollout, read_rollout
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.traces import StageTraces
@@ -43,10 +45,10 @@ __all__ = ["StatelessStage", "StoredRollout", "run_stateless"]
 
 _MAX_ANNOTATIONS_PER_MESSAGE = 256
 _LAG_S = 1.0
-_FIRST_DELAY_S = 1.0
-_MAX_DELAY_S = 5.0
-"""As long as one that is held waits between two attempts: when the dependency is back, nobody waits longer."""
-_MAX_DOUBLINGS = 16
+_REDELIVERY = RetryPolicy(first_s=1.0, longest_s=OUTAGE_POLICY.longest_s)
+"""When a group comes again that was given back. At most as long as one that is held waits between two attempts: when
+the dependency is back, nobody waits longer."""
+_MAX_HALVINGS = 16
 
 Item = TypeVar("Item")
 
@@ -76,12 +78,7 @@ class StatelessStage(Generic[Item]):
 
         None: without bound.
         """
-        return None if self.patience_s is None else self.patience_s / 2.0 ** min(attempt - 1, _MAX_DOUBLINGS)
-
-
-def _delay_s(attempt: int) -> float:
-    """Return after how long a group comes again that was given back in its `attempt`th delivery."""
-    return min(_FIRST_DELAY_S * 2.0 ** min(attempt - 1, _MAX_DOUBLINGS), _MAX_DELAY_S)
+        return None if self.patience_s is None else self.patience_s / 2.0 ** min(attempt - 1, _MAX_HALVINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +299,7 @@ class _Replica(Generic[Item]):
         if self.service.draining.is_set():
             await self._give_back(delivery)
             return
-        delay_s = _delay_s(delivery.attempt)
+        delay_s = _REDELIVERY.pause_s(delivery.attempt)
         self.service.mark_waiting("waiting", f"sequence {delivery.message.seq} comes again in {delay_s:g} s: {error}")
         self.service.vitals.given_back += 1
         await self._give_back(delivery, delay_s)

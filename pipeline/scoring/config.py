@@ -36,7 +36,8 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     retries: int = 3
     """Further attempts after an infrastructure failure; any other failure is final. Default 3."""
     backoff_s: float = 0.1
-    """Seconds before the first further attempt, doubled before each one after it. Default 0.1."""
+    """Seconds before the first further attempt, doubled before each one after it; up to half of a pause is left out at
+    random. Default 0.1."""
     breaker_failures: PositiveInt = 10
     """Calls in a row that infrastructure failed after which the rater is left alone for a while. Default 10."""
     breaker_s: float = 15.0

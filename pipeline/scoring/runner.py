@@ -20,7 +20,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArguments
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
@@ -37,8 +39,10 @@ _MAX_DETAIL = 440
 class EnsembleRunner:
     """Rates groups with the members of one ensemble. One a process; groups may be rated concurrently."""
 
-    def __init__(self, members: Sequence[EnsembleRater]) -> None:
-        self._calls = [_MemberCalls(member) for member in members]
+    def __init__(self, members: Sequence[EnsembleRater], report: Callable[[RetryWait], None] | None = None) -> None:
+        """`report` is called before a call is repeated; without it, such waits are logged."""
+        report = report or WaitLog()
+        self._calls = [_MemberCalls(member, report) for member in members]
 
     @property
     def is_asynchronous(self) -> bool:
@@ -74,8 +78,10 @@ def _key(argument: Any) -> int:
 class _MemberCalls:
     """Calls of one rater: its concurrency limit, timeout, retries and abandoned threads."""
 
-    def __init__(self, member: EnsembleRater) -> None:
+    def __init__(self, member: EnsembleRater, report: Callable[[RetryWait], None]) -> None:
         self.member = member
+        self._report = report
+        self._policy = RetryPolicy(first_s=member.config.backoff_s, jitter=0.5, attempts=member.config.retries + 1)
         rater = member.rater
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
         declared = self._function
@@ -153,10 +159,8 @@ class _MemberCalls:
         self, argument: Any, judge: Callable[[Any], Rating], failures: list[BaseException]
     ) -> Rating | None:
         """Return the rating, None if the rater was away at every attempt: `failures` gets why, each time."""
-        config = self.member.config
-        for attempt in range(config.retries + 1):
-            if attempt:
-                await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
+
+        async def call() -> Rating:
             try:
                 answer = await self._call(argument)
                 self._suspects.answered(_key(argument))
@@ -166,12 +170,19 @@ class _MemberCalls:
                 return Rating(None, "timeout", str(error))
             # The rater is foreign code: whatever it raises is its own failure, on this sample alone, unless it says
             # that something is away.
-            except (Exception, SystemExit) as error:  # noqa: BLE001
+            except (Exception, SystemExit) as error:
                 if not is_outage(error):
                     self._answered()
                     return Rating(None, "error", self._failure_text(error))
                 failures.append(error)
-        return None
+                raise InfrastructureError(_failure_text(error)) from error
+
+        try:
+            retrying = retry_outages(f"rater {self.member.name}", self._report, policy=self._policy)
+            rating: Rating = await retrying(call)
+        except InfrastructureError:
+            return None
+        return rating
 
     @property
     def _since(self) -> str:

@@ -8,7 +8,7 @@ score with this, so the same group, ensemble and answers of the raters give the 
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
+from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleScores
@@ -49,7 +50,8 @@ class _RaterEnsemble:
 
 class EnvironmentScorer:
     """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
-    say why ratings are missing.
+    say why ratings are missing. `report` is called before a rater that is away is called again; without it, that is
+    logged.
 
     `digest` names all that scores and bonuses depend on.
     """
@@ -61,13 +63,14 @@ class EnvironmentScorer:
         shaping: RewardConfig | None = None,
         *,
         explains: bool = False,
+        report: Callable[[RetryWait], None] | None = None,
     ) -> None:
         self._explains = explains
         members = load_members(scoring.raters)
         self._ensemble = None
         if members:
             described = [member.describe() for member in members]
-            self._ensemble = _RaterEnsemble(EnsembleRunner(members), Ensemble(described, scoring))
+            self._ensemble = _RaterEnsemble(EnsembleRunner(members, report), Ensemble(described, scoring))
         self._success_rater = settings.success_rater if settings else None
         self._success_threshold = settings.success_threshold if settings else 1.0
         self._reported_reasons: set[str] = set()
@@ -179,13 +182,17 @@ class EnvironmentScorer:
         return sum(values) / len(values) if values else None
 
 
-def load_scorer(config: RunConfig, env: str, *, explains: bool = False) -> EnvironmentScorer:
+def load_scorer(
+    config: RunConfig, env: str, *, explains: bool = False, report: Callable[[RetryWait], None] | None = None
+) -> EnvironmentScorer:
     """Return what scores an environment of a run.
 
     Raises `ConfigError` when a rater cannot be loaded, or a setting names a rater that the environment does not have.
     """
     settings = config.environments[env]
-    scorer = EnvironmentScorer(config.scoring_of(env), settings, config.reward_config_of(env), explains=explains)
+    scorer = EnvironmentScorer(
+        config.scoring_of(env), settings, config.reward_config_of(env), explains=explains, report=report
+    )
     raters = list(scorer.versions)
     unknown = sorted(set(config.advantage_of(env).weights) - set(raters))
     if unknown and raters:

@@ -7,6 +7,7 @@ letter, for nobody could ever score it.
 
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import anyio
@@ -14,6 +15,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
+from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.scoring.logic.agreement import RaterAgreement
@@ -48,8 +50,9 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
     """
     await service.starts_with("loading raters")
-    shared = EnvironmentScorer(config.scoring, None, explains=True)
-    scorers = {env: load_scorer(config, env, explains=True) for env in config.environments}
+    report = service.report_wait
+    shared = EnvironmentScorer(config.scoring, None, explains=True, report=report)
+    scorers = {env: load_scorer(config, env, explains=True, report=report) for env in config.environments}
     limits = _Limits(service, text_only=config.trains_text_only)
     agreement: defaultdict[tuple[str, int | None], RaterAgreement] = defaultdict(RaterAgreement)
     in_force = ActivePromotion(service.bus, service.run, service.revision)
@@ -60,7 +63,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             return scorers.get(env, shared)
         key = promotion.first, env
         if key not in promoted:
-            promoted[key] = _promoted(promotion, config, env) or scorers.get(env, shared)
+            promoted[key] = _promoted(promotion, config, env, report) or scorers.get(env, shared)
         return promoted[key]
 
     async def handle(rollout: StoredRollout) -> _ScoredGroup:
@@ -142,17 +145,19 @@ class _Limits:
         return self._limits
 
 
-def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentScorer | None:
+def _promoted(
+    promotion: Promotion, config: RunConfig, env: str, report: Callable[[RetryWait], None]
+) -> EnvironmentScorer | None:
     """Return what judges `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
     groups wait until they can."""
     if env not in config.environments or env not in promotion.environments:
         return None
     try:
-        return _scorer(config_under_promotion(promotion, config), env)
+        return _scorer(config_under_promotion(promotion, config), env, report)
     except ConfigError as error:
         raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error
 
 
-def _scorer(config: RunConfig, env: str) -> EnvironmentScorer:
+def _scorer(config: RunConfig, env: str, report: Callable[[RetryWait], None]) -> EnvironmentScorer:
     shaping = config.reward_config_of(env)
-    return EnvironmentScorer(config.scoring_of(env), config.environments[env], shaping, explains=True)
+    return EnvironmentScorer(config.scoring_of(env), config.environments[env], shaping, explains=True, report=report)

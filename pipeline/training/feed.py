@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
 from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position, follow_ledger
-from lachesis.pipeline.runtime.retries import retry_outages
+from lachesis.pipeline.runtime.retries import WaitLog, is_infrastructure, retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
 from lachesis.schemas import keys, subjects
@@ -60,7 +60,6 @@ class LedgerBatch:
     entry: LedgerEntry
     batch: Batch
     groups: list[Payload]
-    fetched_ns: int
     unfetched: dict[int, DataError] = field(default_factory=dict)
 
     @property
@@ -99,6 +98,7 @@ class BatchFeed:
         self._report_subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
         self._report_seq = 0
         self._policy_revision = 0
+        self._wait_log = WaitLog()
         self.report: TrainReport | None = None
         self.policy: PolicyRecord | None = None
         """The newest policy that is known to be the run's."""
@@ -147,8 +147,9 @@ class BatchFeed:
                 groups: list[Payload]
                 unfetched: dict[int, DataError]
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
-                groups, unfetched = await retry_outages(never=BusClosedError)(fetch_groups, self._bus, entry.batch)
-                yield LedgerBatch(entry, entry.batch, groups, time.time_ns(), unfetched)
+                fetch = retry_outages(f"fetch batch {entry.batch.number}", self._wait_log, is_outage=_may_come_back)
+                groups, unfetched = await fetch(fetch_groups, self._bus, entry.batch)
+                yield LedgerBatch(entry, entry.batch, groups, unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""
@@ -225,6 +226,10 @@ class BatchFeed:
             expected=self._report_seq,
             msg_id=f"report.{self._run}.{self._trainer}.{self._term}.{step}",
         )
+
+
+def _may_come_back(error: BaseException) -> bool:
+    return is_infrastructure(error) and not isinstance(error, BusClosedError)
 
 
 def _policy(record: bytes) -> PolicyRecord | None:

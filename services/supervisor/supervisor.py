@@ -24,7 +24,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import msgspec
-import tenacity
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
@@ -36,10 +35,11 @@ from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import StageVitals
-from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.plan import PlannedProcess, plan
@@ -210,9 +210,7 @@ class Supervisor:
 
     async def _tell_promoted(self, bus: Bus) -> None:
         """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
-        async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(InfrastructureError), wait=tenacity.wait_exponential(max=5)
-        ):
+        async for attempt in retry_outages("read the promotions", WaitLog()):
             with attempt:
                 promotions, _ = await read_promotions(bus, self.config.run, self.config.revision)
         for one in promotions[-1:]:

@@ -3,23 +3,28 @@
 A full stream stays full until somebody makes room, so it is no outage.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
+import anyio
 import tenacity
 
-from lachesis.pipeline.runtime.retries import retry_outages
+from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, WaitLog, is_infrastructure, retry_outages
 from lachesis.schemas.errors import StreamFullError
 
 __all__ = ["retrying"]
 
-_OUTAGE_S = 60.0
+_FOR_A_MINUTE = replace(OUTAGE_POLICY, give_up_s=60.0)
+_wait_log = WaitLog()
 
 
-def retrying(
-    stop: Callable[[tenacity.RetryCallState], bool] = tenacity.stop_after_delay(_OUTAGE_S),  # noqa: B008 - it has no state
-) -> tenacity.AsyncRetrying:
-    """Return a retrier that repeats a call until `stop`, then raises its last error.
+def retrying(what: str, draining: anyio.Event | None = None) -> tenacity.AsyncRetrying:
+    """Return a retrier that repeats a call until `draining` is set, then raises its last error.
 
-    The default is one minute.
+    Without `draining` it does so for one minute. Waits are logged.
     """
-    return retry_outages(stop, never=StreamFullError)
+    policy = _FOR_A_MINUTE if draining is None else OUTAGE_POLICY
+    return retry_outages(what, _wait_log, policy=policy, is_outage=_may_pass, draining=draining)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return is_infrastructure(error) and not isinstance(error, StreamFullError)

@@ -38,7 +38,9 @@ class ReplayScorer:
     Raises `ConfigError` where a rater cannot be loaded.
     """
 
-    def __init__(self, config: RunConfig, envs: Iterable[str], retrying: Callable[[], tenacity.AsyncRetrying]) -> None:
+    def __init__(
+        self, config: RunConfig, envs: Iterable[str], retrying: Callable[[str], tenacity.AsyncRetrying]
+    ) -> None:
         self._retrying = retrying
         self.scorers = {
             env: EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))
@@ -61,7 +63,7 @@ class ReplayScorer:
             try:
                 score = await scorer.score(rollout.group, rollout.seq)
             except InfrastructureError:
-                score = await self._retrying()(scorer.score, rollout.group, rollout.seq)
+                score = await self._retrying(f"score a rollout of {env}")(scorer.score, rollout.group, rollout.seq)
         except DataError as error:
             return ScoreOrReason(None, f"{type(error).__name__}: {error}")
         stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())

@@ -481,11 +481,11 @@ class _Replay:
     async def _store(self, name: str, event: RescoreEvent, cursors: dict[str, int]) -> None:
         env = self._envs[name]
         try:
-            stored: int = await self._retrying()(env.log.append, event)
+            stored: int = await self._retrying(f"commit results of {name}")(env.log.append, event)
             if env.log.snapshot_due:
-                await self._retrying()(env.log.snapshot, cursors, env.fold.state())
+                await self._retrying(f"write a snapshot of {name}")(env.log.snapshot, cursors, env.fold.state())
                 if self._selection.follow:
-                    await self._retrying()(self._make_room, name, stored)
+                    await self._retrying(f"trim what {name} needs no more")(self._make_room, name, stored)
         except StreamFullError as error:
             raise StreamFullError(
                 f"{error}; raise streams.replay_bytes, `lachesis init`, and repeat the command: it continues where it "
@@ -506,7 +506,7 @@ class _Replay:
 
     async def _check_kept(self, env: _EnvReplay) -> None:
         """Raise `NotFoundError` unless all that was read since the last commit was there: `follow` does not notice."""
-        kept: Retention = await self._retrying()(read_record, self._bus, self._config.run)
+        kept: Retention = await self._retrying("read what is trimmed")(read_record, self._bus, self._config.run)
         if kept.trimmed.get(ROLLOUTS, 1) > env.cursor:
             raise NotFoundError(
                 f"run {self._config.run} needed the room and trimmed {ROLLOUTS} below sequence "
@@ -515,6 +515,6 @@ class _Replay:
                 "streams.rollouts_bytes"
             )
 
-    def _retrying(self) -> tenacity.AsyncRetrying:
+    def _retrying(self, what: str) -> tenacity.AsyncRetrying:
         """Wait an outage out: one that follows the run for as long as it may."""
-        return retrying(lambda _: self._draining.is_set()) if self._selection.follow else retrying()
+        return retrying(what, self._draining if self._selection.follow else None)

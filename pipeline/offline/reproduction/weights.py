@@ -99,7 +99,7 @@ async def retrain(
             else:
                 dropped = drops.get(entry.batch.number, set())
                 trained = [payload for payload in groups if payload[0].seq not in dropped]
-                await anyio.to_thread.run_sync(again.step, LedgerBatch(entry, entry.batch, trained, 0))
+                await anyio.to_thread.run_sync(again.step, LedgerBatch(entry, entry.batch, trained))
             await anyio.to_thread.run_sync(again.compare)
             progress(again.learner.steps - first, last - first)
     if again.learner.steps < last:

@@ -295,12 +295,16 @@ async def _store(bus: Bus, record: OfflineTrainerRecord, formed: Sequence[_Forme
         )
     if is_new:
         name = subjects.offline_trainer(run, trainer)
-        await retrying()(bus.commit, name, encode(record), expected=0, msg_id=f"{name}.{record.created_ns}")
+        await retrying(f"write {name}")(
+            bus.commit, name, encode(record), expected=0, msg_id=f"{name}.{record.created_ns}"
+        )
     stored_ns = time.time_ns()  # of this start: what an earlier one stored may be deleted, and is no duplicate then
     for index, entry in enumerate(formed[begin:], begin):
         headers = {PREVIOUS_HEADER: str(entry_seq)}
         msg_id = f"{subject}.{stored_ns}.{index}"
-        seq = await retrying()(bus.commit, subject, entry.data, expected=seq, msg_id=msg_id, headers=headers)
+        seq = await retrying(f"write {subject}")(
+            bus.commit, subject, entry.data, expected=seq, msg_id=msg_id, headers=headers
+        )
         entry_seq = seq
 
 

@@ -174,7 +174,9 @@ async def test_a_server_that_died_is_found_while_it_is_away_and_comes_back_in_it
     assert after.pid != before.pid
 
 
-async def test_a_server_that_ends_while_it_starts_again_is_started_once_more(tmp_path: Path) -> None:
+async def test_a_server_that_ends_while_it_starts_again_is_started_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fail = tmp_path / "fail"
     binary = tmp_path / "nats-server"
     binary.write_text(f'#!/bin/sh\n[ -e {fail} ] && rm {fail} && kill -9 $$\nexec {find_binary()} "$@"\n')
@@ -188,6 +190,10 @@ async def test_a_server_that_ends_while_it_starts_again_is_started_once_more(tmp
             await server.start_again()
             assert not fail.exists()
         assert server.pid != before[0]
+        again = [
+            message for message in caplog.messages if message.startswith("nats-server did not start, again in 0.1 s: ")
+        ]
+        assert len(again) == 2
         assert (server.url, server.token) == before[1:]
 
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.environments.rollout import build_group, collect_group
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import (
     ConfigError,
@@ -242,6 +243,14 @@ async def test_a_slow_server_is_an_infrastructure_failure() -> None:
 
     with pytest.raises(InfrastructureError, match=r"no answer within 0\.01 s"):
         await group_of(Ask(), Hangs(str), config=CollectConfig(attempts=2, backoff_s=0.001, request_timeout_s=0.01))
+
+
+async def test_a_wait_for_the_server_is_reported_before_each_further_request() -> None:
+    server = Flaky({1, 2}, InfrastructureError("refused"))
+    waits: list[RetryWait] = []
+    await collect_group(Ask(), Ask().task(0), server, 2, SAMPLING, config=QUICK, report=waits.append)
+    assert [(str(wait.error), wait.failures) for wait in waits] == [("refused", 1), ("refused", 2)]
+    assert waits[0].what.startswith("inference: ")
 
 
 async def test_a_refusal_of_the_server_is_not_retried() -> None:

@@ -285,6 +285,30 @@ async def test_a_lease_is_given_back_when_inference_fails(lab, env, inference, m
     assert sorted(group.counter for group in groups) == [0, 1, 2]
 
 
+async def test_an_environment_says_why_it_waits_for_the_server_before_it_abandons_a_group(
+    lab, env, inference, monkeypatch
+):
+    monkeypatch.setattr(stage_module, "CollectConfig", _patient)
+    seen = []
+
+    def reply(prompt, call):
+        seen.append((service.vitals.state, service.vitals.status_text))
+        if len(seen) == 1:
+            raise InfrastructureError("connection refused")
+        return "fine"
+
+    inference.reply = reply
+    async with Governor(lab, limit=1).serving(), lab.running(environment, "environment") as service:
+        await lab.until(at_least(lab, 1))
+    state, text = seen[1]
+    assert state == "waiting"
+    assert text.startswith("inference: generate: connection refused (tried since ")
+
+
+def _patient(**settings):
+    return CollectConfig(**settings | {"attempts": 3, "backoff_s": 0.001})
+
+
 def _quick(**settings):
     return CollectConfig(**settings | {"attempts": 1, "backoff_s": 0.001})
 

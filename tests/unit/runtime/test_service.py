@@ -1,8 +1,11 @@
 """The service: heartbeats, the drain, retries."""
 
+import re
+
 import anyio
 import pytest
 
+from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.server_waits import ServerStall
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
@@ -60,11 +63,23 @@ async def test_retrying_raises_the_last_error_once_the_service_drains(lab):
     assert (tries, service.vitals.retried, service.vitals.state) == (3, 2, "draining")
 
 
-async def test_a_drain_wakes_a_retry_that_sleeps(lab):
+async def test_a_drain_wakes_a_retry_that_sleeps(lab, monkeypatch):
+    monkeypatch.setattr("lachesis.pipeline.runtime.service.OUTAGE_POLICY", RetryPolicy(first_s=3600.0))
     service = Service(lab.bus, "scorer", "r")
+    tried = anyio.Event()
+
+    async def fail():
+        tried.set()
+        raise InfrastructureError("down")
+
+    async def expect_failure():
+        with pytest.raises(InfrastructureError, match="down"):
+            await service.retrying("a thing")(fail)
+
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(service._sleep, 60)
+            tasks.start_soon(expect_failure)
+            await tried.wait()
             await anyio.lowlevel.checkpoint()
             service.drain()
 
@@ -105,6 +120,7 @@ async def test_a_full_stream_shows_as_backpressure_and_anything_else_as_waiting(
 
     await service.retrying("a thing")(fail)
     assert states == ["starting", "backpressure", "waiting"]
+    assert re.fullmatch(r"a thing: down \(tried since \d\d:\d\d:\d\d UTC\)", service.vitals.status_text)
     service.mark_ok()
     assert (service.vitals.state, service.vitals.status_text) == ("ok", None)
 

@@ -43,6 +43,35 @@ async def number_async(sample):
     return float(sample.completion)
 
 
+async def test_a_wait_for_a_rater_that_is_away_is_reported_before_each_further_call():
+    errors = [RaterUnavailable("down"), RaterUnavailable("still down")]
+    waits = []
+
+    def flaky(_):
+        if errors:
+            raise errors.pop(0)
+        return 1.0
+
+    results = await EnsembleRunner([member(flaky)], waits.append).rate_group(SAMPLES[:1])
+    assert [rating.value for rating in results["r"]] == [1.0]
+    assert [(wait.what, str(wait.error), wait.failures) for wait in waits] == [
+        ("rater r", "RaterUnavailable: down", 1), ("rater r", "RaterUnavailable: still down", 2),
+    ]  # fmt: skip
+
+
+async def test_a_wait_for_a_rater_is_logged_where_nobody_is_told(caplog):
+    errors = [RaterUnavailable("down")]
+
+    def flaky(_):
+        if errors:
+            raise errors.pop(0)
+        return 1.0
+
+    await EnsembleRunner([member(flaky)]).rate_group(SAMPLES[:1])
+    (message,) = caplog.messages
+    assert message.startswith("trying again: rater r: RaterUnavailable: down (tried since ")
+
+
 @pytest.fixture
 def gate():
     """Released at the end of the test, so that an abandoned thread does not outlive it."""

@@ -1,5 +1,7 @@
 """The scorer stage: ensembles by environment, the environment's own rewards, success, and what nobody can score."""
 
+import importlib
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -207,6 +209,43 @@ async def test_a_judge_that_is_away_costs_nothing(lab, tmp_path, monkeypatch):
     (told,) = {note.partition("rater ")[2].partition(" (gave up")[0] for note in notes if "gave up" in note}
     assert told == "judge: ConnectError: connection refused"
     assert any("away since 20" in note for note in notes)
+
+
+async def test_a_scorer_says_for_which_rater_it_waits_before_it_gives_up(lab, tmp_path, monkeypatch):
+    (tmp_path / "rater_that_looks.py").write_text(LOOKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    looks = importlib.import_module("rater_that_looks")
+    raters = [RaterConfig(rater="rater_that_looks:judge", retries=3, backoff_s=0.001)]
+    settings = EnvironmentConfig(kind="x", scoring=ScoringConfig(raters=raters))
+    config = RunConfig(run="r", environments={"sums": settings})
+    await lab.store(lab.group(1))
+
+    async def scorer(service):
+        looks.status = lambda: (service.vitals.state, service.vitals.status_text)
+        await run_scorer(service, config)
+
+    async with lab.running(scorer, "scorer") as service:
+        await lab.until(settled(lab, 1))
+        assert service.vitals.state == "ok"
+    state, text = looks.seen[0]
+    assert state == "waiting"
+    assert text.startswith("rater judge: ConnectError: connection refused (tried since ")
+
+
+LOOKS = """
+import httpx
+from lachesis import rater
+
+failures, seen, status = [], [], None
+
+@rater(bounds=(0.0, 1.0))
+async def judge(sample):
+    if not failures:
+        failures.append(sample.item)
+        raise httpx.ConnectError("connection refused")
+    seen.append(status())
+    return 1.0
+"""
 
 
 async def test_a_missing_rating_says_in_the_log_of_events_why(lab, tmp_path, monkeypatch):

@@ -26,7 +26,9 @@ class Flaky(MemoryBus):
             yield message
 
 
-async def test_an_outage_while_fetching_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_while_fetching_is_waited_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     empty = LedgerEntry(
         run="r", trainer="main", index=0, previous="0" * 64, watermark=0, resolved=b"", events_cursor=0,
         batch=Batch(number=0, groups=[], sequences=0, tokens=0), next_batch=1,
@@ -42,3 +44,5 @@ async def test_an_outage_while_fetching_is_waited_out(monkeypatch: pytest.Monkey
         fed = [batch async for batch in feed.batches()]
         assert bus.failures == 0
     assert [batch.unfetched for batch in fed] == [{}]
+    (waited,) = caplog.messages
+    assert waited.startswith("trying again: fetch batch 0: the broker is away (tried since ")

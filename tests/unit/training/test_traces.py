@@ -30,7 +30,7 @@ async def fed(lab, stamps, *, lost=False):
     )
     payloads = [] if lost else [(ref, group, None) for ref, group in zip(entry.batch.groups, groups, strict=True)]
     unfetched = {ref.seq: DataError("it is gone") for ref in entry.batch.groups} if lost else {}
-    return LedgerBatch(entry, entry.batch, payloads, 1, unfetched)
+    return LedgerBatch(entry, entry.batch, payloads, unfetched)
 
 
 def traced(lab, sink, batch, *, ratio=0.0, void=None, dropped=None, teacher=False):
