@@ -8,9 +8,10 @@ import msgspec
 
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["PolicyVersion", "is_group_id", "new_group_id"]
+__all__ = ["PolicyVersion", "epoch_producer", "is_group_id", "is_of_other_epochs", "new_group_id"]
 
 _HEX = frozenset("0123456789abcdef")
+_EPOCHS = "epoch-"
 
 
 def new_group_id() -> str:
@@ -29,6 +30,16 @@ def new_group_id() -> str:
 def is_group_id(text: str) -> bool:
     """Return whether `text` has the form of a group id."""
     return len(text) == 32 and _HEX.issuperset(text)
+
+
+def epoch_producer(env: str) -> str:
+    """Return the name that groups of an environment's epochs bear as their producer."""
+    return f"{_EPOCHS}{env}"
+
+
+def is_of_other_epochs(producer: str, env: str) -> bool:
+    """Return whether a group of `env` bears another environment's epochs as its producer."""
+    return producer.startswith(_EPOCHS) and producer != epoch_producer(env)
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, order=True):

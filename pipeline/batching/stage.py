@@ -41,6 +41,7 @@ from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, S
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import AdmissionStatus
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.ids import is_of_other_epochs
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -207,8 +208,11 @@ class _Batcher:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
         except SchemaError as error:
             self.joiner.unreadable(message.seq, env, str(error))
-        else:
-            self.joiner.member(message.seq, env, plan, message.time_ns, time.monotonic_ns())
+            return
+        if is_of_other_epochs(plan.producer, env):  # it would make a duplicate of the group at that place
+            self.joiner.unreadable(message.seq, env, f"its producer, {plan.producer}, is of another environment")
+            return
+        self.joiner.member(message.seq, env, plan, message.time_ns, time.monotonic_ns())
 
     def _offer(self, message: StoredMessage, item: GroupReward | TeacherPointer | DeadLetter, first: int) -> bool:
         match item:

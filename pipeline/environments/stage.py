@@ -52,7 +52,7 @@ from lachesis.schemas.errors import (
     SchemaError,
     StreamFullError,
 )
-from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
 
@@ -332,7 +332,7 @@ class _Producer:
         """Return the producer, epoch and counter by which a repeated group is known: of the claim, if there is one."""
         if claim is None:
             return self.id, self.epoch, self.counter
-        return f"epoch-{self.name}", claim.epoch, claim.place
+        return epoch_producer(self.name), claim.epoch, claim.place
 
     def _within_lease(self, group: RolloutGroup) -> bytes:
         """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it, or when the

@@ -175,7 +175,7 @@ class _MemberCalls:
                     self._answered()
                     return Rating(None, "error", self._failure_text(error))
                 failures.append(error)
-                raise InfrastructureError(_failure_text(error)) from error
+                raise InfrastructureError(self._failure_text(error)) from error
 
         try:
             retrying = retry_outages(f"rater {self.member.name}", self._report, policy=self._policy)

@@ -35,7 +35,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.control import AdmissionStatus
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError
-from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup, Sequences, VersionSpan
@@ -493,3 +493,19 @@ async def test_a_rollout_from_a_policy_of_the_far_future_is_dead_and_frees_its_p
         await world.reward(future, *good)
         entries = await read_until(bus, outcomes=3, batches=1)
     assert fates(entries) == {future[0]: "dead", good[0][0]: "batched", good[1][0]: "batched"}
+
+
+async def test_a_group_that_claims_a_place_in_another_environments_epochs_is_dead(bus: Bus) -> None:
+    """Else it would make a duplicate of the group that has that place."""
+    world = World(bus)
+    async with batcher(bus, make_config()):
+        _, group = await world.rollout()
+        named = [
+            group.replace(id=new_group_id(), producer=epoch_producer(env), epoch=0, counter=counter)
+            for env, counter in (("others", 0), (ENV, 0), (ENV, 1), (ENV, 1))
+        ]
+        seqs = [await world.publish(one, one.id) for one in named]
+        await world.reward((seqs[1], named[1]), (seqs[2], named[2]))
+        entries = await read_until(bus, outcomes=4, batches=1)
+    found = fates(entries)
+    assert [found[seq] for seq in seqs] == ["dead", "batched", "batched", "duplicate"]
