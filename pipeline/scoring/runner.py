@@ -178,8 +178,20 @@ class _MemberCalls:
                 raise InfrastructureError(self._failure_text(error)) from error
 
         try:
+            return await call()  # the loop would cost as much again as a call that succeeds
+        except InfrastructureError as error:
+            first: InfrastructureError | None = error
+
+        async def repeat() -> Rating:
+            nonlocal first
+            if first is not None:
+                error, first = first, None
+                raise error
+            return await call()
+
+        try:
             retrying = retry_outages(f"rater {self.member.name}", self._report, policy=self._policy)
-            rating: Rating = await retrying(call)
+            rating: Rating = await retrying(repeat)
         except InfrastructureError:
             return None
         return rating
