@@ -177,10 +177,10 @@ async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: i
     return done[0]
 
 
-def write_when_room_sync(path: Path, write: Callable[[], T], *, needed_bytes: int = 0) -> T:
+def write_when_room_sync(path: Path, write: Callable[[], T]) -> T:
     """As `write_when_room`, where there is no event loop that it would stop."""
     try:
-        while isinstance(done := _attempt(path, write, needed_bytes), DiskShortage):
+        while isinstance(done := _attempt(path, write, 0), DiskShortage):
             SHORTAGES.begin(done)
             time.sleep(RETRY_S)
     finally:

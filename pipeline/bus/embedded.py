@@ -52,6 +52,7 @@ MAX_PAYLOAD_BYTES = 8 << 20
 _PR_SET_PDEATHSIG = 1
 _LOG_LINES = 12
 _STARTS = RetryPolicy(first_s=0.1, longest_s=2.0, attempts=6)
+"""Between starts of the server. It gives up, unlike waits for an outage: what fails six times in a row fails here."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):

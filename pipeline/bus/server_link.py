@@ -54,6 +54,7 @@ _REFUSALS = ("authorization violation", "authentication expired", "authenticatio
 _QUICK = RetryPolicy(first_s=0.02, longest_s=0.5)
 """Between two requests: an answer takes milliseconds, and the connection is there."""
 _PATIENCE = RetryPolicy(first_s=2.0, growth=1.5)
+"""For an answer, before it is asked for again: longer than answers take, so that a slow server is not asked twice."""
 
 
 def status_of(msg: Msg) -> str | None:

@@ -129,10 +129,10 @@ def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, t
         raise DataError(f"{where} does not fit the model; nothing was loaded. Tensors " + "; ".join(problems))
 
 
-def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor], where: str = "the weights") -> None:
+def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy `tensors` into `model` in place, all of them or, with DataError, none."""
     targets = policy_tensors(model)
-    check_coverage(tensors, targets, where)
+    check_coverage(tensors, targets, "the weights")
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(tensors[name])

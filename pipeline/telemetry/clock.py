@@ -24,11 +24,6 @@ class Clock:
         """Return what the server's time was when `time.perf_counter_ns` read `perf_counter_ns`."""
         return perf_counter_ns + self._epoch_ns
 
-    @property
-    def offset_ns(self) -> int:
-        """How far the server's clock is ahead of this machine's, ns."""
-        return self.now_ns() - time.time_ns()
-
     def measured(self, sent_ns: int, answered_ns: int, server_ns: int) -> None:
         """Record one exchange with the server.
 

@@ -167,21 +167,19 @@ def group_links(groups: Iterable[str]) -> list[SpanLink]:
 def step_span(
     service: str,
     trace: str,
-    name: str,
     times: Times,
     attributes: Attributes,
     *,
-    parent: str | None = None,
     links: Sequence[SpanLink] = (),
     error: str | None = None,
 ) -> Span:
-    """Return a span of the trainer's work on a batch: a child of its root, or of the step `parent` names."""
+    """Return the span of the trainer's work on a batch, a child of its root."""
     return Span(
         service=service,
-        name=name,
+        name="train.step",
         trace=trace,
-        id=span_id(trace, name),
-        parent=span_id(trace, parent or "assemble batch"),
+        id=span_id(trace, "train.step"),
+        parent=span_id(trace, "assemble batch"),
         kind="internal",
         start_ns=times[0],
         end_ns=times[1],

@@ -77,5 +77,5 @@ def trace_step(
     attributes: dict[str, str | int] = {"rl.run": entry.run, "rl.train.step": step, "rl.batch.id": batch.batch.number}
     children = [msgspec.structs.replace(one, attributes={**attributes, **one.attributes}) for one in children]
     links = group_links(kept)
-    tracing.emit([*children, step_span(service.name, trace, "train.step", times, attributes, links=links, error=void)])
+    tracing.emit([*children, step_span(service.name, trace, times, attributes, links=links, error=void)])
     return [group for group in kept if group in started_ns]

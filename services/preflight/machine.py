@@ -251,14 +251,14 @@ def wandb_key() -> DoctorFinding:
     """Check that a run of wandb can be stored somewhere."""
     if os.environ.get("WANDB_MODE") in {"offline", "disabled"}:
         return ok("wandb", f"WANDB_MODE={os.environ['WANDB_MODE']}: no key needed")
-    if os.environ.get("WANDB_API_KEY") or _in_netrc("api.wandb.ai"):
+    if os.environ.get("WANDB_API_KEY") or _in_netrc():
         return ok("wandb", "there is a key")
     return warn("wandb", "no key in WANDB_API_KEY or ~/.netrc", "wandb login, or set WANDB_MODE=offline")
 
 
-def _in_netrc(host: str) -> bool:
+def _in_netrc() -> bool:
     try:
-        return netrc.netrc().authenticators(host) is not None
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
     except (OSError, netrc.NetrcParseError):
         return False
 

@@ -36,12 +36,9 @@ async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: fl
             yield _loaded(finding, config, load_s)
 
 
-def machine_failures(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding]:
-    """Yield what of this machine keeps the run from starting.
-
-    `running`: its own server answers, so ports are taken.
-    """
-    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *([] if running else ports(config))]
+def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Yield what of this machine keeps the run from starting, if its own server does not run yet."""
+    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *ports(config)]
     yield from (finding for finding in checks if finding.level == "FAIL")
 
 

@@ -75,6 +75,11 @@ class HealthWindow:
     estimator: str = ""
 
     @property
+    def newest(self) -> list[str]:
+        """The scored groups that came last, as many as an alert names."""
+        return [score.group for score in self.scores[-MAX_EXAMPLES:]]
+
+    @property
     def groups(self) -> int:
         return len(self.scores) + len(self.dead)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.health.logic.check import LADDER, MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, mean
+from lachesis.pipeline.health.logic.check import LADDER, Check, CheckResult, HealthWindow, finite, mean
 from lachesis.schemas.annotations import GroupScore, GroupSignals
 from lachesis.schemas.values import shaped
 
@@ -78,7 +78,7 @@ class CollapseCheck(Check):
             return worst
         return CheckResult(
             worst.severity, worst.value, worst.threshold, worst.reason,
-            [score.group for score in window.scores[-MAX_EXAMPLES:]], grows=worst.grows,
+            window.newest, grows=worst.grows,
         )  # fmt: skip
 
     def ends_early(self, window: HealthWindow) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
+from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow, graded
 
 __all__ = ["BLOCK", "MIN_SAMPLES", "ChangePoint", "RewardDrift", "ScoreShift"]
 
@@ -50,7 +50,7 @@ class RewardDrift(Check):
         chance = _CHI2_999[bins - 2] * (1 / len(now) + 1 / len(before))
         severity, threshold = graded(value, [(max(0.1, chance), "inform"), (max(0.25, chance), "warn")])
         reason = "" if severity == "ok" else f"mean scores moved from {fmean(before):.3f} to {fmean(now):.3f}"
-        return CheckResult(severity, value, threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, value, threshold, reason, window.newest if reason else ())
 
     def _shares(self, values: Sequence[float], bins: int) -> list[float]:
         counts = [0.5] * bins
@@ -87,7 +87,7 @@ class ScoreShift(Check):
             if severity == "ok"
             else f"the distribution of scores changed, mean {fmean(before):.3f} -> {fmean(now):.3f}"
         )
-        return CheckResult(severity, value, threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, value, threshold, reason, window.newest if reason else ())
 
 
 class ChangePoint(Check):
@@ -121,7 +121,7 @@ class ChangePoint(Check):
             worst = max(worst, cut.excess)
         if len(self._blocks) < 2 and not said:
             return CheckResult("idle", reason="too few windows yet")
-        return CheckResult("inform" if said else "ok", worst, 1.0, said, _examples(window) if said else ())
+        return CheckResult("inform" if said else "ok", worst, 1.0, said, window.newest if said else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"blocks": list(self._blocks), "left": self._left}
@@ -158,7 +158,3 @@ def _change(found: Sequence[Sequence[float]]) -> _ChangePointCut:
         if excess > best.excess:
             best = _ChangePointCut(excess, at, before, after)
     return best
-
-
-def _examples(window: HealthWindow) -> list[str]:
-    return [score.group for score in window.scores[-MAX_EXAMPLES:]]

@@ -63,7 +63,7 @@ class UnconfirmedGain(Check):
                     f"the score rises over {_POINT_GROUPS * len(some)} groups (t = {rising:.1f}) by {_named(gaining)}, "
                     f"which {_named(others)} do not confirm, neither in level nor in which samples are better"
                 )
-                return CheckResult("warn", rising, 3.0, reason, _examples(window), grows=True)
+                return CheckResult("warn", rising, 3.0, reason, window.newest, grows=True)
         return CheckResult("ok", min(value, 3.0), 3.0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class RaterSaturation(Check):
         alone = all(share < 0.5 for name, share in shares.items() if name != worst)
         if shares[worst] > 0.9 and alone and (usual[worst] or 0.0) < 0.5:
             reason = f"{worst} says its best of {shares[worst]:.0%} of the samples, no other rater does: look at them"
-            return CheckResult("warn", shares[worst], 0.9, reason, _examples(window))
+            return CheckResult("warn", shares[worst], 0.9, reason, window.newest)
         return CheckResult("ok", shares[worst], 0.9)
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,7 +226,3 @@ def _apart(score: GroupScore) -> dict[str, float]:
 
 def _named(names: Sequence[str]) -> str:
     return ", ".join(sorted(names))[:200]
-
-
-def _examples(window: HealthWindow) -> list[str]:
-    return [score.group for score in window.scores[-MAX_EXAMPLES:]]

@@ -55,7 +55,7 @@ class Entropy(Check):
         share = self._average / start
         severity, threshold = graded(1 - share, [(0.7, "warn"), (0.9, "halt")])
         reason = "" if severity == "ok" else f"entropy is {share:.0%} of what it was, {self._average:.3g} nats a token"
-        return CheckResult(severity, 1 - share, threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, 1 - share, threshold, reason, window.newest if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"start": self._start, "average": self._average}
@@ -105,10 +105,10 @@ class ModeCollapse(Check):
         severity, threshold = graded(again, [(0.5, "warn"), (0.9, "quarantine")])
         if severity != "ok":
             reason = f"{again:.0%} of the answers repeat another one"
-            return CheckResult(severity, again, threshold, reason, _examples(window), grows=True)
+            return CheckResult(severity, again, threshold, reason, window.newest, grows=True)
         severity, threshold = graded(loops, [(0.5, "warn")])
         reason = "" if severity == "ok" else f"{loops:.0%} of the 3-grams repeat"
-        return CheckResult(severity, max(again, loops), threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, max(again, loops), threshold, reason, window.newest if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"between": self._between_at_start}
@@ -233,7 +233,3 @@ class RolloutTraining:
             reason += f"; {explanation}" if explanation else self._hint
             return CheckResult("warn", worst, 1.0, reason, examples)
         return CheckResult("ok", worst, 1.0)
-
-
-def _examples(window: HealthWindow) -> list[str]:
-    return [score.group for score in window.scores[-MAX_EXAMPLES:]]

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow
+from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow
 from lachesis.pipeline.health.logic.drift import BLOCK
 from lachesis.schemas.alerts import Severity
 
@@ -92,8 +92,7 @@ class _Sequential(Check):
         for value in values:
             if self._moved(value):
                 reason = f"scores {self.verb} {'up' if self._up > self._down else 'down'}"
-                examples = [score.group for score in window.scores[-MAX_EXAMPLES:]]
-                alarm = CheckResult(self.severity, max(self._up, self._down), self.limit, reason, examples)
+                alarm = CheckResult(self.severity, max(self._up, self._down), self.limit, reason, window.newest)
                 self._begin()  # what comes after is judged by what it is like now
         if alarm is not None:
             return alarm

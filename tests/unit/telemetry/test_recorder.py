@@ -52,12 +52,12 @@ def test_a_failure_is_in_the_span_and_goes_on() -> None:
 
 def test_the_clock_is_the_servers_once_it_was_measured() -> None:
     clock = Clock()
-    assert abs(clock.offset_ns) < 1_000_000_000
+    assert abs(clock.now_ns() - time.time_ns()) < 1_000_000_000
     sent = time.perf_counter_ns()
     server = time.time_ns() + 3_600_000_000_000
     clock.measured(sent, sent + 2_000_000, server + 1_000_000)
     assert clock.uncertainty_ns == 1_000_000
-    assert abs(clock.offset_ns - 3_600_000_000_000) < 1_000_000_000
+    assert abs(clock.now_ns() - time.time_ns() - 3_600_000_000_000) < 1_000_000_000
     first = clock.now_ns()
     assert clock.now_ns() >= first
 
