@@ -56,16 +56,19 @@ class Failover:
 
     async def run(self) -> None:
         """Watch until cancelled, or until the connection has failed for good."""
-        while self._link.failure is None:
-            await anyio.sleep(random.uniform(*_PROBE_INTERVAL_S))
-            if not self._link.is_up:
-                continue  # the client is looking for a server already
-            await self._ask_whether_served()
-            stall = self._link.waits.stall
-            if stall is None:
-                await self._return_home()
-            elif stall.seconds >= LEAVE_AFTER_S:
-                await self._leave(stall.stream)
+        try:
+            while self._link.failure is None:
+                await anyio.sleep(random.uniform(*_PROBE_INTERVAL_S))
+                if not self._link.is_up:
+                    continue  # the client is looking for a server already
+                await self._ask_whether_served()
+                stall = self._link.waits.stall
+                if stall is None:
+                    await self._return_home()
+                elif stall.seconds >= LEAVE_AFTER_S:
+                    await self._leave(stall.stream)
+        finally:
+            self._end_unserved()  # nobody would notice any more that the server serves again
 
     async def _ask_whether_served(self) -> None:
         """Count it as a wait if the server does not serve: tasks that only read or listen there receive nothing, and
@@ -74,14 +77,17 @@ class Failover:
             return
         self._ask_s = anyio.current_time() + random.uniform(*_ASK_INTERVAL_S)
         if await _serves(self._link, self._ledger):
-            if self._unserved is not None:
-                self._link.waits.end(self._unserved)
-            self._unserved = None
+            self._end_unserved()
             return
         if self._unserved is None:
             self._unserved = self._link.waits.begin(self._link.server_name, self._ledger)
         self._unserved.reason = await explain(self._link, self._ledger)
         self._ask_s = 0.0  # at the next look: it may have been busy for a moment
+
+    def _end_unserved(self) -> None:
+        if self._unserved is not None:
+            self._link.waits.end(self._unserved)
+        self._unserved = None
 
     async def _leave(self, stream: str) -> None:
         """Go to a server that answers for `stream`, if this one does not and another does."""

@@ -47,6 +47,7 @@ class FakeLink:
         self.failure = None
         self.is_up = True
         self.moved = []
+        self.stall = None
         self.looks = 0
 
     async def request_once(self, subject, data, *, timeout_s):
@@ -90,6 +91,7 @@ async def watch(here, others, *, stalled_s, passing_s=0, home=None, looks=30):
             for turn in range(looks * 10):
                 await anyio.lowlevel.checkpoint()
                 here.clock.now += passing_s if turn == looks * 5 else 0
+            here.stall = here.waits.stall
             tasks.cancel_scope.cancel()
     return here.moved, asked
 
@@ -131,7 +133,8 @@ async def test_a_server_that_does_not_serve_is_left_by_those_who_wait_for_nothin
     here = FakeLink(0, CUT_OFF, NO_LEADER)
     passing = {"h1": None, "h2": FakeLink(2, SERVED)}
     assert (await watch(here, passing, stalled_s=None, passing_s=LEAVE_AFTER_S - 0.1))[0] == []
-    assert "LEDGER has no leader" in here.waits.stall.reason
+    assert "LEDGER has no leader" in here.stall.reason
+    assert here.waits.stall is None, "nobody watches any more whether the server serves again"
     assert set((await watch(FakeLink(0, CUT_OFF), passing, stalled_s=None, passing_s=LEAVE_AFTER_S))[0]) == {"h2"}
 
 
