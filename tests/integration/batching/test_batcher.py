@@ -213,6 +213,9 @@ async def test_the_ledger_tells_how_long_stale_groups_are(bus: Bus) -> None:
         groups = [await world.rollout() for _ in range(3)]
         await world.reward(*groups[:2])
         entries = await read_until(bus, batches=1, outcomes=3)
+        with anyio.fail_after(60):  # the entry is read before the batcher has heard that it is stored
+            while "batching/tokens_per_sequence/stale" not in service.vitals.metrics:  # noqa: ASYNC110 - no event tells
+                await anyio.sleep(0.01)
     assert fates(entries)[groups[2][0]] == "stale"
     assert [entry.stale for entry in entries if entry.stale] == [{ENV: [2]}]
     assert service.vitals.metrics["batching/tokens_per_sequence/stale"] == 2.0
