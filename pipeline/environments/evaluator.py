@@ -22,7 +22,7 @@ from lachesis.pipeline.environments.success import success_scorer
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, is_held_out
-from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
@@ -59,6 +59,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
             config.run,
             "eval",
             url=config.role("eval").url,
+            key=sampling_key(config, "eval"),
             token=control_token(config.path, "eval"),
             requested=service.requested,
         ) as directory,

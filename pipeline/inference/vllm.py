@@ -2,7 +2,8 @@
 
 How it is started for a role of the run, when it is ready, how it ends.
 
-Guarantees: its routes for weights take a token that the run's own processes alone have, it may read weights from the
+Guarantees: its routes for weights take a token that the run's own processes alone have, the others a key if there is
+one, it may read weights from the
 run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
 however that ends. No torch here: vLLM may live in an environment of its own, which needs nothing of this project
 installed.
@@ -26,7 +27,13 @@ from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, TOKENIZER_HASH, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.inference.protocol import (
+    CONTROL_TOKEN,
+    SAMPLING_KEY,
+    TOKENIZER_HASH,
+    TRANSFER_BACKEND,
+    WEIGHTS_FOLDER,
+)
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["Vllm", "start_vllm"]
@@ -96,23 +103,31 @@ class Vllm:
 
 @asynccontextmanager
 async def start_vllm(
-    settings: InferenceConfig, model: str, *, role: str, folder: Path, tokenizer_hash: str, token: str
+    settings: InferenceConfig,
+    model: str,
+    *,
+    role: str,
+    folder: Path,
+    tokenizer_hash: str,
+    token: str,
+    key: str | None = None,
 ) -> AsyncIterator[Vllm]:
     """Start vLLM for `role` and yield it, ready or not; it is stopped at the end.
 
-    `folder`: the run's. `token`: what a request must bear that changes its state.
+    `folder`: the run's. `token`: what a request must bear that changes its state, `key` any other; None: nothing.
 
     Raises StartupError when there is no such interpreter.
     """
     port = settings.port or _free_port()
     python = settings.python or sys.executable
     command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *settings.args]
+    secrets = {CONTROL_TOKEN: token} | ({} if key is None else {SAMPLING_KEY: key})
     log.info("starting %s", " ".join(command))
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_environment(folder, role, tokenizer_hash) | {CONTROL_TOKEN: token},
+            env=_environment(folder, role, tokenizer_hash) | secrets,
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then
         )

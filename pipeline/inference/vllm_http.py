@@ -1,9 +1,9 @@
 """ASGI middleware of vLLM's server: it answers as the reference server does.
 
-/v1/models also tells the tokenizer's hash; what changes the server's state takes a token; scripts of web pages are not
-answered; weights that a worker refused are the caller's error (400), where vLLM has
-one status for all that goes wrong in a worker; and after a 500 the connection stays open. Guarantees that everything
-else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
+/v1/models also tells the tokenizer's hash; what changes the server's state takes a token, all but /health a key if
+there is one; scripts of web pages are not answered; weights that a worker refused are the caller's error (400), where
+vLLM has one status for all that goes wrong in a worker; and after a 500 the connection stays open. Guarantees that
+everything else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH, has_token
+from lachesis.pipeline.inference.access import ServerAccess
+from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 
 __all__ = ["VllmMiddleware"]
 
@@ -27,25 +28,23 @@ class VllmMiddleware:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._hash = os.environ[TOKENIZER_HASH]
-        self._token = os.environ.pop(CONTROL_TOKEN)  # before anything that vLLM starts could read it
+        # taken out before anything that vLLM starts could read them
+        self._access = ServerAccess(os.environ.pop(CONTROL_TOKEN), os.environ.pop(SAMPLING_KEY, None))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif b"origin" in (headers := dict(scope["headers"])):
             await _send_error(send, 403, "ForbiddenError", "requests from web pages are not answered")
-        elif scope["path"] in CONTROL_PATHS and not has_token(
-            headers.get(b"authorization", b"").decode("latin1"), self._token
-        ):
-            why = "this changes the server's state, which the service that started it alone may do"
+        elif (why := self._refusal(scope["path"], headers)) is not None:
             await _send_error(send, 401, "AuthenticationError", why)
         elif scope["path"] == "/v1/models":
             await self._models(scope, receive, send)
         else:
             await self._explained(scope, receive, send)
 
-    def _may(self, authorization: bytes) -> bool:
-        return has_token(authorization.decode("latin1"), self._token)
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> str | None:
+        return self._access.refusal(path, headers.get(b"authorization", b"").decode("latin1"))
 
     async def _models(self, scope: Any, receive: Any, send: Any) -> None:
         messages: list[dict[str, Any]] = []
