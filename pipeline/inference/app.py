@@ -30,7 +30,8 @@ from starlette.routing import Route
 
 from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.generate_route import GenerateRoute
+from lachesis.pipeline.inference.engine_backend import EngineBackend
+from lachesis.pipeline.inference.generate_route import answer_generate
 from lachesis.pipeline.inference.openai_routes import OpenAiRoutes
 from lachesis.pipeline.inference.protocol import (
     Choice,
@@ -95,7 +96,7 @@ def build_app(
         "/inference/v1/generate": server.generate,
         "/v1/chat/completions": openai.chat_completions,
         "/v1/completions": openai.completions,
-        "/generate": GenerateRoute(engine, policy.tokenizer, server.tokens).generate,
+        "/generate": server.generate_text,
     }
     control: dict[str, Handler] = {
         "/pause": server.pause,
@@ -194,6 +195,10 @@ class _UvicornServer:
             prompt_logprobs=result.prompt_logprobs,
             output_mode=body.output_mode,
         )
+
+    async def generate_text(self, request: Request) -> Any:
+        backend = EngineBackend(request, self._engine, self._policy.tokenizer, self.tokens)
+        return await answer_generate(await body_of(request, dict[str, Any]), backend)
 
     def _choice(self, index: int, sample: SampleResult, body: GenerateRequest) -> Choice:
         text_mode, tokenizer = body.output_mode == "text", self._policy.tokenizer

@@ -143,10 +143,11 @@ async def start_vllm(
 def _arguments(model: str, role: str, host: str, port: int) -> list[str]:
     """Return what this project needs of vLLM: ids in and out, what was sampled from as logprobs, our weights."""
     return [
-        *("--model", model, "--served-model-name", role),
+        *("--model", model, "--served-model-name", *dict.fromkeys((role, "default", model, Path(model).name))),
         *("--host", host, "--port", str(port)),
         *("--generation-config", "vllm"),  # sampling is what the request says, whatever lies beside the model
         "--enable-scale-out",
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),  # <tool_call>{...}</tool_call>
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", "lachesis.pipeline.inference.vllm_worker.WorkerExtension"),
         *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),

@@ -121,11 +121,27 @@ async def test_what_changes_vllms_state_takes_the_token_and_no_page_is_answered(
     answers = VllmMiddleware(application)
     assert CONTROL_TOKEN not in os.environ
     async with httpx.AsyncClient(transport=httpx.ASGITransport(answers), base_url="http://v") as http:
-        for path in CONTROL_PATHS:
+        for path in (*CONTROL_PATHS, "/collective_rpc", "/sleep", "/v1/load_lora_adapter", "/else"):
             for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "t"}):
                 assert (await http.post(path, headers=headers)).status_code == 401
             assert (await http.post(path, headers={"Authorization": "Bearer t"})).status_code == 200
+        for path in ("/v1/chat/completions", "/tokenize", "/metrics", "/health"):
+            assert (await http.post(path)).status_code == 200
         assert (await http.get("/else", headers={"Origin": "http://evil.example"})).status_code == 403
+
+
+async def test_a_root_path_and_a_web_socket_lead_past_nothing(monkeypatch):
+    monkeypatch.setenv(TOKENIZER_HASH, "h")
+    monkeypatch.setenv(CONTROL_TOKEN, "t")
+    answers, sent = VllmMiddleware(application), []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/root/pause", "root_path": "/root", "method": "POST", "headers": []}
+    await answers(scope, None, send)
+    await answers({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+    assert [message.get("status", message.get("code")) for message in sent] == [401, None, 1008]
 
 
 async def test_with_a_key_vllm_answers_nobody_else(monkeypatch):
@@ -134,7 +150,7 @@ async def test_with_a_key_vllm_answers_nobody_else(monkeypatch):
     answers = VllmMiddleware(application)
     assert SAMPLING_KEY not in os.environ
     async with httpx.AsyncClient(transport=httpx.ASGITransport(answers), base_url="http://v") as http:
-        for path in ("/v1/models", "/v1/completions", "/inference/v1/generate", "/else"):
+        for path in ("/v1/models", "/v1/completions", "/inference/v1/generate", "/tokenize"):
             for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "k"}):
                 answer = await http.post(path, headers=headers)
                 assert (answer.status_code, "inference.ROLE.key_file" in answer.text) == (401, True)
@@ -160,5 +176,5 @@ async def test_answers_are_as_the_reference_servers(monkeypatch, path, status, t
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(VllmMiddleware(application)), base_url="http://v"
     ) as http:
-        answer = await http.get(path)
+        answer = await http.get(path, headers={"Authorization": "Bearer t"})
     assert (answer.status_code, text in answer.text) == (status, True)
