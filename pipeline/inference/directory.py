@@ -65,9 +65,9 @@ def key_path(config: RunConfig, role: str) -> Path | None:
 
 
 def sampling_key(config: RunConfig, role: str) -> str | None:
-    """Return the key that the servers of `role` want of who samples, made if there is none yet; None if they want none.
+    """Return the key that the servers of `role` want of who samples; None if they want none.
 
-    Raises `StartupError` when its file cannot be read or written, or holds no key.
+    It is made if there is none yet. Raises `StartupError` when its file cannot be read or written, or holds no key.
     """
     path = key_path(config, role)
     if path is None:

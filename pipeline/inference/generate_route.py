@@ -1,4 +1,4 @@
-"""`POST /generate`: what clients of vLLM's API server and of SGLang sample by, over any server that samples.
+"""`POST /generate`, by which clients of vLLM's API server and of SGLang sample, over any server.
 
 A request that has `input_ids`, `text` or `sampling_params` is SGLang's; one that has `prompt` is vLLM's. Of each sample
 come the token ids and logprobs as they were sampled. No torch here: real vLLM's own process answers it by this, too.
@@ -55,7 +55,10 @@ class GenerateBackend(Protocol):
 
 
 async def answer_generate(given: dict[str, Any], backend: GenerateBackend) -> Any:
-    """Return the answer to the body of a request. Raises `DataError` for what is wrong with it or not served."""
+    """Return the answer to the body of a request.
+
+    Raises `DataError` for what is wrong with it or not served.
+    """
     if given.get("stream"):
         raise DataError("stream is not served here; leave it out, or use /v1/completions.")
     if _OF_SGLANG & given.keys():
