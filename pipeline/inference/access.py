@@ -1,4 +1,4 @@
-"""Who may call an inference server: by a key its samples, by a token what changes its state.
+"""Access to an inference server: a key opens what samples, a token what changes its state.
 
 Pure, on the standard library alone: vLLM's own process imports it, too. Guarantees that both are compared in constant
 time and are in no sentence that is returned.
