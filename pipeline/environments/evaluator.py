@@ -29,7 +29,14 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DamagedError, DataError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import (
+    AccessError,
+    ConfigError,
+    DamagedError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+)
 
 __all__ = ["run_evaluator"]
 
@@ -160,8 +167,8 @@ class _Evaluator:
             return False
         except _PolicyRefusedError:
             raise
-        except (DataError, EnvironmentCodeError, ConfigError) as error:
-            if not isinstance(error, DataError) and not is_held_out(self.config, one.name):
+        except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
+            if not isinstance(error, AccessError | DataError) and not is_held_out(self.config, one.name):
                 raise  # where nobody asked for an evaluation, the run goes on without
             self.set_note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
@@ -186,7 +193,7 @@ class _Evaluator:
             try:
                 with traced_update(self.service, self.config.training.name, record.policy_version):
                     await client.update_weights(record.weights, record.version)
-            except DataError as error:
+            except (AccessError, DataError) as error:
                 raise _PolicyRefusedError(str(error)) from error
         result = await evaluate(
             one.env,

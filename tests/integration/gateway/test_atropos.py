@@ -130,7 +130,10 @@ def test_a_stock_environment_samples_the_policy_and_is_trained_on(tmp_path: Path
     assert len(steps) == 4
     assert steps[0]["staleness/max"] == 0
     assert steps[0]["logprobs/diff"] < 1e-4, "tokens or logprobs are not those that were sampled"
-    assert f"the policy answers at http://127.0.0.1:{policy} " in (tmp_path / "up.log").read_text()
+    said = (tmp_path / "up.log").read_text()
+    assert f"the policy answers at http://127.0.0.1:{policy} " in said
+    assert (f"; its key is in {tmp_path / 'key'}" in said) == bool(inference)
+    assert "a-key" not in said
 
 
 def _serve_near(folder: Path, gateway: str) -> "subprocess.Popen[bytes]":
