@@ -3,10 +3,9 @@
 How it is started for a role of the run, when it is ready, how it ends.
 
 Guarantees: its routes for weights take a token that the run's own processes alone have, the others a key if there is
-one, it may read weights from the
-run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
-however that ends. No torch here: vLLM may live in an environment of its own, which needs nothing of this project
-installed.
+one; it may read weights from the run's folder alone, it sees none of the run's secrets, its log is the service's own,
+and it ends with the service, however that ends. No torch here: vLLM may live in an environment of its own, which needs
+nothing of this project installed.
 """
 
 import asyncio
