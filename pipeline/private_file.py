@@ -7,22 +7,41 @@ from pathlib import Path
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import StartupError
 
-__all__ = ["shared_token", "write_private"]
+__all__ = ["given_token", "shared_token", "write_private"]
+
+
+def given_token(path: Path, setting: str) -> str:
+    """Return the token in a file that `setting` names.
+
+    Raises `StartupError` when it cannot be read, or holds none that a header can bear.
+    """
+    try:
+        return _checked(path, read_small_text(path).strip())
+    except (OSError, StartupError) as error:
+        reason = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise StartupError(f"{setting} {reason}") from error
 
 
 def shared_token(path: Path) -> str:
     """Return the token that a file holds, created if there is none: the first caller creates it.
 
-    Raises `StartupError` when it can be neither read nor written, or is empty.
+    Raises `StartupError` when it can be neither read nor written, or holds none that a header can bear.
     """
     try:
         if not path.exists():
             _write(path, secrets.token_urlsafe(32), replace=False)
-        token = read_small_text(path).strip()
+        return _checked(path, read_small_text(path).strip())
     except OSError as error:
         raise StartupError(f"{path} cannot be read or written: {error.strerror}") from error
+    except StartupError as error:
+        raise StartupError(f"{error}; remove it, and a token is made") from error
+
+
+def _checked(path: Path, token: str) -> str:
     if not token:
-        raise StartupError(f"{path} is empty: it would let everybody in; remove it, and a token is made")
+        raise StartupError(f"{path} is empty: it would let everybody in")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise StartupError(f"{path} must hold one word of ASCII characters")
     return token
 
 

@@ -9,11 +9,11 @@ from msgspec import Meta
 from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
-from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath, ProgramPath
+from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.inference.config import EngineConfig
+from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
@@ -121,37 +121,6 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Held-out tasks in the evaluations between. Default 50."""
     samples: PositiveInt = 4
     """Samples per task. Default 4."""
-
-
-class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One inference server, known to the others by its role: policy, teacher or eval."""
-
-    url: str | None = None
-    """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
-    kind: Literal["reference", "vllm"] = "reference"
-    """What is started: the reference server, or vLLM as a process of its own. Default reference."""
-    model: ModelPath | None = None
-    """Local folder or Hugging Face id. Default None: the model the run trains."""
-    host: str = "127.0.0.1"
-    """Address that the server listens on. It asks nobody who they are: leave loopback only inside a network you trust.
-    Default 127.0.0.1."""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port of the server. Default 0: any free one, found through the bus."""
-    advertise: str | None = None
-    """URL under which the others reach the server, http://inference:8000 say. Default None: http://host:port."""
-    threads: PositiveInt = 1
-    """CPU threads of the reference server. Default 1."""
-    engine: EngineConfig = EngineConfig()
-    """Limits of the reference server."""
-    python: ProgramPath | None = None
-    """Interpreter of the environment that vLLM is installed in. Default None: the one that runs the service."""
-    args: list[str] = []
-    """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
-
-    @property
-    def local_address(self) -> str:
-        """Where the machine itself reaches a server that listens on `host`."""
-        return "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared, not bound
 
 
 class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

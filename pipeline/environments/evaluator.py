@@ -22,14 +22,21 @@ from lachesis.pipeline.environments.success import success_scorer
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, is_held_out
-from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DamagedError, DataError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import (
+    AccessError,
+    ConfigError,
+    DamagedError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+)
 
 __all__ = ["run_evaluator"]
 
@@ -59,6 +66,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
             config.run,
             "eval",
             url=config.role("eval").url,
+            key=sampling_key(config, "eval"),
             token=control_token(config.path, "eval"),
             requested=service.requested,
         ) as directory,
@@ -159,8 +167,8 @@ class _Evaluator:
             return False
         except _PolicyRefusedError:
             raise
-        except (DataError, EnvironmentCodeError, ConfigError) as error:
-            if not isinstance(error, DataError) and not is_held_out(self.config, one.name):
+        except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
+            if not isinstance(error, AccessError | DataError) and not is_held_out(self.config, one.name):
                 raise  # where nobody asked for an evaluation, the run goes on without
             self.set_note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
@@ -185,7 +193,7 @@ class _Evaluator:
             try:
                 with traced_update(self.service, self.config.training.name, record.policy_version):
                     await client.update_weights(record.weights, record.version)
-            except DataError as error:
+            except (AccessError, DataError) as error:
                 raise _PolicyRefusedError(str(error)) from error
         result = await evaluate(
             one.env,

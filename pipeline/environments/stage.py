@@ -32,7 +32,7 @@ from lachesis.pipeline.environments.sampler import Sampler
 from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.tasks.task import Task
@@ -110,9 +110,14 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
                 "task %d is held out for evaluation: a run does not train on it (evaluate.held_out)", single.task
             )
     await service.starts_with("waiting for the policy's inference server")
-    url = config.role("policy").url
     async with open_role(
-        service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s, requested=service.requested
+        service.bus,
+        config.run,
+        "policy",
+        url=config.role("policy").url,
+        key=sampling_key(config, "policy"),
+        timeout_s=settings.timeout_s,
+        requested=service.requested,
     ) as directory:
         producer = _Producer(
             service,

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from lachesis.pipeline.gateway.config import GatewayConfig
-from lachesis.pipeline.private_file import shared_token
-from lachesis.pipeline.small_files import read_small_text
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.private_file import given_token, shared_token
 
 __all__ = ["GATEWAY_TOKEN", "GATEWAY_URL", "gateway_token"]
 
@@ -24,11 +22,4 @@ def gateway_token(config: GatewayConfig, folder: Path) -> str | None:
         return None
     if config.token_file is None:
         return shared_token(folder / GATEWAY_TOKEN)
-    path = Path(config.token_file)
-    try:
-        token = read_small_text(path).strip()
-    except OSError as error:
-        raise StartupError(f"gateway.token_file {path}: {error.strerror}") from error
-    if not token:
-        raise StartupError(f"gateway.token_file {path} is empty: it would let everybody in")
-    return token
+    return given_token(Path(config.token_file), "gateway.token_file")

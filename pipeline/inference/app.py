@@ -2,8 +2,8 @@
 
 Guarantees: a request that can never succeed gets 4xx, a full queue 503 with Retry-After, a failed engine 503; the work
 of a client that hangs up is dropped; weights are read from one configured folder alone; no web page's script is
-answered; what changes the server's state takes a token; and text is read in a thread of its own, no more of it than the
-context can hold. Whoever reaches the port may sample: bind it to loopback, or put it behind something that asks who.
+answered; what changes the server's state takes a token, and all but /health a key if there is one; and text is read in
+a thread of its own, no more of it than the context can hold.
 
     GET  /health  /v1/models  /is_paused  /weight_info
     POST /inference/v1/generate  /v1/chat/completions  /v1/completions  /generate  /tokenize  /detokenize
@@ -28,8 +28,10 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
+from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.generate_route import GenerateRoute
+from lachesis.pipeline.inference.engine_backend import EngineBackend
+from lachesis.pipeline.inference.generate_route import answer_generate
 from lachesis.pipeline.inference.openai_routes import OpenAiRoutes
 from lachesis.pipeline.inference.protocol import (
     Choice,
@@ -43,7 +45,7 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, forbidden, generated
+from lachesis.pipeline.inference.replies import AccessGuard, Handler, answer, body_of, completed, forbidden, generated
 from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.inference.text import text_of
 from lachesis.pipeline.model.policy import PolicyModel
@@ -70,14 +72,15 @@ def build_app(
     model_name: str,
     weights_folder: str | Path,
     token: str | None = None,
+    key: str | None = None,
     hosts: Container[str] | None = None,
     aliases: Sequence[str] = (),
 ) -> Starlette:
     """Return the application over a running engine that owns `policy.model`.
 
     `weights_folder`: the only folder that weight updates may name files in. `token`: what a request must bear that
-    changes the server's state; None: nothing. `hosts`: see `BrowserGuard`. `aliases`: what requests may call the model
-    beside `model_name`.
+    changes the server's state, `key` any other; None: nothing. `hosts`: see `BrowserGuard`. `aliases`: what requests
+    may call the model beside `model_name`.
     """
     server = _UvicornServer(policy, engine, model_name, Path(weights_folder).resolve())
     openai = OpenAiRoutes(engine, policy.tokenizer, server.tokens, [model_name, *aliases])
@@ -93,7 +96,7 @@ def build_app(
         "/inference/v1/generate": server.generate,
         "/v1/chat/completions": openai.chat_completions,
         "/v1/completions": openai.completions,
-        "/generate": GenerateRoute(engine, policy.tokenizer, server.tokens).generate,
+        "/generate": server.generate_text,
     }
     control: dict[str, Handler] = {
         "/pause": server.pause,
@@ -105,9 +108,12 @@ def build_app(
         "/finish_weight_update": server.finish_weight_update,
     }
     routes = [Route(path, answer(handler), methods=["GET"]) for path, handler in get.items()]
-    routes += [Route(path, answer(handler), methods=["POST"]) for path, handler in post.items()]
-    routes += [Route(path, answer(handler, token), methods=["POST"]) for path, handler in control.items()]
-    return Starlette(routes=routes, middleware=[Middleware(BrowserGuard, hosts=hosts, refuse=forbidden)])
+    routes += [Route(path, answer(handler), methods=["POST"]) for path, handler in (post | control).items()]
+    guards = [
+        Middleware(BrowserGuard, hosts=hosts, refuse=forbidden),
+        Middleware(AccessGuard, access=ServerAccess(token, key)),
+    ]
+    return Starlette(routes=routes, middleware=guards)
 
 
 class _UpdateInfo(msgspec.Struct, frozen=True):
@@ -189,6 +195,10 @@ class _UvicornServer:
             prompt_logprobs=result.prompt_logprobs,
             output_mode=body.output_mode,
         )
+
+    async def generate_text(self, request: Request) -> Any:
+        backend = EngineBackend(request, self._engine, self._policy.tokenizer, self.tokens)
+        return await answer_generate(await body_of(request, dict[str, Any]), backend)
 
     def _choice(self, index: int, sample: SampleResult, body: GenerateRequest) -> Choice:
         text_mode, tokenizer = body.output_mode == "text", self._policy.tokenizer

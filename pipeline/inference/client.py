@@ -3,7 +3,7 @@
 In: token ids or chat messages. Out: samples with token ids, logprobs and the weights each token came from. Guarantees:
 token ids are never made from text that was generated; every sample has one finite logprob for each token, and version
 spans that cover it; errors are sorted into InfrastructureError (timeout, connection, 5xx, 429: retry) and DataError
-(other 4xx, or an answer that breaks these guarantees: do not retry).
+(other 4xx, or an answer that breaks these guarantees: do not retry); 401 is AccessError: nothing else will be answered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from lachesis.pipeline.inference.protocol import (
 )
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
-from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, ServerAwayError, StartupError
+from lachesis.schemas.errors import (
+    AccessError,
+    DataError,
+    InfrastructureError,
+    LachesisError,
+    ServerAwayError,
+    StartupError,
+)
 from lachesis.schemas.values import from_json
 
 __all__ = ["Capabilities", "GeneratedSample", "InferenceClient"]
@@ -99,8 +106,8 @@ class InferenceClient:
         transport: httpx.AsyncBaseTransport | None = None,
         requested: Callable[[CallRecord], None] | None = None,
     ) -> None:
-        """`token` is what the server wants of who changes its state. `requested` is told of every request for tokens or
-        logprobs once it has ended; its items are samples.
+        """`token` is what requests bear: the server's key, or what it wants of who changes its state. `requested` is
+        told of every request for tokens or logprobs once it has ended; its items are samples.
         """
         self.config = config
         self._requested = requested
@@ -163,7 +170,7 @@ class InferenceClient:
         """Return whether the server answers and is healthy."""
         try:
             await self._request("GET", "/health")
-        except (InfrastructureError, DataError):
+        except (AccessError, InfrastructureError, DataError):
             return False
         return True
 
@@ -305,6 +312,8 @@ class InferenceClient:
         if response.is_success:
             return response
         text = f"{self._where} answered {path} with {response.status_code}: {response.text[:MAX_QUOTED]}"
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise AccessError(text)
         if response.status_code in _BUSY:
             raise ServerAwayError(text)
         if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:

@@ -1,12 +1,15 @@
-"""Configuration of the reference inference server and of its client."""
+"""Configuration of inference servers and of their client."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-__all__ = ["ClientConfig", "EngineConfig"]
+from lachesis.pipeline.config.paths import FilePath, ModelPath, ProgramPath
+from lachesis.pipeline.gateway.config import LOOPBACK
+
+__all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
 
 PositiveInt = Annotated[int, Meta(gt=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -36,3 +39,43 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds until a connection must stand. Default 5."""
     max_connections: PositiveInt = 128
     """Requests in flight at once; more wait. Default 128."""
+
+
+class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One inference server, known to the others by its role: policy, teacher or eval."""
+
+    url: str | None = None
+    """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
+    kind: Literal["reference", "vllm"] = "reference"
+    """What is started: the reference server, or vLLM as a process of its own. Default reference."""
+    model: ModelPath | None = None
+    """Local folder or Hugging Face id. Default None: the model the run trains."""
+    host: str = "127.0.0.1"
+    """Address that the server listens on. It speaks plain HTTP; on any other address than loopback it wants the key of
+    `key_file` of everybody. Default 127.0.0.1."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port of the server. Default 0: any free one, found through the bus."""
+    advertise: str | None = None
+    """URL under which the others reach the server, http://inference:8000 say. Default None: http://host:port."""
+    key_file: FilePath | None = None
+    """File that holds the key that clients must send as a bearer token, which OpenAI's call an API key; with `url`, the
+    key of that server. Default None: without `url` and off loopback, inference/ROLE.key in the run's folder, made at
+    the first start; else no key."""
+    threads: PositiveInt = 1
+    """CPU threads of the reference server. Default 1."""
+    engine: EngineConfig = EngineConfig()
+    """Limits of the reference server."""
+    python: ProgramPath | None = None
+    """Interpreter of the environment that vLLM is installed in. Default None: the one that runs the service."""
+    args: list[str] = []
+    """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests for samples must bear a key."""
+        return self.key_file is not None or (self.url is None and self.host not in LOOPBACK)
+
+    @property
+    def local_address(self) -> str:
+        """Where the machine itself reaches a server that listens on `host`."""
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared, not bound

@@ -18,10 +18,11 @@ import httpx
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.private_file import shared_token
+from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError, DamagedError
@@ -29,9 +30,11 @@ from lachesis.schemas.errors import ConfigError, DamagedError
 __all__ = [
     "InferenceDirectory",
     "control_token",
+    "key_path",
     "open_role",
     "register",
     "registered_servers",
+    "sampling_key",
     "stay_registered",
     "url_file",
 ]
@@ -51,6 +54,26 @@ def control_token(folder: Path, role: str) -> str:
     Raises `StartupError` when it can be neither read nor written.
     """
     return shared_token(folder / "inference" / f"{role}.token")
+
+
+def key_path(config: RunConfig, role: str) -> Path | None:
+    """Return the file of the key that the servers of `role` want of who samples; None if they want none."""
+    settings = config.role(role)
+    if settings.key_file is not None:
+        return Path(settings.key_file)
+    return config.path / "inference" / f"{role}.key" if settings.needs_key else None
+
+
+def sampling_key(config: RunConfig, role: str) -> str | None:
+    """Return the key that the servers of `role` want of who samples; None if they want none.
+
+    It is made if there is none yet. Raises `StartupError` when its file cannot be read or written, or holds no key.
+    """
+    path = key_path(config, role)
+    if path is None:
+        return None
+    given = config.role(role).key_file is not None
+    return given_token(path, f"inference.{role}.key_file") if given else shared_token(path)
 
 
 async def register(bus: Bus, run: str, role: str, url: str) -> None:
@@ -162,18 +185,20 @@ async def open_role(
     role: str,
     *,
     url: str | None = None,
+    key: str | None = None,
     token: str | None = None,
     timeout_s: float = 120.0,
     requested: Callable[[CallRecord], None] | None = None,
 ) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus.
 
-    `token`: what the run's own servers want of who changes their state (`control_token`); a server at `url` is not
-    told. `requested`: see `InferenceClient`.
+    `key`: what they want of who samples (`sampling_key`). `token`: what the run's own servers want of who changes their
+    state (`control_token`), which opens what the key opens; a server at `url` is not told. `requested`: see
+    `InferenceClient`.
     """
     async with InferenceDirectory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:
-            await directory.use(url)
+            await directory.use(url, key)
         else:
-            tasks.start_soon(directory.follow, bus, run, role, token)
+            tasks.start_soon(directory.follow, bus, run, role, token or key)
         yield directory

@@ -13,7 +13,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, SchemaError, VersionError
 
 __all__ = ["follow_policy"]
 
@@ -44,7 +44,7 @@ async def follow_policy(service: Service, directory: InferenceDirectory, loaded:
                             await client.update_weights(record.weights, record.version)
             except InfrastructureError:
                 return  # draining
-            except DataError as error:
+            except (AccessError, DataError) as error:
                 # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
                 # own version, and a newer record follows.
                 log.warning("policy %s was refused: %s", record.version, error)

@@ -8,16 +8,15 @@ here: clients import it.
 
 from __future__ import annotations
 
-import hmac
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 __all__ = [
-    "CONTROL_PATHS",
     "CONTROL_TOKEN",
     "REFUSED",
+    "SAMPLING_KEY",
     "TOKENIZER_HASH",
     "TRANSFER_BACKEND",
     "WEIGHTS_FOLDER",
@@ -35,23 +34,12 @@ __all__ = [
     "TokenizeRequest",
     "TokenizeResponse",
     "WeightVersionSpan",
-    "has_token",
 ]
 
-CONTROL_PATHS = frozenset(
-    {
-        "/pause",
-        "/resume",
-        "/reset_prefix_cache",
-        "/init_weight_transfer_engine",
-        "/start_weight_update",
-        "/update_weights",
-        "/finish_weight_update",
-    }
-)
-"""What changes a server's state, and so takes a token."""
 CONTROL_TOKEN = "LACHESIS_VLLM_TOKEN"  # noqa: S105 - a name
 """Environment variable of vLLM's process: the token."""
+SAMPLING_KEY = "LACHESIS_VLLM_KEY"
+"""Environment variable of vLLM's process: the key; not set if it wants none."""
 
 REFUSED = "weights refused: "
 """How vLLM's workers begin what they say of weights that they did not take."""
@@ -61,13 +49,6 @@ WEIGHTS_FOLDER = "LACHESIS_VLLM_WEIGHTS"
 """Environment variable of vLLM's process: the folder that weights may come from."""
 TOKENIZER_HASH = "LACHESIS_VLLM_TOKENIZER_HASH"
 """Environment variable of vLLM's process: what it says of its tokenizer."""
-
-
-def has_token(authorization: str, token: str) -> bool:
-    """Return whether the header `Authorization` bears the token."""
-    kind, _, value = authorization.partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), token.encode())
-
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["abort", "wait", "keep"]

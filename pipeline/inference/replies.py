@@ -1,6 +1,6 @@
 """Replies of the HTTP server.
 
-Values as JSON, errors as vLLM's error bodies, and waiting for the engine.
+Values as JSON, errors as vLLM's error bodies, who is answered at all, and waiting for the engine.
 
 Guarantees that every error this package raises on purpose has one status code, and that work is cancelled when the one
 who waits for it is gone.
@@ -15,16 +15,19 @@ from typing import Any, TypeVar
 
 import anyio
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.engine import Engine, EngineFullError
-from lachesis.pipeline.inference.protocol import SamplingParams, has_token
+from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
 
-__all__ = ["Handler", "answer", "body_of", "completed", "forbidden", "generated"]
+__all__ = ["AccessGuard", "Handler", "answer", "body_of", "completed", "forbidden", "generated"]
 
 RETRY_AFTER_SECONDS = 1
 MAX_BODY_BYTES = 16 << 20
@@ -35,23 +38,29 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-class _UnauthorizedError(DataError):
-    """Raised when a request lacks the token that it needs."""
+class AccessGuard:
+    """An ASGI application that answers 401 to a request that lacks the key or the token it needs."""
+
+    def __init__(self, app: ASGIApp, access: ServerAccess) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            authorization = Headers(scope=scope).get("authorization", "")
+            if (why := self._access.refusal(scope["path"], authorization)) is not None:
+                app = _error(401, "AuthenticationError", DataError(why), {"WWW-Authenticate": "Bearer"})
+        await app(scope, receive, send)
 
 
-def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Awaitable[Response]]:
-    """Turn a handler's value into JSON, unless it is a response, and its errors into vLLM's error bodies.
+def answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Turn a handler's value into JSON, unless it is a response, and its errors into vLLM's error bodies."""
 
-    `token`: what a request must bear.
-    """
-
-    async def endpoint(request: Request) -> Response:  # noqa: PLR0911 - one for each kind of error
+    async def endpoint(request: Request) -> Response:
         try:
-            _check_token(request, token)
             value = await handler(request)
             return value if isinstance(value, Response) else _json(value)
-        except _UnauthorizedError as error:
-            return _error(401, "AuthenticationError", error, {"WWW-Authenticate": "Bearer"})
         except EngineFullError as error:
             return _error(503, "ServiceUnavailableError", error, {"Retry-After": str(RETRY_AFTER_SECONDS)})
         except InfrastructureError as error:
@@ -64,11 +73,6 @@ def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Aw
             return Response(status_code=499)  # nobody is there to read it; 499 is what proxies log
 
     return endpoint
-
-
-def _check_token(request: Request, token: str | None) -> None:
-    if token is not None and not has_token(request.headers.get("authorization", ""), token):
-        raise _UnauthorizedError("this changes the server's state, which processes of its run alone may do")
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -5,6 +5,7 @@ Register its URL, follow the policy.
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
 
+import logging
 import socket
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,9 @@ from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,
+    key_path,
     register,
+    sampling_key,
     stay_registered,
     url_file,
 )
@@ -39,6 +42,8 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["run_inference"]
+
+log = logging.getLogger("lachesis")
 
 _HEAD_S = 10.0
 """Seconds in which a request's headers must have arrived."""
@@ -65,6 +70,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
             folder=config.path,
             tokenizer_hash=tokenizer_hash(found),
             token=control_token(config.path, role),
+            key=sampling_key(config, role),
         ) as server,
         InferenceDirectory(timeout_s=120.0) as own,
         service.until_drained(),
@@ -103,6 +109,7 @@ async def _serve_reference(
             model_name=role,
             weights_folder=weights,
             token=token,
+            key=sampling_key(config, role),
             hosts=hosts,
             aliases=["default", model, Path(model).name],
         )
@@ -136,6 +143,8 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
         await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)
+        if (path := key_path(config, role)) is not None:
+            log.info("requests for samples must bear the key that %s holds", path)
         service.mark_ok()
         await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
 

@@ -2,10 +2,10 @@
 
 How it is started for a role of the run, when it is ready, how it ends.
 
-Guarantees: its routes for weights take a token that the run's own processes alone have, it may read weights from the
-run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
-however that ends. No torch here: vLLM may live in an environment of its own, which needs nothing of this project
-installed.
+Guarantees: its routes for weights take a token that the run's own processes alone have, the others a key if there is
+one; it may read weights from the run's folder alone, it sees none of the run's secrets, its log is the service's own,
+and it ends with the service, however that ends. No torch here: vLLM may live in an environment of its own, which needs
+nothing of this project installed.
 """
 
 import asyncio
@@ -26,7 +26,13 @@ from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, TOKENIZER_HASH, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.inference.protocol import (
+    CONTROL_TOKEN,
+    SAMPLING_KEY,
+    TOKENIZER_HASH,
+    TRANSFER_BACKEND,
+    WEIGHTS_FOLDER,
+)
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["Vllm", "start_vllm"]
@@ -96,23 +102,31 @@ class Vllm:
 
 @asynccontextmanager
 async def start_vllm(
-    settings: InferenceConfig, model: str, *, role: str, folder: Path, tokenizer_hash: str, token: str
+    settings: InferenceConfig,
+    model: str,
+    *,
+    role: str,
+    folder: Path,
+    tokenizer_hash: str,
+    token: str,
+    key: str | None = None,
 ) -> AsyncIterator[Vllm]:
     """Start vLLM for `role` and yield it, ready or not; it is stopped at the end.
 
-    `folder`: the run's. `token`: what a request must bear that changes its state.
+    `folder`: the run's. `token`: what a request must bear that changes its state, `key` any other; None: nothing.
 
     Raises StartupError when there is no such interpreter.
     """
     port = settings.port or _free_port()
     python = settings.python or sys.executable
     command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *settings.args]
+    secrets = {CONTROL_TOKEN: token} | ({} if key is None else {SAMPLING_KEY: key})
     log.info("starting %s", " ".join(command))
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_environment(folder, role, tokenizer_hash) | {CONTROL_TOKEN: token},
+            env=_environment(folder, role, tokenizer_hash) | secrets,
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then
         )
@@ -128,10 +142,11 @@ async def start_vllm(
 def _arguments(model: str, role: str, host: str, port: int) -> list[str]:
     """Return what this project needs of vLLM: ids in and out, what was sampled from as logprobs, our weights."""
     return [
-        *("--model", model, "--served-model-name", role),
+        *("--model", model, "--served-model-name", *dict.fromkeys((role, "default", model, Path(model).name))),
         *("--host", host, "--port", str(port)),
         *("--generation-config", "vllm"),  # sampling is what the request says, whatever lies beside the model
         "--enable-scale-out",
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),  # <tool_call>{...}</tool_call>
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", "lachesis.pipeline.inference.vllm_worker.WorkerExtension"),
         *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),

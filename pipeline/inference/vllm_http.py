@@ -1,9 +1,9 @@
 """ASGI middleware of vLLM's server: it answers as the reference server does.
 
-/v1/models also tells the tokenizer's hash; what changes the server's state takes a token; scripts of web pages are not
-answered; weights that a worker refused are the caller's error (400), where vLLM has
-one status for all that goes wrong in a worker; and after a 500 the connection stays open. Guarantees that everything
-else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
+/generate is answered; /v1/models also tells the tokenizer's hash; what may change the server's state takes a token, all
+but /health a key if there is one; scripts of web pages are not answered; weights that a worker refused are the caller's
+error (400), where vLLM has one status for all that goes wrong in a worker; and after a 500 the connection stays open.
+Guarantees that everything else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH, has_token
+from lachesis.pipeline.inference.access import VLLM_CALLERS_PATHS, ServerAccess
+from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
+from lachesis.pipeline.inference.vllm_generate import VllmRefusal, answer_by_vllm
+from lachesis.schemas.errors import DataError
 
 __all__ = ["VllmMiddleware"]
 
@@ -27,25 +30,29 @@ class VllmMiddleware:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._hash = os.environ[TOKENIZER_HASH]
-        self._token = os.environ.pop(CONTROL_TOKEN)  # before anything that vLLM starts could read it
+        # taken out before anything that vLLM starts could read them
+        token, key = os.environ.pop(CONTROL_TOKEN), os.environ.pop(SAMPLING_KEY, None)
+        self._access = ServerAccess(token, key, VLLM_CALLERS_PATHS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "nothing is served here by a web socket"})
+        elif scope["type"] != "http":
             await self._app(scope, receive, send)
         elif b"origin" in (headers := dict(scope["headers"])):
             await _send_error(send, 403, "ForbiddenError", "requests from web pages are not answered")
-        elif scope["path"] in CONTROL_PATHS and not has_token(
-            headers.get(b"authorization", b"").decode("latin1"), self._token
-        ):
-            why = "this changes the server's state, which the service that started it alone may do"
+        elif (why := self._refusal(path, headers)) is not None:
             await _send_error(send, 401, "AuthenticationError", why)
-        elif scope["path"] == "/v1/models":
+        elif path == "/v1/models":
             await self._models(scope, receive, send)
+        elif path == "/generate" and scope["method"] == "POST":
+            await self._generate(scope, receive, send)
         else:
             await self._explained(scope, receive, send)
 
-    def _may(self, authorization: bytes) -> bool:
-        return has_token(authorization.decode("latin1"), self._token)
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> str | None:
+        return self._access.refusal(path, headers.get(b"authorization", b"").decode("latin1"))
 
     async def _models(self, scope: Any, receive: Any, send: Any) -> None:
         messages: list[dict[str, Any]] = []
@@ -61,6 +68,16 @@ class VllmMiddleware:
                 model["tokenizer_hash"] = self._hash
             body = msgspec.json.encode(models)
         await _send_json(send, status, body)
+
+    async def _generate(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            body = await answer_by_vllm(self._explained, scope, receive)
+        except DataError as error:
+            await _send_error(send, 400, "BadRequestError", str(error))
+        except VllmRefusal as refusal:
+            await _send_json(send, refusal.status, refusal.body)
+        else:
+            await _send_json(send, 200, body)
 
     async def _explained(self, scope: Any, receive: Any, send: Any) -> None:
         started = False

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import Capabilities
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.logic import group_logprobs
@@ -29,8 +29,14 @@ __all__ = ["run_teacher"]
 
 async def run_teacher(service: Service, config: RunConfig) -> None:
     """Run one replica of the teacher stage until the service drains."""
-    url = config.role("teacher").url
-    async with open_role(service.bus, config.run, "teacher", url=url, requested=service.requested) as directory:
+    async with open_role(
+        service.bus,
+        config.run,
+        "teacher",
+        url=config.role("teacher").url,
+        key=sampling_key(config, "teacher"),
+        requested=service.requested,
+    ) as directory:
         capabilities: Capabilities | None = None
         async with service.until_drained():
             async for attempt in service.retrying("probe the teacher"):

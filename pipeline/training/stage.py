@@ -28,7 +28,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
 from lachesis.pipeline.ledger.join import OfflineStart
@@ -120,7 +120,8 @@ async def _tell_drain(service: Service, config: RunConfig) -> None:
 
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
     """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
-    async with open_role(service.bus, config.run, "policy", url=url) as directory:
+    key = sampling_key(config, "policy")
+    async with open_role(service.bus, config.run, "policy", url=url, key=key) as directory:
         await follow_policy(service, directory, anyio.Event(), config.training.name)
 
 

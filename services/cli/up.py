@@ -20,6 +20,7 @@ from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.gateway.token import GATEWAY_URL
+from lachesis.pipeline.inference.directory import key_path
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas import keys
@@ -66,7 +67,7 @@ async def _up(config: RunConfig, options: Options) -> None:
     if not has_survivors(config.path):
         await _check(config, options.arguments())
     evaluations, record = EvaluationWatch(config), RunSummaryWriter(config)
-    supervisor = Supervisor(config, [evaluations, record, PolicyAddress()], file=options.file)
+    supervisor = Supervisor(config, [evaluations, record, PolicyAddress(config)], file=options.file)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     if start := record.describe_start():
         print(start, flush=True)
@@ -214,14 +215,18 @@ class EvaluationWatch(RunWatcher):
 
 
 class PolicyAddress(RunWatcher):
-    """Prints where the policy's server answers, whenever that changes."""
+    """Prints where the policy's server answers, and where its key lies, whenever that changes."""
+
+    def __init__(self, config: RunConfig) -> None:
+        path = key_path(config, "policy")
+        self._key = "" if path is None else f"; its key is in {path}"
 
     async def follow(self, bus: Bus) -> None:
         """See `RunWatcher`."""
         async with bus.watch(keys.inference("policy")) as entries:
             async for entry in entries:
                 url = printable(entry.value.decode(errors="replace"))
-                print(f"the policy answers at {url} (/v1 as OpenAI's servers do, /generate)", flush=True)
+                print(f"the policy answers at {url} (/v1 as OpenAI's servers do, /generate){self._key}", flush=True)
 
     async def finish(self, bus: Bus) -> None:
         """See `RunWatcher`."""

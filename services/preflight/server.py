@@ -17,12 +17,13 @@ from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.directory import registered_servers
+from lachesis.pipeline.inference.directory import key_path, registered_servers, sampling_key
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import (
     AccessError,
     ConfigError,
     DamagedError,
+    DataError,
     InfrastructureError,
     NotFoundError,
     StartupError,
@@ -96,29 +97,40 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
         yield ok("streams", f"{len(present)} streams (the bucket among them) are as configured")
     async for stored in check_ledger(bus, config, there):
         yield stored
-    async for server in _inference(bus):
+    async for server in _inference(bus, config):
         yield server
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
 
 
-async def _inference(bus: NatsBus) -> AsyncIterator[DoctorFinding]:
-    """Yield of each inference server that has registered where it is, and whether it answers."""
+async def _inference(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFinding]:
+    """Yield of each inference server that has registered where it is, and whether it answers who has our key."""
     servers: dict[str, str] = {}
     with suppress(InfrastructureError, NotFoundError, DamagedError):  # said elsewhere: the bucket does not answer
         servers = await registered_servers(bus)
     for role, url in servers.items():
-        try:
-            async with InferenceClient(ClientConfig(url=url, timeout=_SERVER_S, connect_timeout=_SERVER_S)) as client:
-                there = await client.ready()
-        except ConfigError:
-            there = False
-        if there:
-            yield ok(f"inference.{role}", f"answers at {url}")
-        else:
-            yield warn(
-                f"inference.{role}", f"does not answer at {url}", f"look at the log of lachesis run inference.{role}"
-            )
+        yield await _inference_server(config, role, url)
+
+
+async def _inference_server(config: RunConfig, role: str, url: str) -> DoctorFinding:
+    name, path = f"inference.{role}", key_path(config, role)
+    here = path is not None and path.exists()
+    try:
+        quick = ClientConfig(url=url, timeout=_SERVER_S, connect_timeout=_SERVER_S)
+        async with InferenceClient(quick, token=sampling_key(config, role) if here else None) as client:
+            there = await client.ready()
+            if there:
+                await client.weight_version()
+    except StartupError as error:
+        return fail(name, str(error), "make it readable, or name another file")
+    except AccessError:
+        mend = f"give inference.{role}.key_file, or copy inference/{role}.key out of the folder where the server runs"
+        return fail(name, f"answers at {url}, but refuses {f'the key in {path}' if here else 'us without a key'}", mend)
+    except (ConfigError, DataError, InfrastructureError):
+        there = False
+    if not there:
+        return warn(name, f"does not answer at {url}", f"look at the log of lachesis run inference.{role}")
+    return ok(name, f"answers at {url}" + (f", with the key that {path} holds" if here else ""))
 
 
 async def _room(

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,7 @@ from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 
-__all__ = ["ARGUMENTS", "CPU", "PYTHON", "TOKEN", "reference", "sharp_policy", "vllm"]
+__all__ = ["ARGUMENTS", "CPU", "KEY", "PYTHON", "TOKEN", "reference", "sharp_policy", "vllm"]
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 """Where `make vllm` installs it."""
@@ -31,6 +32,8 @@ CPU = {
 }
 TOKEN = "token"
 """What both want of who changes their state."""
+KEY = "key"
+"""What both want of everybody else."""
 ARGUMENTS = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
 
 
@@ -48,8 +51,14 @@ def sharp_policy(seed: int) -> PolicyModel:
 def reference(policy: PolicyModel, model: Path, folder: Path) -> Iterator[str]:
     """Serve the policy and yield the URL. `folder`: the run's."""
     listener = socket.create_server(("127.0.0.1", 0))
-    with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="default") as engine:
-        app = build_app(policy, engine, model_name="policy", weights_folder=folder / "weights", token=TOKEN)
+    with Engine(
+        policy.model,
+        eos_token_id=policy.tokenizer.eos_token_id,
+        weight_version="default",
+        decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
+    ) as engine:
+        app = build_app(policy, engine, model_name="policy", weights_folder=folder / "weights", token=TOKEN, key=KEY,
+                        aliases=["default"])  # fmt: skip
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -71,7 +80,13 @@ def vllm(policy: PolicyModel, model: Path, folder: Path) -> Iterator[str]:
         for name, value in CPU.items():
             patch.setitem(os.environ, name, value)
         starting = start_vllm(
-            settings, str(model), role="policy", folder=folder, tokenizer_hash=policy.tokenizer_hash, token=TOKEN
+            settings,
+            str(model),
+            role="policy",
+            folder=folder,
+            tokenizer_hash=policy.tokenizer_hash,
+            token=TOKEN,
+            key=KEY,
         )
         with portal.wrap_async_context_manager(starting) as server:
             portal.call(_ready, server)

@@ -5,11 +5,14 @@ Both hold the same model in float32, and a forward pass of transformers says wha
 
 import anyio
 import httpx
+import msgspec
 import numpy as np
 import pytest
 import torch
-from contract.inference_servers import TOKEN, reference, sharp_policy, vllm
+from contract.inference_servers import KEY, TOKEN, reference, sharp_policy, vllm
 
+from lachesis.pipeline.inference.access import CONTROL_PATHS
+from lachesis.pipeline.inference.app import SAMPLING_PATHS
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -17,7 +20,7 @@ from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import write_weights
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import AccessError, DataError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -41,6 +44,10 @@ class World:
 
     def client(self):
         return InferenceClient(ClientConfig(url=self.url), token=TOKEN)
+
+    def http(self, secret=KEY):
+        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
 
     async def load(self, client, step):
         """Load the weights of `step` and return their version."""
@@ -177,3 +184,134 @@ async def test_what_can_never_be_served_is_not_to_be_tried_again(world, prompt):
         with pytest.raises(DataError):
             await client.generate(prompt, 1, SamplingParams(max_tokens=5))
         assert await client.ready()
+
+
+async def post(http, path, **body):
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("secret", [None, "other", KEY.upper()])
+async def test_nobody_is_answered_without_the_key(world, secret):
+    async with world.http(secret) as http:
+        assert (await http.get("/health")).status_code == 200
+        for method, path in [
+            *(("GET", path) for path in ("/v1/models", "/weight_info", "/is_paused")),
+            *(("POST", path) for path in ("/tokenize", "/detokenize", *sorted(SAMPLING_PATHS), *sorted(CONTROL_PATHS))),
+        ]:
+            answer = await http.request(method, path, json={} if method == "POST" else None)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (401, "AuthenticationError"), path
+    async with InferenceClient(ClientConfig(url=world.url), token=secret) as client:
+        with pytest.raises(AccessError, match=r"inference\.ROLE\.key_file"):
+            await client.probe()
+
+
+async def test_the_key_samples_and_changes_nothing(world):
+    async with InferenceClient(ClientConfig(url=world.url), token=KEY) as client:
+        await client.probe()
+        with pytest.raises(AccessError, match="state"):
+            await client.pause()
+    async with world.http() as http:
+        for path in (*sorted(CONTROL_PATHS), "/collective_rpc", "/sleep", "/update_weight_version", "/reset_mm_cache"):
+            assert (await http.post(path, json={})).status_code in {401, 404}, path
+        assert (await http.get("/is_paused")).json() == {"is_paused": False}
+
+
+async def test_generate_answers_as_vllms_api_server(world):
+    prompt = [1, 22, 23, 3]
+    async with world.client() as client, world.http() as http:
+        version = await world.load(client, 1)
+        answer = await post(http, "/generate", prompt={"prompt_token_ids": prompt}, n=2, max_tokens=9, logprobs=0)
+        seeded = [
+            await post(http, "/generate", prompt="hi there", max_tokens=9, logprobs=2, seed=3, stop=["zzz"])
+            for _ in range(2)
+        ]
+        scored = await post(http, "/generate", prompt="hi", prompt_logprobs=1, max_tokens=1, temperature=0)
+        refused = [
+            await http.post("/generate", json=body)
+            for body in ({}, {"prompt": "a", "stream": True}, {"prompt": {"prompt_token_ids": [100_000]}})
+        ]
+    assert answer["prompt_token_ids"] == prompt
+    tokenizer = world.policies[0].tokenizer
+    assert answer["prompt"] == tokenizer.decode(prompt)
+    for tokens, positions, text in zip(answer["token_ids"], answer["logprobs"], answer["text"], strict=True):
+        assert [[int(token) for token in position[0]] for position in positions] == [[token] for token in tokens]
+        values = [next(iter(position[0].values())) for position in positions]
+        assert values == pytest.approx(world.logprobs(version, [*prompt, *tokens])[len(prompt) :], abs=TOLERANCE)
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+    assert answer["finish_reasons"] == ["stop" if tokens[-1] == 2 else "length" for tokens in answer["token_ids"]]
+    assert seeded[0] == seeded[1]
+    assert {len(position[0]) for position in seeded[0]["logprobs"][0]} <= {2, 3}
+    ids, values = scored["prompt_token_ids"], scored["prompt_logprobs"]
+    right = world.logprobs(version, ids)
+    assert values[0] is None
+    assert [values[at][str(ids[at])] for at in range(1, len(ids))] == pytest.approx(right[1:], abs=TOLERANCE)
+    assert [one.status_code for one in refused] == [400] * 3
+    assert "stream" in refused[1].json()["error"]["message"]
+
+
+async def test_generate_answers_as_sglang(world):
+    prompt = [1, 22, 23, 3]
+    asked = {"input_ids": prompt, "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    async with world.client() as client, world.http() as http:
+        version = await world.load(client, 0)
+        answers = await post(http, "/generate", **asked, sampling_params={"max_new_tokens": 9, "n": 3})
+        one = await post(http, "/generate", text="hi", sampling_params={"max_new_tokens": 4, "ignore_eos": True})
+        letter = one["text"][1]
+        stop = {"max_new_tokens": 40, "stop": [letter], "sampling_seed": 1, "ignore_eos": True}
+        stopped = await post(http, "/generate", text="hi", sampling_params=stop)
+    decode = world.policies[0].tokenizer.decode
+    assert len(answers) == 3
+    for answer in answers:
+        tokens, about = answer["output_ids"], answer["meta_info"]
+        assert [entry[1:] for entry in about["output_token_logprobs"]] == [[token, decode([token])] for token in tokens]
+        right = world.logprobs(version, [*prompt, *tokens])[len(prompt) :]
+        assert [entry[0] for entry in about["output_token_logprobs"]] == pytest.approx(right, abs=TOLERANCE)
+        for sampled, top in zip(about["output_token_logprobs"], about["output_top_logprobs"], strict=True):
+            assert len(top) == 2
+            assert top[0][0] >= top[1][0]
+            assert sampled[0] <= top[0][0] + TOLERANCE
+        ended = {"type": "stop", "matched": 2} if tokens[-1] == 2 else {"type": "length", "length": 9}
+        assert about["finish_reason"] == ended
+        assert (about["weight_version"], about["prompt_tokens"]) == (version, len(prompt))
+    assert one["meta_info"]["completion_tokens"] == 4
+    if stopped["meta_info"]["finish_reason"]["type"] == "stop":
+        assert stopped["meta_info"]["finish_reason"]["matched"] == letter
+        assert letter not in stopped["text"]
+
+
+async def test_openais_routes_give_the_tokens_as_they_were_sampled(world):
+    async with world.client() as client, world.http() as http:
+        version = await world.load(client, 1)
+        rendered = await client.tokenize(HI)
+        for model in ("policy", "default", None):
+            body = {"messages": HI, "max_tokens": 9, "n": 2, "logprobs": True, "return_token_ids": True, "seed": 5}
+            chat = await post(http, "/v1/chat/completions", **body, **({"model": model} if model else {}))
+            assert chat["prompt_token_ids"] == rendered
+            for choice in chat["choices"]:
+                tokens = choice["token_ids"]
+                right = world.logprobs(version, [*rendered, *tokens])[len(rendered) :]
+                values = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+                assert values == pytest.approx(right, abs=TOLERANCE)
+        text = await post(http, "/v1/completions", prompt=rendered, max_tokens=9, return_token_ids=True, logprobs=0)
+        (choice,) = text["choices"]
+        right = world.logprobs(version, [*rendered, *choice["token_ids"]])[len(rendered) :]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(right, abs=TOLERANCE)
+        body = {"messages": HI, "max_tokens": 9, "seed": 7, "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body) as streamed:
+            lines = [line.removeprefix("data: ") async for line in streamed.aiter_lines() if line]
+        whole = await post(http, "/v1/chat/completions", **{**body, "stream": False})
+        missing = await http.post("/v1/chat/completions", json={"messages": HI, "model": "gpt-5"})
+    pieces = [msgspec.json.decode(line)["choices"] for line in lines[:-1]]
+    assert lines[-1] == "[DONE]"
+    said = "".join(choice["delta"].get("content") or "" for choices in pieces for choice in choices)
+    assert said == whole["choices"][0]["message"]["content"]
+    assert missing.status_code == 404
+
+
+async def test_a_chat_template_is_told_of_tools(world):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    async with world.http() as http:
+        answer = await post(http, "/v1/chat/completions", messages=HI, tools=[tool], max_tokens=5)
+    assert answer["choices"][0]["message"]["role"] == "assistant"

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from contract.inference_servers import ARGUMENTS, CPU
+from contract.inference_servers import PYTHON as VLLM
 from integration.gateway.world import World
 
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -76,6 +78,7 @@ longest_tokens = 96
 port = {gateway}
 [inference.policy]
 port = {policy}
+{inference}
 [batching]
 batch_size = 32
 [training]
@@ -83,18 +86,34 @@ steps = 4
 """
 
 
-def test_a_stock_environment_samples_the_policy_and_is_trained_on(tmp_path: Path) -> None:
+KEYED = 'host = "0.0.0.0"\nkey_file = "key"'
+VLLM_CPU = f"""
+kind = "vllm"
+python = "{VLLM}"
+args = {json.dumps(ARGUMENTS)}
+{KEYED}
+[services]
+ready_s = 300
+"""
+needs_vllm = pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed; `make vllm` installs it")
+
+
+@pytest.mark.timeout(540)
+@pytest.mark.parametrize("inference", ["", KEYED, pytest.param(VLLM_CPU, marks=needs_vllm)], ids=["", "key", "vllm"])
+def test_a_stock_environment_samples_the_policy_and_is_trained_on(tmp_path: Path, inference: str) -> None:
     """As its users run it: `python environment.py serve`, the run's URLs, the policy's own answers."""
-    save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=128), tmp_path / "model")
+    # heads of 32: vLLM's attention on a CPU has none smaller
+    save_policy(build_tiny_policy(0, width=64, layers=1, heads=2, max_length=128), tmp_path / "model")
+    (tmp_path / "key").write_text("a-key\n")
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         gateway, policy = one.getsockname()[1], other.getsockname()[1]
-    (tmp_path / "run.toml").write_text(CONFIG.format(gateway=gateway, policy=policy))
-    server = f"{{model_name: model, base_url: 'http://127.0.0.1:{policy}/v1', server_type: vllm, api_key: any}}"
+    (tmp_path / "run.toml").write_text(CONFIG.format(gateway=gateway, policy=policy, inference=inference))
+    server = f"{{model_name: model, base_url: 'http://127.0.0.1:{policy}/v1', server_type: vllm, api_key: a-key}}"
     (tmp_path / "servers.yaml").write_text(f"openai: [{server}, {server}]\n")
     run = tmp_path / "runs" / "stock"
     with (tmp_path / "up.log").open("ab") as log:
         command = [sys.executable, "-m", "lachesis", "up", "--config", "run.toml"]
-        up = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
+        up = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path, env={**os.environ, **CPU})
     environment = None
     try:
         while up.poll() is None:
@@ -111,7 +130,10 @@ def test_a_stock_environment_samples_the_policy_and_is_trained_on(tmp_path: Path
     assert len(steps) == 4
     assert steps[0]["staleness/max"] == 0
     assert steps[0]["logprobs/diff"] < 1e-4, "tokens or logprobs are not those that were sampled"
-    assert f"the policy answers at http://127.0.0.1:{policy} " in (tmp_path / "up.log").read_text()
+    said = (tmp_path / "up.log").read_text()
+    assert f"the policy answers at http://127.0.0.1:{policy} " in said
+    assert (f"; its key is in {tmp_path / 'key'}" in said) == bool(inference)
+    assert "a-key" not in said
 
 
 def _serve_near(folder: Path, gateway: str) -> "subprocess.Popen[bytes]":

@@ -160,6 +160,7 @@ def configure(run: Run, judge: str) -> None:
         + 'key_env = "JUDGE_KEY" }\n'
         + '[environments.far]\nkind = "gateway"\n'
         + f'[gateway]\nport = 0\ntoken_file = "{run.folder / "token"}"\n'
+        + '[inference.policy]\nhost = "0.0.0.0"\n'
         + f'[telemetry]\njaeger_url = "http://me:{CANARY}-jaeger@127.0.0.1:1"\n'
     )
 
@@ -220,7 +221,12 @@ async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
             done = await lachesis(run, environ, *command)
             said = (done.stdout + done.stderr).decode()
             assert not [secret for secret in secrets if secret in said], (command, said)
-        own = [*(run.folder / "inference").glob("*.token"), run.folder / "gateway.url", run.folder / "token"]
+        own = [
+            *(run.folder / "inference").glob("*.token"),
+            run.folder / "inference" / "policy.key",
+            run.folder / "gateway.url",
+            run.folder / "token",
+        ]
         tokens = [file.read_text().strip() for file in own]
         assert f"{CANARY}-gateway" in tokens[-2], "the URL that the user is to give to the environment"
         assert not [line for line in shown for token in tokens if token in line]

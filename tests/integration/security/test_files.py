@@ -36,7 +36,7 @@ from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import check_kind, read_groups
 from lachesis.pipeline.os_errors import explain_os_error
-from lachesis.pipeline.private_file import shared_token
+from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -102,11 +102,12 @@ def make_world(folder: Path) -> None:
     (run / "nats" / "endpoint.json").write_bytes(msgspec.json.encode(Endpoint("nats://127.0.0.1:1", "t", 1)))
     (folder / "state" / "lachesis" / "runs").mkdir(parents=True)
     shared_token(run / "gateway.token")
+    shared_token(run / "inference" / "policy.key")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         register_run(RunConfig(run="r", folder=str(run)), run / "run.toml")
     next((folder / "state").rglob("*.json")).rename(folder / "state" / "lachesis" / "runs" / "one.json")
-    for name in ("token", "gateway.token", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"):
+    for name in ("token", "gateway.token", "sampling.key", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"):
         (folder / name).write_text("abc\n")
     (folder / "seed.nk").write_bytes(_new_seed())
     (folder / "groups").write_text(f"{1:032x}\n{2:032x}\n")
@@ -211,6 +212,8 @@ READERS: dict[str, Callable[[World], object]] = {
     "weights/w.safetensors": weights,
     "run/gateway.token": lambda world: shared_token(world.run / "gateway.token"),
     "gateway.token": lambda w: gateway_token(GatewayConfig(token_file=str(w.folder / "gateway.token")), w.run),
+    "run/inference/policy.key": lambda world: shared_token(world.run / "inference" / "policy.key"),
+    "sampling.key": lambda world: given_token(world.folder / "sampling.key", "inference.policy.key_file"),
     "token": connected(token_file="token"),
     "nkey": connected(nkey_file="nkey"),
     "creds": connected(creds_file="creds"),

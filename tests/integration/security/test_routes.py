@@ -14,10 +14,10 @@ from fuzz.mutate import JSON
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.gateway import app as gateway_app
+from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.protocol import CONTROL_PATHS
 from lachesis.pipeline.model.policy import build_tiny_policy
 
 _spec = importlib.util.spec_from_file_location(
@@ -27,6 +27,7 @@ _gateway = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_gateway)
 
 TOKEN = "canary-route-55ac"
+KEY = "canary-key-9f31"
 FROM_ELSEWHERE = [
     {"host": "evil.example"}, {"host": "evil.example:8000"}, {"host": "127.0.0.1.evil.example"}, {"host": ""},
     {"host": "[::1"}, {"host": "localhost@evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"},
@@ -66,7 +67,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="0-a-b",
                 config=EngineConfig()) as engine:  # fmt: skip
         folder = tmp_path_factory.mktemp("weights")
-        yield build_app(policy, engine, model_name="tiny", weights_folder=folder, token=TOKEN, hosts=frozenset())
+        yield build_app(policy, engine, model_name="tiny", weights_folder=folder, token=TOKEN, key=KEY,
+                        hosts=frozenset())  # fmt: skip
 
 
 @pytest.fixture
@@ -74,7 +76,8 @@ async def inference(application: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://127.0.0.1") as http:
         yield http
         assert (await http.get("/health")).status_code == 200
-        assert (await http.get("/is_paused")).json() == {"is_paused": False}
+        paused = await http.get("/is_paused", headers={"authorization": f"Bearer {KEY}"})
+        assert paused.json() == {"is_paused": False}
 
 
 @pytest.fixture
@@ -106,6 +109,7 @@ def test_every_route_is_asked(application: Any) -> None:
 def refused(answer: httpx.Response, *statuses: int) -> None:
     assert answer.status_code in statuses, answer.text
     assert TOKEN not in answer.text
+    assert KEY not in answer.text
     assert "Traceback" not in answer.text
 
 
@@ -118,9 +122,20 @@ async def test_the_inference_server_answers_no_page_and_no_foreign_name(
         refused(await inference.request(method, path, headers=asked, content=b"{}"), 403)
 
 
+@pytest.mark.parametrize(("method", "path"), [asked for asked in INFERENCE if asked[1] != "/health"])
+async def test_the_inference_server_answers_nobody_without_key_or_token(
+    inference: httpx.AsyncClient, method: str, path: str
+) -> None:
+    for headers in WITHOUT_TOKEN:
+        for secret in (TOKEN, KEY):
+            altered = {name: value.replace(TOKEN, secret) for name, value in headers.items()}
+            raw = [(name.encode(), value.encode("latin-1")) for name, value in altered.items()]
+            refused(await inference.request(method, path, headers=raw, content=b"{}"), 401)
+
+
 @pytest.mark.parametrize("path", sorted(CONTROL_PATHS))
 async def test_the_inference_server_changes_nothing_without_the_token(inference: httpx.AsyncClient, path: str) -> None:
-    for headers in WITHOUT_TOKEN:
+    for headers in [*WITHOUT_TOKEN, {"authorization": f"Bearer {KEY}"}]:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         refused(await inference.post(path, headers=raw, content=b"{}"), 401)
 

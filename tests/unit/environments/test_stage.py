@@ -26,6 +26,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, EpochRecord, LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.errors import (
+    AccessError,
     ConfigError,
     DataError,
     EnvironmentCodeError,
@@ -449,6 +450,23 @@ async def test_a_bug_now_and_then_costs_its_group_alone(lab, env, inference):
         await lab.until(at_least(lab, 60))
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     assert sorted(group.counter for group in groups) == list(range(len(groups)))
+
+
+async def test_a_server_that_no_longer_takes_the_key_ends_the_environment_at_once(lab, env, inference):
+    calls = 0
+
+    def reply(prompt, call):
+        nonlocal calls
+        calls += 1
+        raise AccessError("401: this server answers nobody without its key")
+
+    inference.reply = reply
+    with anyio.fail_after(10), pytest.raises(ExceptionGroup) as ended:
+        async with Governor(lab, limit=9).serving(), lab.running(environment, "environment", drain=False):
+            pass
+    assert {type(leaf) for leaf in leaves(ended.value)} == {AccessError}
+    assert calls <= 3, "each of the workers asks once"
+    assert not await stored(lab)
 
 
 async def test_a_task_that_the_server_refuses_ends_nothing(lab, env, inference):

@@ -15,7 +15,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
 
 PLAN = EvaluationConfig(every_steps=10, items=6, items_between=3, samples=2)
 CONFIG = RunConfig(
@@ -187,8 +187,9 @@ async def test_a_server_that_is_down_is_waited_for_and_refused_weights_are_passe
     assert await measured(lab) == [(3, 6)]
 
 
-async def test_a_last_policy_that_is_refused_does_not_hold_the_run_open(lab, server):
-    server.failing = [DataError("damaged")]
+@pytest.mark.parametrize("kind", [DataError, AccessError])
+async def test_a_last_policy_that_is_refused_does_not_hold_the_run_open(lab, server, kind):
+    server.failing = [kind("damaged")]
     await publish(lab, 30)
     with anyio.fail_after(5):
         async with lab.running(evaluator, "evaluator", drain=False):

@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import anyio
@@ -15,17 +15,18 @@ import torch
 import uvicorn
 
 from lachesis.pipeline.inference import app as module
-from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.access import CONTROL_PATHS
+from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.protocol import CONTROL_PATHS, SamplingParams
+from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.runtime.http import http_within
-from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, StartupError
 
 URL = "http://test"
 HI = [{"role": "user", "content": "hi there"}]
@@ -483,10 +484,31 @@ async def test_what_changes_the_state_takes_the_token(guarded):
         async with client:
             try:
                 await client.resume()
-            except DataError:
+            except AccessError:
                 assert refused
             else:
                 assert not refused
+
+
+async def test_with_a_key_nobody_else_is_answered_and_the_key_changes_no_state(policy, tmp_path):
+    with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="0-a-b") as engine:
+        app = build_app(policy, engine, model_name="tiny", weights_folder=tmp_path, token="secret", key="key")
+        async with http_of(app) as http:
+            assert (await http.get("/health")).status_code == 200
+            for path in (*SAMPLING_PATHS, "/tokenize", "/v1/models", "/nowhere"):
+                for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "key"}):
+                    answer = await http.post(path, headers=headers, json={})
+                    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                    assert "inference.ROLE.key_file" in answer.json()["error"]["message"]
+        for token, samples, controls in ((None, False, False), ("key", True, False), ("secret", True, True)):
+            transport = httpx.ASGITransport(app)
+            async with InferenceClient(ClientConfig(url="http://i"), token=token, transport=transport) as client:
+                assert await client.ready()
+                for allowed, asked in (
+                    (samples, client.probe), (samples, partial(client.generate, [1, 20], 2)), (controls, client.resume)
+                ):  # fmt: skip
+                    with nullcontext() if allowed else pytest.raises(AccessError, match="401"):
+                        await asked()
 
 
 async def test_no_page_is_answered_not_by_a_name_that_leads_here_either(guarded):

@@ -3,6 +3,7 @@
 from functools import partial
 
 import anyio
+import pytest
 from unit.spans import Sink
 
 from lachesis.pipeline.inference.policy_follower import follow_policy
@@ -13,7 +14,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
 
 
 class Server:
@@ -104,8 +105,9 @@ async def test_of_several_missed_only_the_newest_is_loaded(lab):
     assert [version for _, version in server.loaded] == ["0-a-b", "5-a-b"]
 
 
-async def test_a_refused_first_policy_leaves_the_server_unannounced(lab):
-    server, loaded = Scripted(DataError("it may have been pruned")), anyio.Event()
+@pytest.mark.parametrize("kind", [DataError, AccessError])
+async def test_a_refused_first_policy_leaves_the_server_unannounced(lab, kind):
+    server, loaded = Scripted(kind("it may have been pruned")), anyio.Event()
 
     async def noted():
         return service.vitals.status_text is not None

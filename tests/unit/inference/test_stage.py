@@ -4,11 +4,19 @@ import socket
 
 import anyio
 import httpx
+import msgspec
 import pytest
 import torch
 
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, register
+from lachesis.pipeline.inference.directory import (
+    InferenceDirectory,
+    control_token,
+    key_path,
+    open_role,
+    register,
+    sampling_key,
+)
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
@@ -18,7 +26,9 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +103,49 @@ async def test_the_policys_server_registers_only_once_it_holds_a_published_versi
 
 async def _true(value):
     return value
+
+
+async def test_off_loopback_a_key_is_made_that_samples_need_and_weights_follow_as_ever(lab, config, policies):
+    config = msgspec.structs.replace(config, inference={"policy": InferenceConfig(host=EVERYWHERE)})
+    await publish(lab, config, policies, 0)
+    main = lambda service: run_inference(service, config, "policy")  # noqa: E731
+    async with lab.running(main, "inference"):
+        await lab.until(is_registered(lab, "policy"), seconds=20)
+        async with open_role(lab.bus, "r", "policy") as directory:
+            with pytest.raises(AccessError, match=r"inference/ROLE\.key"):
+                await (await directory.current()).probe()
+        async with open_role(lab.bus, "r", "policy", key=sampling_key(config, "policy")) as directory:
+            client = await directory.current()
+            assert len(await client.generate([1, 20, 30], 2, SamplingParams(max_tokens=3))) == 2
+            newer = await publish(lab, config, policies, 1)
+            await lab.until(serving(directory, newer))
+            with pytest.raises(AccessError, match="state"):
+                await client.resume()
+    path = key_path(config, "policy")
+    assert (path, path.stat().st_mode & 0o777) == (config.path / "inference" / "policy.key", 0o600)
+    assert path.read_text().strip() != control_token(config.path, "policy")
+
+
+def test_a_key_is_wanted_off_loopback_or_where_one_is_given(tmp_path):
+    (tmp_path / "key").write_text("given\n")
+
+    def key(**settings):
+        settings = InferenceConfig(**settings)
+        return sampling_key(RunConfig(run="r", folder=str(tmp_path), inference={"policy": settings}), "policy")
+
+    given = str(tmp_path / "key")
+    assert key() is None
+    assert key(host="localhost") is None
+    assert key(url="http://elsewhere") is None
+    assert key(key_file=given) == key(url="http://elsewhere", key_file=given) == key(host=EVERYWHERE, key_file=given)
+    assert key(key_file=given) == "given"
+    assert key(host="10.0.0.7") == key(host=EVERYWHERE) == (tmp_path / "inference" / "policy.key").read_text().strip()
+    with pytest.raises(StartupError, match=r"inference\.policy\.key_file .*nowhere"):
+        key(key_file=str(tmp_path / "nowhere"))
+    for text in ("", "two words", "gr\u00fcn", "a\nb"):
+        (tmp_path / "key").write_text(text)
+        with pytest.raises(StartupError, match=r"inference\.policy\.key_file .*/key (is empty|must hold one word)"):
+            key(key_file=given)
 
 
 async def test_a_pruned_weights_file_is_passed_over(lab, config, policies):
@@ -193,7 +246,7 @@ def _threads():
 
 
 async def test_others_are_told_the_url_under_which_they_reach_a_server_that_listens_everywhere(lab, config):
-    settings = InferenceConfig(host="0.0.0.0", advertise="http://inference:8000")  # noqa: S104 - as in a container
+    settings = InferenceConfig(host=EVERYWHERE, advertise="http://inference:8000")
     config = RunConfig(run="r", folder=str(config.path), model=config.model, inference={"teacher": settings})
     async with lab.running(lambda service: run_inference(service, config, "teacher")):
         await lab.until(is_registered(lab, "teacher"))

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from lachesis.pipeline.config.run import InferenceConfig
-from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH
+from lachesis.pipeline.inference.access import CONTROL_PATHS
+from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.inference.vllm_http import VllmMiddleware
 from lachesis.schemas.errors import StartupError
@@ -59,6 +60,21 @@ async def test_it_is_given_the_package_and_none_of_the_secrets(tmp_path, monkeyp
     assert (tmp_path / "ls").read_text().split()[0] == "lachesis"
 
 
+async def test_key_and_token_are_in_its_environment_alone(tmp_path, caplog):
+    caplog.set_level("INFO")
+    script = f"echo $LACHESIS_VLLM_TOKEN-$LACHESIS_VLLM_KEY > {tmp_path}/env; echo $0 $@ > {tmp_path}/argv"
+    started = start_vllm(
+        InferenceConfig(kind="vllm", python=str(interpreter(tmp_path, script))), "m", role="policy", folder=tmp_path,
+        tokenizer_hash="h", token="hush-1", key="hush-2",
+    )  # fmt: skip
+    async with started as it:
+        with anyio.fail_after(20), pytest.raises(StartupError, match="code 0"):
+            await it.ready()
+    assert (tmp_path / "env").read_text() == "hush-1-hush-2\n"
+    assert "--model m" in (tmp_path / "argv").read_text()
+    assert "hush" not in (tmp_path / "argv").read_text() + caplog.text
+
+
 async def test_its_whole_group_ends_with_it_even_if_it_will_not(tmp_path, monkeypatch):
     monkeypatch.setattr("lachesis.pipeline.inference.vllm._END_S", 0.2)
     stubborn = f"trap '' TERM; sleep 100 & echo $! > {tmp_path}/worker; wait; wait; sleep 100"
@@ -105,11 +121,44 @@ async def test_what_changes_vllms_state_takes_the_token_and_no_page_is_answered(
     answers = VllmMiddleware(application)
     assert CONTROL_TOKEN not in os.environ
     async with httpx.AsyncClient(transport=httpx.ASGITransport(answers), base_url="http://v") as http:
-        for path in CONTROL_PATHS:
+        for path in (*CONTROL_PATHS, "/collective_rpc", "/sleep", "/v1/load_lora_adapter", "/else"):
             for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "t"}):
                 assert (await http.post(path, headers=headers)).status_code == 401
             assert (await http.post(path, headers={"Authorization": "Bearer t"})).status_code == 200
+        for path in ("/v1/chat/completions", "/tokenize", "/metrics", "/health"):
+            assert (await http.post(path)).status_code == 200
         assert (await http.get("/else", headers={"Origin": "http://evil.example"})).status_code == 403
+
+
+async def test_a_root_path_and_a_web_socket_lead_past_nothing(monkeypatch):
+    monkeypatch.setenv(TOKENIZER_HASH, "h")
+    monkeypatch.setenv(CONTROL_TOKEN, "t")
+    answers, sent = VllmMiddleware(application), []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/root/pause", "root_path": "/root", "method": "POST", "headers": []}
+    await answers(scope, None, send)
+    await answers({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+    assert [message.get("status", message.get("code")) for message in sent] == [401, None, 1008]
+
+
+async def test_with_a_key_vllm_answers_nobody_else(monkeypatch):
+    for name, value in ((TOKENIZER_HASH, "h"), (CONTROL_TOKEN, "t"), (SAMPLING_KEY, "k")):
+        monkeypatch.setenv(name, value)
+    answers = VllmMiddleware(application)
+    assert SAMPLING_KEY not in os.environ
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(answers), base_url="http://v") as http:
+        for path in ("/v1/models", "/v1/completions", "/inference/v1/generate", "/tokenize"):
+            for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "k"}):
+                answer = await http.post(path, headers=headers)
+                assert (answer.status_code, "inference.ROLE.key_file" in answer.text) == (401, True)
+            for secret in ("k", "t"):
+                assert (await http.post(path, headers={"Authorization": f"Bearer {secret}"})).status_code == 200
+        for path in CONTROL_PATHS:
+            assert (await http.post(path, headers={"Authorization": "Bearer k"})).status_code == 401
+        assert (await http.get("/health")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -127,5 +176,5 @@ async def test_answers_are_as_the_reference_servers(monkeypatch, path, status, t
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(VllmMiddleware(application)), base_url="http://v"
     ) as http:
-        answer = await http.get(path)
+        answer = await http.get(path, headers={"Authorization": "Bearer t"})
     assert (answer.status_code, text in answer.text) == (status, True)

@@ -1,0 +1,84 @@
+"""Access to an inference server: a key opens what samples, a token what changes its state.
+
+Pure, on the standard library alone: vLLM's own process imports it, too. Guarantees that both are compared in constant
+time and are in no sentence that is returned.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+__all__ = ["CONTROL_PATHS", "VLLM_CALLERS_PATHS", "ServerAccess"]
+
+CONTROL_PATHS = frozenset(
+    {
+        "/pause",
+        "/resume",
+        "/reset_prefix_cache",
+        "/init_weight_transfer_engine",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+    }
+)
+"""What changes a server's state as a run needs it, and so takes a token."""
+_OPEN_PATHS = frozenset({"/health"})
+"""What everybody may ask: whoever watches over a process has neither key nor token."""
+VLLM_CALLERS_PATHS = frozenset(
+    {
+        "/detokenize",
+        "/generate",
+        "/inference/v1/generate",
+        "/is_paused",
+        "/load",
+        "/metrics",
+        "/ping",
+        "/tokenize",
+        "/v1/chat/completions",
+        "/v1/chat/completions/derender",
+        "/v1/chat/completions/render",
+        "/v1/completions",
+        "/v1/completions/derender",
+        "/v1/completions/render",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/models",
+        "/v1/responses",
+        "/version",
+        "/weight_info",
+    }
+)
+"""What of vLLM's routes samples, reads text or tells something, and changes nothing. It has a few dozen others, more
+with each version, some of which run any method of its workers."""
+
+_NEEDS_TOKEN = "this may change the server's state, which processes of its run alone may do"  # noqa: S105 - a sentence
+_NEEDS_KEY = (
+    "this server answers nobody without its key; send it as `Authorization: Bearer KEY` (OpenAI's clients: api_key). "
+    "It is in the file that inference.ROLE.key_file names, else in inference/ROLE.key of the run's folder"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """What requests must bear. The token opens what the key opens."""
+
+    token: str | None = None
+    """For what changes the server's state. None: nothing."""
+    key: str | None = None
+    """For all else but /health. None: nothing."""
+    callers: frozenset[str] | None = None
+    """The paths that do not take the token. None: all but `CONTROL_PATHS`."""
+
+    def refusal(self, path: str, authorization: str) -> str | None:
+        """Return why a request with this header `Authorization` is refused; None if it is not."""
+        if path in _OPEN_PATHS or (self.token is not None and _bears(authorization, self.token)):
+            return None
+        if path in CONTROL_PATHS if self.callers is None else path not in self.callers:
+            return None if self.token is None else _NEEDS_TOKEN
+        return None if self.key is None or _bears(authorization, self.key) else _NEEDS_KEY
+
+
+def _bears(authorization: str, secret: str) -> bool:
+    kind, _, value = authorization.partition(" ")
+    return kind.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), secret.encode())
