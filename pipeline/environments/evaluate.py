@@ -26,6 +26,7 @@ from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
+from lachesis.schemas.annotations import MAX_EVALUATION_EXAMPLES, MAX_EXAMPLE_CHARS, EvalExample
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, PolicyMovedError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -62,6 +63,8 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     """Samples without a score: the scorer could not tell, or a bug of the environment cost the sample."""
     versions: dict[str, int]
     """Samples (greedy ones too) that hold tokens of each policy version, oldest version first."""
+    examples: list[EvalExample]
+    """The first tasks with their greedy answers, for people to read."""
 
     @property
     def policy_version(self) -> str | None:
@@ -109,28 +112,32 @@ async def evaluate(
     scored = score_group or _one_by_one(env.score if score is None else score)
     places = anyio.CapacityLimiter(concurrency)
 
-    async def draw(index: int, n: int, sampling: SamplingParams) -> list[float | None]:
+    async def draw(place: int, n: int, sampling: SamplingParams) -> list[float | None]:
+        index = indices[place]
         try:
             draft = await collect_group(env, _task(env, index), inference, n, sampling, config=config, report=report)
         except EnvironmentCodeError as error:
             tally.bugs.append(error)
             return [None] * n
         tally.count(draft)
-        return [*await scored(draft), *[None] * len(draft.failures)]
+        scores = await scored(draft)
+        if sampling.temperature == 0 and draft.sessions and place < MAX_EVALUATION_EXAMPLES:
+            tally.examples[place] = _example(index, draft.sessions[0], scores[0])
+        return [*scores, *[None] * len(draft.failures)]
 
-    async def one(place: int, index: int) -> None:
+    async def one(place: int) -> None:
         async with places:
             own_seed = None if seed is None else seed + place
             drawn = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=own_seed)
-            tally.sampled[place] = await draw(index, k, drawn)
+            tally.sampled[place] = await draw(place, k, drawn)
             if greedy:
                 likeliest = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-                tally.greedy[place] = await draw(index, 1, likeliest)
+                tally.greedy[place] = await draw(place, 1, likeliest)
 
     try:
         async with anyio.create_task_group() as tasks:
-            for place, index in enumerate(indices):
-                tasks.start_soon(one, place, index)
+            for place in range(len(indices)):
+                tasks.start_soon(one, place)
     except ExceptionGroup as group:
         raise deciding_error(group) from group
     return tally.result(k, temperature, env.success_threshold if threshold is None else threshold)
@@ -150,6 +157,12 @@ def _task(env: Environment, index: int) -> Task:
         raise EnvironmentCodeError(f"{type(env).__name__}.task({index}): {error}") from error
 
 
+def _example(index: int, session: Session, score: float | None) -> EvalExample:
+    asked = next((message.content for message in reversed(session.task.messages) if message.role == "user"), "")
+    answer = session.text[:MAX_EXAMPLE_CHARS]
+    return EvalExample(task=index, prompt=asked[-MAX_EXAMPLE_CHARS:], answer=answer, score=score)
+
+
 class _Tally:
     """What the items of one evaluation came to: scores by place in the list of items, `indices`."""
 
@@ -157,6 +170,7 @@ class _Tally:
         self.indices = indices
         self.sampled: dict[int, list[float | None]] = {}
         self.greedy: dict[int, list[float | None]] = {}
+        self.examples: dict[int, EvalExample] = {}
         self.bugs: list[EnvironmentCodeError] = []
         self._pinned = policy_version
         self._versions: dict[str, int] = {}
@@ -196,6 +210,7 @@ class _Tally:
             mean_tokens=_mean(self._lengths),
             unjudged=scores.count(None) + greedy.count(None),
             versions=dict(sorted(self._versions.items(), key=lambda entry: PolicyVersion.parse(entry[0]))),
+            examples=[example for _, example in sorted(self.examples.items())],
         )
 
 

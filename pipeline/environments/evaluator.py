@@ -232,6 +232,7 @@ class _Evaluator:
             tasks=list(carried),
             task_successes=[task.succeeded for task in carried.values()],
             task_judged=[task.judged for task in carried.values()],
+            examples=result.examples,
             started_ns=started_ns,
             ended_ns=time.time_ns(),
         )

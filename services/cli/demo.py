@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,10 @@ __all__ = ["demo"]
 
 def demo(
     *,
+    model: Annotated[
+        Literal["tiny", "smollm2"],
+        typer.Option(help="tiny: made on the spot, spells words. smollm2: a pretrained language model, does sums."),
+    ] = "tiny",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model, its warm start and the run.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
     run_name: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Name of the run.")] = None,
@@ -22,13 +26,17 @@ def demo(
     ] = False,
     gate: Annotated[bool, typer.Option(help="Fail unless the held-out pass rate rises by 20 points.")] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Build the model again and ignore the cache.")] = False,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which the demo counts as failed.")] = 600.0,
+    deadline: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds after which the demo counts as failed; default 600, 1200 for smollm2."),
+    ] = None,
 ) -> None:
-    """Train a small model on real tasks with the whole pipeline, and check that it learned."""
+    """Train a model on real tasks with the whole pipeline, and check that it learned."""
     from lachesis.services.demo.run import run_demo  # takes what the extra `demo` installs
-    from lachesis.services.demo.settings import DemoOptions
+    from lachesis.services.demo.settings import DEADLINES_S, DemoOptions
 
     options = DemoOptions(
+        model=model,
         seed=seed,
         steps=steps,
         run=run_name,
@@ -38,6 +46,6 @@ def demo(
         shuffle_advantages=shuffle_advantages,
         gate=gate,
         fresh=fresh,
-        deadline_s=deadline,
+        deadline_s=deadline or DEADLINES_S[model],
     )
     sys.exit(run_demo(options))

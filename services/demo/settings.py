@@ -1,4 +1,4 @@
-"""The demo's configuration: `demo.toml`, `LACHESIS_*`, the command line, merged into one file.
+"""The demo's configuration: `demo.toml` or `smollm2.toml`, `LACHESIS_*`, the command line, merged into one file.
 
 In: what the command line says. Out: a `RunConfig`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,13 +19,19 @@ from lachesis.pipeline.config.toml import toml_value
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.private_files import share_files
 
-__all__ = ["DemoOptions", "demo_config"]
+__all__ = ["DEADLINES_S", "DemoModel", "DemoOptions", "demo_config"]
+
+DemoModel = Literal["tiny", "smollm2"]
+"""tiny: made on the spot, learns to spell words backward. smollm2: a pretrained one, learns to do sums."""
+_FILES: dict[DemoModel, str] = {"tiny": "demo.toml", "smollm2": "smollm2.toml"}
+DEADLINES_S: dict[DemoModel, float] = {"tiny": 600.0, "smollm2": 1200.0}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What `lachesis demo` was asked for. `deadline_s`: the demo fails when it is not done by then."""
 
+    model: DemoModel = "tiny"
     seed: int = 0
     steps: int | None = None
     run: str | None = None
@@ -44,12 +50,17 @@ def demo_config(options: DemoOptions) -> RunConfig:
     Raises `ConfigError`, also where it would be no demo: no trainer, no held-out set.
     """
     run = options.run or time.strftime("demo-%Y%m%d-%H%M%S")
-    given: dict[str, Any] = {"run": run, "folder": str(options.folder or Path("runs") / run), "seed": options.seed}
+    folder = options.folder or Path("runs") / run
+    given: dict[str, Any] = {"run": run, "folder": str(folder), "seed": options.seed}
+    if options.model == "smollm2":
+        tasks = folder.absolute() / "tasks"
+        given["environments.sums.params.path"] = str(tasks / "train.jsonl")
+        given["evaluation.sums.params.path"] = str(tasks / "held_out.jsonl")
     given |= {"training.steps": options.steps} if options.steps is not None else {}
     given |= {"training.shuffle_advantages": True} if options.shuffle_advantages else {}
     given |= {"nats.url": options.nats} if options.nats else {}
     sets = [f"{path}={toml_value(value)}" for path, value in given.items()]
-    source = Path(str(files(__package__) / "demo.toml"))
+    source = Path(str(files(__package__) / _FILES[options.model]))
     config = load(RunConfig, file=source, environ=os.environ, sets=[*sets, *options.sets]).config
     if config.shared_files:
         share_files()

@@ -18,7 +18,16 @@ from lachesis.services.demo.observed import RunObservation, StageFigures
 from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.observe.services import Quantiles
 
-__all__ = ["REQUIRED_POINTS", "DemoGate", "DemoSummary", "WallTimes", "end_to_end", "latest_figures", "summarize"]
+__all__ = [
+    "REQUIRED_POINTS",
+    "DemoExample",
+    "DemoGate",
+    "DemoSummary",
+    "WallTimes",
+    "end_to_end",
+    "latest_figures",
+    "summarize",
+]
 
 REQUIRED_POINTS = 20.0
 """Percentage points by which the held-out pass rate must rise."""
@@ -43,6 +52,16 @@ class DemoGate(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None
     unjudged: int | None
     passed: bool | None
+
+
+class DemoExample(msgspec.Struct, frozen=True, kw_only=True):
+    """A held-out task, and what the first and the last policy answered at temperature 0, with the scores."""
+
+    prompt: str
+    before: str
+    before_score: float | None
+    after: str
+    after_score: float | None
 
 
 class WallTimes(msgspec.Struct, kw_only=True):
@@ -86,6 +105,7 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int
     restarts: dict[str, int]
     evaluations: list[dict[str, float | None]]
+    examples: list[DemoExample]
     peak_rss_bytes: int
     places: dict[str, str]
     next: list[str]
@@ -145,6 +165,7 @@ def summarize(
             {"step": event.policy_step, "items": event.items, "avg": event.avg, "greedy": event.greedy}
             for _, event in sorted(observed.evals.items())
         ],
+        examples=_examples(observed.evals.get(0), observed.evals.get(config.training.steps or 0)),
         peak_rss_bytes=observed.peak_rss_bytes,
         places=dict(places),
         next=_next(places, config.training.steps or 0),
@@ -192,6 +213,23 @@ def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) ->
         unjudged=unjudged,
         passed=(comparable and unjudged == 0 and gain is not None and gain >= REQUIRED_POINTS) if wanted else None,
     )
+
+
+def _examples(before: EvalEvent | None, after: EvalEvent | None) -> list[DemoExample]:
+    if before is None or after is None:
+        return []
+    latter = {example.task: example for example in after.examples}
+    return [
+        DemoExample(
+            prompt=example.prompt,
+            before=example.answer,
+            before_score=example.score,
+            after=latter[example.task].answer,
+            after_score=latter[example.task].score,
+        )
+        for example in before.examples
+        if example.task in latter
+    ]
 
 
 def _next(places: Mapping[str, str], steps: int) -> list[str]:

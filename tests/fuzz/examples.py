@@ -11,6 +11,7 @@ from lachesis.schemas.annotations import (
     CurriculumEvent,
     DeadLetter,
     EvalEvent,
+    EvalExample,
     GroupReward,
     GroupScore,
     RewardEvent,
@@ -209,7 +210,7 @@ EXAMPLES: list[Event] = [
     EvalEvent(
         **_NAMES, policy_version=POLICY, policy_step=3, items=4, k=2, temperature=1.0, avg=0.5, pass_at_k=0.75,
         started_ns=1, ended_ns=2, greedy=0.5, unjudged=1, error=0.25, tasks=[7, 2], task_successes=[2, 0],
-        task_judged=[2, 1],
+        task_judged=[2, 1], examples=[EvalExample(task=7, prompt="2 + 2?", answer="4", score=1.0)],
     ),
     TeacherLogprobs(
         run="r", env="sums", group=GROUP, teacher="t", tokenizer_hash="tok", temperature=1.0,

@@ -10,7 +10,7 @@ from rich.console import Console
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.annotations import EvalEvent, EvalExample
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
@@ -70,6 +70,24 @@ def with_evaluations(*events: EvalEvent) -> RunObservation:
     for seq, event in enumerate(events, 1):
         observed.stored(stored(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), seq, event))
     return observed
+
+
+def test_held_out_answers_before_and_after_stand_beside_each_other() -> None:
+    def answered(step: int, answers: dict[int, tuple[str, float | None]]) -> EvalEvent:
+        examples = [EvalExample(task=task, prompt=f"p{task}", answer=a, score=s) for task, (a, s) in answers.items()]
+        return evaluation(step, 0.5).replace(examples=examples)
+
+    before = answered(0, {4: ("I think\nit is 5", 0.0), 7: ("\x1b[2J", None)})
+    judged = summary(with_evaluations(before, answered(2, {7: ("", 1.0), 4: ("x" * 500, 1.0)})))
+    assert [(one.prompt, one.before_score, one.after_score) for one in judged.examples] == [
+        ("p4", 0.0, 1.0),
+        ("p7", None, 1.0),
+    ]
+    text = render(judged)
+    assert "  p4\n    before - I think it is 5\n    after  + " in text
+    assert "before ? \\x1b[2J\n    after  + (nothing)" in text
+    assert max(map(len, text.splitlines())) < 200
+    assert "answers at temperature 0" not in render(summary(with_evaluations(evaluation(0, 0.1), evaluation(2, 0.5))))
 
 
 def test_samples_that_nobody_judged_fail_the_gate() -> None:

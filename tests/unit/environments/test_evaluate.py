@@ -33,6 +33,20 @@ async def test_rates_of_a_known_case() -> None:
     assert temperatures == {1.0, 0.0}
 
 
+async def test_the_first_tasks_are_kept_with_their_greedy_answers() -> None:
+    def answer(prompt: str, call: int) -> str:
+        return "3" if "1+2?" in prompt else "7" * 2000
+
+    inference = FakeInference(answer)
+    result = await evaluate(load_environment(SUMS, {"largest": 9}), inference, k=1, items=[12, *range(20, 30)])
+    assert [example.task for example in result.examples] == [12, 20, 21, 22]
+    first, second = result.examples[:2]
+    assert ("1+2?" in first.prompt, first.answer, first.score) == (True, "3", 1.0)
+    assert (len(second.answer), second.score) == (1000, 0.0)
+    sampled = await evaluate(load_environment(SUMS, {"largest": 9}), inference, k=1, items=[12], greedy=False)
+    assert sampled.examples == []
+
+
 async def test_threshold_and_score_of_the_callers_choice() -> None:
     async def half(task: Task, session: Session) -> float:
         return 0.5
