@@ -18,6 +18,7 @@ import logging
 import math
 import random
 import time
+from http.client import HTTPException
 from itertools import accumulate
 from typing import Any
 from urllib.error import HTTPError
@@ -30,6 +31,7 @@ log = logging.getLogger("lachesis")
 
 _TIMEOUT_S = 5.0
 _NOT_MODIFIED = 304
+_MAX_NAME_BYTES = 128
 
 
 class CurriculumMixin:
@@ -41,53 +43,60 @@ class CurriculumMixin:
     curriculum_items: dict[str, Any]
     curriculum_poll_s = 5.0
     """Seconds between requests for newer weights."""
-    _names: dict[int, str] | None = None
-    _cumulative: list[float]
-    _tag = ""
-    _polled_s = -math.inf
+    _curriculum_names: dict[int, str] | None = None
+    _curriculum_sums: list[float]
+    _curriculum_tag = ""
+    _curriculum_polled_s = -math.inf
 
     async def get_next_item(self) -> Any:
         """Return an item, drawn by the newest weights.
 
-        Raises TypeError or ValueError where `curriculum_items` is no dict, is empty, or has one object twice.
+        Raises TypeError or ValueError where `curriculum_items` is no dict, is empty, has a bad name or an object twice.
         """
-        if self._names is None:
-            self._names = _names_by_identity(self.curriculum_items)
-            self._weigh({}, 1.0)
+        if self._curriculum_names is None:
+            self._curriculum_names = _names_by_identity(self.curriculum_items)
+            self._set_curriculum_weights({}, 1.0)
             if getattr(self.config, "ensure_scores_are_not_same", False):  # type: ignore[attr-defined]
                 log.warning(
                     "ensure_scores_are_not_same drops groups of equal scores unsent: the curriculum never hears of "
                     "items that are solved or hopeless. Set it to false; the run leaves such groups out of its batches"
                 )
-        if getattr(self, "env_id", None) is not None and time.monotonic() - self._polled_s >= self.curriculum_poll_s:
-            self._polled_s = time.monotonic()
-            await self._poll_weights()
-        return self.curriculum_items[random.choices(list(self._names.values()), cum_weights=self._cumulative)[0]]
+        if (
+            getattr(self, "env_id", None) is not None
+            and time.monotonic() - self._curriculum_polled_s >= self.curriculum_poll_s
+        ):
+            self._curriculum_polled_s = time.monotonic()
+            await self._poll_curriculum()
+        return self.curriculum_items[
+            random.choices(list(self._curriculum_names.values()), cum_weights=self._curriculum_sums)[0]
+        ]
 
     async def handle_send_to_api(self, scored_data: Any, item: Any = None, *args: Any, **kwargs: Any) -> None:
         """Name the item of each group, and send them."""
-        name = (self._names or {}).get(id(item))
+        name = (self._curriculum_names or {}).get(id(item))
         for group in scored_data if isinstance(scored_data, list) else [scored_data]:
             if name is not None and group is not None:
                 group["group_overrides"] = {**(group.get("group_overrides") or {}), "curriculum_item": name}
         await super().handle_send_to_api(scored_data, item, *args, **kwargs)  # type: ignore[misc]
 
-    async def _poll_weights(self) -> None:
+    async def _poll_curriculum(self) -> None:
         config: Any = self.config  # type: ignore[attr-defined]
         url = f"{config.rollout_server_url}/curriculum?env_id={self.env_id}"  # type: ignore[attr-defined]
         try:
-            answer, self._tag = await asyncio.to_thread(_fetch, url, self._tag)
+            answer, self._curriculum_tag = await asyncio.to_thread(_fetch, url, self._curriculum_tag)
             if answer is not None:
-                self._weigh(answer["weights"], answer["unknown"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                self._set_curriculum_weights(answer["weights"], answer["unknown"])
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("the curriculum's weights are not known, so the last ones stay: %s", error)
 
-    def _weigh(self, weights: dict[str, float], unknown: float) -> None:
+    def _set_curriculum_weights(self, weights: dict[str, float], unknown: float) -> None:
         """Draw by these weights from now on. Raises what comes of weights that are none, and changes nothing then."""
-        cumulative = list(accumulate(float(weights.get(name, unknown)) for name in self.curriculum_items))
+        cumulative = list(
+            accumulate(float(weights.get(name, unknown)) for name in (self._curriculum_names or {}).values())
+        )
         if not (cumulative[-1] > 0 and math.isfinite(cumulative[-1])):
             raise ValueError(f"the weights of all {len(cumulative)} items are {cumulative[-1]} together")
-        self._cumulative = cumulative
+        self._curriculum_sums = cumulative
 
 
 def _names_by_identity(items: dict[str, Any]) -> dict[int, str]:
@@ -95,10 +104,25 @@ def _names_by_identity(items: dict[str, Any]) -> dict[int, str]:
         raise TypeError("curriculum_items must be a dict from names to items, with an item at least; set it in setup()")
     names: dict[int, str] = {}
     for name, item in items.items():
+        if not _is_name(name):
+            raise ValueError(
+                f"curriculum_items: {name!r:.200} is no name: 1 to {_MAX_NAME_BYTES} bytes of printable text "
+                "that does not begin with 'prompt-'. The gateway would refuse its groups"
+            )
         other = names.setdefault(id(item), name)
         if other != name:
             raise ValueError(f"curriculum_items: {other!r} and {name!r} are one object; give each an object of its own")
     return names
+
+
+def _is_name(name: Any) -> bool:
+    """Return whether the gateway takes this for the name of an item."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and 0 < len(name.encode()) <= _MAX_NAME_BYTES
+        and not name.startswith("prompt-")
+    )
 
 
 def _fetch(url: str, tag: str) -> tuple[Any, str]:

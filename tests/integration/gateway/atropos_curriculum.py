@@ -36,14 +36,14 @@ class Graded(CurriculumMixin, Words):
 
     def report_weights(self):
         """Write what it draws by, once it has weights of some items of each kind."""
-        weights = [round(after - before, 6) for before, after in pairwise([0.0, *self._cumulative])]
+        weights = [round(after - before, 6) for before, after in pairwise([0.0, *self._curriculum_sums])]
         unknown = max(set(weights), key=weights.count)
         found = {"half": [], "solved": []}
         for item, weight in zip(self.curriculum_items.values(), weights, strict=True):
             if weight != unknown:
                 found[item["kind"]].append(weight)
         if all(found.values()):
-            Path("drawn.json").write_text(json.dumps({"tag": self._tag, "weights": found}))
+            Path("drawn.json").write_text(json.dumps({"tag": self._curriculum_tag, "weights": found}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The mixin for atroposlib's environments, against a gateway: it draws by its weights, and names what it sends."""
 
 import ast
+import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from unit.gateway.test_curriculum import publish, weights_of
 
 from lachesis import CurriculumMixin
 from lachesis.pipeline.gateway import curriculum_mixin
+from lachesis.schemas.item_names import is_item_name
 
 
 class StockBase:
@@ -103,8 +106,16 @@ async def test_every_group_that_is_sent_bears_its_items_name():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("items", [[], {}, {"a": 1, "b": 1}])
-async def test_items_that_cannot_be_told_apart_are_refused(items):
+BAD_NAMES = [17, "", "a\n", "\ud800", "ö" * 65, "prompt-1"]
+
+
+def test_a_name_is_one_where_it_is_for_the_gateway():
+    for name in (*BAD_NAMES, "ö" * 64, "a b", "größe", "x" * 129):
+        assert curriculum_mixin._is_name(name) == (isinstance(name, str) and is_item_name(name))
+
+
+@pytest.mark.parametrize("items", [[], {}, {"a": 1, "b": 1}, *({name: {}} for name in BAD_NAMES)])
+async def test_items_without_a_proper_name_of_their_own_are_refused(items):
     env = Words()
     env.curriculum_items = items
     with pytest.raises((TypeError, ValueError), match="curriculum_items"):
@@ -124,3 +135,24 @@ def test_the_module_needs_nothing_but_python(tmp_path):
     subprocess.run(
         [sys.executable, "-I", "-c", "import sys; sys.path.append('.'); import copied"], cwd=tmp_path, check=True
     )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", b"", b"HTTP/1.1 200 OK\r\n\r\n[]"],
+)
+async def test_a_broken_answer_leaves_the_weights_as_they_are(answer, caplog):
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        env = Words(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        env.env_id = 0
+        assert (await env.get_next_item())["word"] in {"a", "b", "c"}
+        thread.join()
+    assert "the last ones stay" in caplog.text
