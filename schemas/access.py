@@ -257,7 +257,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             asks=tuple(map(lease, scope.foreign)),
             rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
             hears=(subjects.heartbeat(run, "governor"),),
-            watches=(policy,),
+            watches=(policy, *(keys.curriculum(revision, env) for env in scope.foreign)),
             gets=(BUCKET,),
             sets=(keys.gateway(),),
         ),

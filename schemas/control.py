@@ -115,7 +115,11 @@ class PolicyRecord(Event, frozen=True, kw_only=True):
 
 
 class CurriculumSnapshot(Event, frozen=True, kw_only=True):
-    """What to draw: `weights` float32 [items], relative; `id` is derived from the content."""
+    """What to draw: `weights` float32 [items], relative; `id` is derived from the content.
+
+    `names` are those of the items, where clients behind the gateway name them: there is one weight more then, the last
+    one, of any item that is not among them.
+    """
 
     run: str
     env: str
@@ -124,6 +128,7 @@ class CurriculumSnapshot(Event, frozen=True, kw_only=True):
     observed: Count
     strategy: str
     weights: bytes
+    names: list[str] | None = None
 
     def values(self) -> NDArray[np.float32]:
         """Return the weights float32 [items]."""
@@ -133,6 +138,8 @@ class CurriculumSnapshot(Event, frozen=True, kw_only=True):
         values = self.values()
         if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
             raise SchemaError("weights: must be finite, not negative and not all zero")
+        if self.names is not None and len(values) != len(self.names) + 1:
+            raise SchemaError(f"weights: {len(values)} for {len(self.names)} names; there is one more than names")
 
 
 class EpochClaim(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,17 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 
 __all__ = ["curriculum_environments", "describe_curriculum", "reason_no_curriculum"]
 
+_NEEDS_POOL = {
+    "epoch": "the order",
+    "easy_first": "the difficulties",
+    "competence": "the difficulties",
+    "sec": "the difficulties",
+}
+"""Strategies that cannot learn about items one by one as clients name them, and what of the pool each needs."""
+
 
 def curriculum_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
-    """Return the environments whose tasks the run draws by its curriculum, by name."""
+    """Return the environments about whose tasks the curriculum learns, by name."""
     return {env: one for env, one in config.environments.items() if reason_no_curriculum(config, env) is None}
 
 
@@ -18,17 +26,24 @@ def reason_no_curriculum(config: RunConfig, env: str) -> str | None:
     None if it has one, or if the configuration does not know it.
     """
     settings = config.environments.get(env)
-    if settings is None or not settings.is_foreign:
+    if settings is None or not settings.is_foreign or config.curriculum.strategy not in _NEEDS_POOL:
         return None
     return (
-        "its clients draw its tasks themselves, behind the gateway; its scores count for statistics and health checks, "
-        "and steer no draw"
+        f"its clients draw its tasks themselves, behind the gateway, and curriculum.strategy "
+        f"{config.curriculum.strategy!r} needs {_NEEDS_POOL[config.curriculum.strategy]} of all tasks from the start; "
+        "with irt or pools they draw by weights (GET /curriculum). Its scores count for statistics and health checks"
     )
 
 
 def describe_curriculum(config: RunConfig) -> list[str]:
     """Describe in words which strategy draws each environment's tasks, and which have no curriculum."""
-    covered = ", ".join(curriculum_environments(config))
-    lines = [f"curriculum {config.curriculum.strategy}: {covered}"] if covered else []
+    strategy, covered = config.curriculum.strategy, curriculum_environments(config)
+    own = ", ".join(env for env, settings in covered.items() if not settings.is_foreign)
+    lines = [f"curriculum {strategy}: {own}"] if own else []
+    lines += [
+        f"curriculum {strategy} for {env}: of the items that its clients name; they draw by GET /curriculum"
+        for env, settings in covered.items()
+        if settings.is_foreign
+    ]
     reasons = {env: reason_no_curriculum(config, env) for env in config.environments}
     return [*lines, *(f"no curriculum for {env}: {reason}" for env, reason in reasons.items() if reason is not None)]

@@ -2,7 +2,8 @@
 
 Every finished group teaches, dropped ones too, unless it names a policy step that the run has not trained: taken for
 the newest, it would make all that follows too old to learn from. A group that is of no task of the pool teaches
-nothing; such groups are counted, and environments without a curriculum are named in log and heartbeats. A commit holds
+nothing; such groups are counted, and environments without a curriculum are named in log and heartbeats. Behind the
+gateway clients draw: there, groups name their items, and the weights go back to the clients by name. A commit holds
 the feedback of one burst, which is all that rebuilds the state; the snapshot that environments draw by goes to the
 run's bucket, at most twice a second.
 """
@@ -11,14 +12,13 @@ import logging
 
 import anyio
 import anyio.to_thread
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.logic.registry import load_strategy
+from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.environments.environment import Environment
@@ -29,7 +29,7 @@ from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEvent
+from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
@@ -42,9 +42,8 @@ from lachesis.schemas.errors import (
     VersionError,
 )
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.values import shaped, unpack
 
-__all__ = ["CurriculumWriter", "feedback_of", "items_of", "run_curriculum"]
+__all__ = ["CurriculumWriter", "items_of", "run_curriculum"]
 
 log = logging.getLogger("lachesis")
 
@@ -91,25 +90,26 @@ def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> It
 
 
 async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
-    await service.starts_with(f"loading environment {env} ({settings.kind})")
-    items = await anyio.to_thread.run_sync(_load_items, config, env, settings)
+    items = None
+    if not settings.is_foreign:
+        await service.starts_with(f"loading environment {env} ({settings.kind})")
+        items = await anyio.to_thread.run_sync(_load_items, config, env, settings)
     writer = CurriculumWriter(service, config, env, items)
     await writer.open()
     await writer.follow()
 
 
 class CurriculumWriter(StatefulStage[CurriculumEvent]):
-    """The single writer of what one environment's curriculum learned."""
+    """The single writer of what one environment's curriculum learned. `items` None: its clients name them."""
 
     name = "curriculum"
     kind = "curriculum"
 
-    def __init__(self, service: Service, config: RunConfig, env: str, items: ItemPool) -> None:
+    def __init__(self, service: Service, config: RunConfig, env: str, items: ItemPool | None) -> None:
         super().__init__(service, env, CurriculumEvent, (subjects.EVENTS,))
         self.strategy_name = code_name(config.curriculum.strategy)
-        self.strategy = load_strategy(items, config.curriculum)
-        self._learned: list[ItemFeedback] = []
-        """What follows the last commit."""
+        settings = config.curriculum
+        self.learner = NamedItemLearner(env, settings) if items is None else PoolLearner(env, items, settings)
         self._ledger = subjects.ledger(service.run, config.training.name)
         self._without_task = 0
         """Groups of this process' life that are of no task of the pool."""
@@ -123,12 +123,11 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         """Take over what was learned."""
         if restored.state is not None:
             try:
-                self.strategy.load_state_dict(unpack("curriculum state", restored.state))
+                self.learner.load_state(restored.state)
             except SettingsChangedError as error:
                 raise SettingsChangedError(f"environment {self.env}: {error}") from error
         for delta in restored.deltas:
-            for feedback in shaped("curriculum delta", list[ItemFeedback], unpack("curriculum delta", delta)):
-                self.strategy.observe(feedback)
+            self.learner.apply_delta(delta)
         self._changed.set()
 
     def sources(self) -> list[InputSource]:
@@ -145,7 +144,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         self.cursors = {subjects.EVENTS: message.seq + 1}
         for reward in decode(RewardEvent, message.data).groups:
             self.service.vitals.handled += 1
-            feedback = feedback_of(self.env, reward)
+            feedback = self.learner.feedback_of(reward)
             if feedback is None:
                 self._count_without_task()
                 continue
@@ -153,20 +152,18 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
                 self._batches, self._looked = await self._formed(), True
             try:
                 self._check_step(feedback)
-                self.strategy.observe(feedback)
+                self.learner.observe(feedback, reward.item)
             except DataError as error:  # no item of the pool, no share of successes: an environment's slip
                 self.service.set_note("feedback", f"feedback left out: {error}")
             else:
                 self.service.set_note("feedback", None)
-                self._learned.append(feedback)
 
     def _count_without_task(self) -> None:
         self._without_task += 1
         self.service.vitals.metrics[f"curriculum/{self.env}/without_task"] = self._without_task
         self.service.set_note(
             f"{self.env} without task",
-            f"{self.env}: {self._without_task} groups are of no task of its pool (imported, or from a producer that "
-            "draws its tasks itself); the curriculum learns nothing from them",
+            f"{self.env}: {self._without_task} groups {self.learner.without_item}",
         )
 
     async def _formed(self) -> int:
@@ -189,26 +186,27 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
 
     async def advance(self) -> None:
         """Commit as much as fits into a message."""
-        if len(self._learned) >= _MAX_FEEDBACK_PER_COMMIT:
+        if len(self.learner.learned) >= _MAX_FEEDBACK_PER_COMMIT:
             await self.commit()
 
     async def commit(self) -> None:
         """Write what was learned since the last commit."""
+        observed = [feedback.id for feedback in self.learner.learned]
         event = CurriculumEvent(
             run=self.service.run,
             env=self.env,
             revision=self.service.revision,
             strategy=self.strategy_name,
-            snapshot_id=self.strategy.snapshot().id,
-            commit=self.next_commit(msgspec.msgpack.encode(self._learned)),
-            observed=[feedback.id for feedback in self._learned],
+            snapshot_id=self.learner.weights().id,
+            commit=self.next_commit(self.learner.take_delta()),
+            observed=observed,
         )
-        self._learned, self._looked = [], False
+        self._looked = False
         await self.write(event)
 
     def state(self) -> bytes:
-        """Return the strategy's state."""
-        return msgspec.msgpack.encode(self.strategy.state_dict())
+        """Return what was learned."""
+        return self.learner.state()
 
     def report(self, event: CurriculumEvent, receipt: CommitReceipt) -> None:
         """Have the weights published."""
@@ -221,40 +219,23 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
-            snapshot = self.strategy.snapshot()
+            snapshot = self.learner.weights()
             event = CurriculumSnapshot(
                 run=self.service.run,
                 env=self.env,
                 revision=self.service.revision,
                 id=snapshot.id,
-                observed=self.strategy.observations,
+                observed=self.learner.strategy.observations,
                 strategy=self.strategy_name,
                 weights=as_bytes(snapshot.weights, "float32"),
+                names=self.learner.names(),
             )
             try:
                 await self.service.retrying("publish a curriculum snapshot")(self.service.bus.put, key, encode(event))
             except InfrastructureError:
                 return  # draining; the next start publishes
-            figures = self.strategy.metrics()
+            figures = self.learner.strategy.metrics()
             self.service.vitals.metrics |= {
                 name.replace("/", f"/{self.env}/", 1): value for name, value in figures.items()
             }
             await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
-
-
-def feedback_of(env: str, reward: GroupReward) -> ItemFeedback | None:
-    """Return what a group teaches about its item, None when it names none of the pool."""
-    if reward.index is None:
-        return None
-    judged = sum(score is not None for score in reward.scores)
-    success = reward.success if judged else None
-    return ItemFeedback(
-        id=reward.group,
-        env=env,
-        item=reward.index,
-        skill=reward.skill,
-        n=judged,
-        success=success,
-        policy_step=reward.policy_step,
-        status="scored" if success is not None else "unscorable",
-    )

@@ -7,7 +7,7 @@ Guarantees: an answer of success means stored; what is invalid gets 422 with the
 web page's script gets in, not on loopback either. The trainer's side is not served: the run has a trainer, which reads
 the ledger.
 
-    GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data
+    GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data  /curriculum
     POST /register-env  /disconnect-env  /scored_data  /scored_data_list
 """
 
@@ -30,6 +30,7 @@ from starlette.routing import Route
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
+from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import BusyError, Intake
 from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import PolicyVersions
@@ -71,6 +72,7 @@ def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlett
         "/status-env": gateway.status_env,
         "/latest_example": gateway.latest_example,
         "/reset_data": gateway.reset_data,
+        "/curriculum": gateway.curriculum,
         "/batch": gateway.trainers_side,
     }
     post: dict[str, Handler] = {
@@ -98,6 +100,7 @@ class Gateway:
         store: GatewayStore,
         policies: PolicyVersions,
         intake: Intake,
+        weights: CurriculumWeights,
         *,
         token: str | None,
         failed: Callable[[LachesisError], None],
@@ -106,6 +109,7 @@ class Gateway:
         self._store = store
         self._policies = policies
         self._intake = intake
+        self._weights = weights
         self._token = token
         self._failed = failed
         self._bodies = BodyBudget(config.gateway.receiving_bytes, config.gateway.body_s)
@@ -191,6 +195,9 @@ class Gateway:
 
     async def latest_example(self, _: Request) -> Any:
         return self._intake.latest or {key: [] for key in _EXAMPLE_KEYS}
+
+    async def curriculum(self, request: Request) -> Any:
+        return self._weights.respond(request, self._store.registry)
 
     def _step(self) -> int:
         """Return the optimizer steps that the newest weights hold."""

@@ -10,9 +10,11 @@ import anyio
 import uvicorn
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.gateway.config import LOOPBACK, GatewayConfig
+from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.store import GatewayStore
@@ -44,12 +46,13 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         )
         policies = PolicyVersions()
         intake = Intake(service, config, store, policies)
+        weights = CurriculumWeights(envs, code_name(config.curriculum.strategy))
 
         def failed(error: LachesisError) -> None:
             errors.append(error)
             server.should_exit = True
 
-        gateway = Gateway(config, store, policies, intake, token=token, failed=failed)
+        gateway = Gateway(config, store, policies, intake, weights, token=token, failed=failed)
         hosts = () if config.gateway.host in LOOPBACK else None
         server = HttpServer(
             uvicorn.Config(
@@ -70,6 +73,8 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         async with background() as tasks:
             tasks.start_soon(policies.follow, service.bus, service.run)
             tasks.start_soon(intake.renew)
+            for env in envs:
+                tasks.start_soon(weights.follow, service.bus, service.revision, env)
             tasks.start_soon(_follow_governor, service, gateway)
             tasks.start_soon(_show, service, gateway, intake, port)
             tasks.start_soon(server.stop_on_drain, service)  # what waits for a lease is answered 503

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.environment import Environment
     from lachesis.pipeline.environments.session import Reply, Session
     from lachesis.pipeline.environments.tools import tool
+    from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
     from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
     from lachesis.pipeline.rewards.estimators.own import estimator
     from lachesis.pipeline.rewards.welford import RewardNormalizer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CurriculumMixin",
     "Environment",
     "Message",
     "RaterUnavailable",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CurriculumMixin": "lachesis.pipeline.gateway.curriculum_mixin",
     "Environment": "lachesis.pipeline.environments.environment",
     "Message": "lachesis.schemas.rollout",
     "RaterUnavailable": "lachesis.schemas.errors",

@@ -13,9 +13,10 @@ from chaos.history import History
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.logic.learner import feedback_of
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, Strategy
-from lachesis.pipeline.curriculum.stage import feedback_of, items_of
+from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.promotion.record import config_under_promotion, read_promotions
 from lachesis.pipeline.rewards.logic.generations import RevisionNormalizers, RewardTerms

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import msgspec
 import numpy as np
@@ -267,6 +267,28 @@ class Strategy:
         if wrong is not None:
             raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
         self._take_over(saved, arrays)
+
+    def grown(self, items: ItemPool) -> Self:
+        """Return the strategy over a larger pool, which begins with the items of this one.
+
+        What it learned stays. Raises ConfigError where an array of its state is neither by item nor of the same shape
+        whatever the number of items.
+        """
+        made = type(self)(items, self.config)
+        for name, array in made.arrays().items():
+            old = self.arrays()[name]
+            if old.shape == array.shape:
+                array[...] = old
+            elif (len(old), len(array)) == (self.items.count, items.count):
+                array[: len(old)] = old
+            else:
+                raise ConfigError(
+                    f"curriculum.strategy {type(self).__name__}: its array {name} has the shape {old.shape} for "
+                    f"{self.items.count} items, and {array.shape} for {items.count}. Where clients name the items, "
+                    "an array needs one entry an item, or as many whatever the number of items"
+                )
+        made.load_state_dict(self.state_dict() | {"items": items.count, "arrays": made.state_dict()["arrays"]})
+        return made
 
     def _change(self, saved: _SavedStrategy) -> str | None:
         """Return why a saved state cannot be this strategy's, and how to go on; None if it can."""

@@ -5,7 +5,6 @@ is missing is made up, and what the client does not say (weights, finish reasons
 `metadata[origin.by]`.
 """
 
-import hashlib
 from collections.abc import Sequence as Items
 from itertools import chain
 from typing import Any
@@ -18,6 +17,7 @@ from lachesis.pipeline.gateway.protocol import ScoredData
 from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.item_names import check_item_name, name_of_prompt
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, ToolCall, VersionSpan
 
 __all__ = ["PROMPT", "REWARD", "GroupOrigin", "to_group"]
@@ -28,7 +28,9 @@ REWARD = "environment"
 """Component under which the scores go, as those of the pipeline's own environments."""
 _ZERO = "set_advantage_to_zero"
 """The override by which a client says that a sample must not be trained on."""
-_ASSUMED = ["policy_versions", "finish_reasons", "item", "started_ns"]
+_ITEM = "curriculum_item"
+"""The group override by which a client names the item, so that the curriculum learns how it went."""
+_ASSUMED = ("policy_versions", "finish_reasons", "started_ns")
 
 
 class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +74,13 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
     mask = labels != PROMPT
     _check_labels(tokens, labels, offsets)
     mask[offsets[:-1]] = False  # nothing comes before the first token, so no trainer has ever trained on it
+    named = _item_name(data)
+    assumed = [*_ASSUMED, *([] if named else ["item"])]
     group = RolloutGroup(
         id=origin.id,
         run=origin.run,
         env=origin.env,
-        item=_item(data.tokens[0], mask[: lengths[0]]),
+        item=named or _item_of_prompt(data.tokens[0], mask[: lengths[0]]),
         producer=origin.producer,
         epoch=origin.epoch,
         counter=origin.counter,
@@ -97,7 +101,7 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
         started_ns=origin.started_ns,
         messages=[[_message(said) for said in talk] for talk in data.messages or []],
         generation=data.generation_params or {},
-        metadata={origin.by: {"name": origin.name, "assumed": _ASSUMED}, **_extras(data)},
+        metadata={origin.by: {"name": origin.name, "assumed": assumed}, **_extras(data)},
     )
     group.check()
     reason = why_untrainable(group, origin.limits)
@@ -265,7 +269,12 @@ def _extras(data: ScoredData) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value is not None}
 
 
-def _item(tokens: list[int], mask: NDArray[np.bool_]) -> str:
+def _item_name(data: ScoredData) -> str | None:
+    given = (data.group_overrides or {}).get(_ITEM)
+    return None if given is None else check_item_name(f"group_overrides.{_ITEM}", given)
+
+
+def _item_of_prompt(tokens: list[int], mask: NDArray[np.bool_]) -> str:
     """Return a name that groups of the same prompt share: of the tokens before the first that is trained on."""
     prompt = tokens[: int(mask.argmax())] if mask.any() else tokens
-    return f"prompt-{hashlib.sha256(as_bytes(prompt, 'int32')).hexdigest()[:16]}"
+    return name_of_prompt(as_bytes(prompt, "int32"))

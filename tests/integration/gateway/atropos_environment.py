@@ -5,6 +5,7 @@ Run with an interpreter that has atroposlib 0.4: `python atropos_environment.py 
 
 import random
 
+from atroposlib.envs import base
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
 
@@ -55,18 +56,18 @@ class Words(BaseEnv):
         return None
 
 
+class NoTokenizer:
+    """Nothing here is text."""
+
+    @classmethod
+    def from_pretrained(cls, name):
+        return cls()
+
+    def decode(self, tokens):
+        return ""
+
+
+base.AutoTokenizer = NoTokenizer
+
 if __name__ == "__main__":
-    from atroposlib.envs import base
-
-    class _NoTokenizer:
-        """Nothing here is text."""
-
-        @classmethod
-        def from_pretrained(cls, name):
-            return cls()
-
-        def decode(self, tokens):
-            return ""
-
-    base.AutoTokenizer = _NoTokenizer
     Words.cli()

@@ -15,11 +15,13 @@ import time
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 from contract.inference_servers import ARGUMENTS, CPU
 from contract.inference_servers import PYTHON as VLLM
 from integration.gateway.world import World
 
+import lachesis
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
@@ -65,6 +67,38 @@ async def test_a_real_environment_registers_throttles_publishes_and_goes_on_afte
         assert all(group.metadata["gateway"]["name"].startswith("words_") for group in groups)
         assert all(group.sequences.excluded_samples == [1] for group in groups)
         assert {message.content for group in groups for message in group.messages[3]} == {"q", "3"}
+
+
+async def test_an_environment_with_the_mixin_draws_by_the_weights_of_what_it_sent(
+    nats_bus: NatsBus, nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    world = World(nats_bus, nats_server, tmp_path)
+    world.trains.set()
+    async with world.running(), httpx.AsyncClient(base_url=world.url, trust_env=False) as http:
+        environment = _start(world, tmp_path / "atropos.log", "atropos_curriculum.py")
+        try:
+            with anyio.fail_after(120):
+                while environment.poll() is None:  # noqa: ASYNC110 - a process, which ends after its steps
+                    await anyio.sleep(0.1)
+        finally:
+            if environment.poll() is None:
+                environment.kill()
+            environment.wait()
+        log = (tmp_path / "atropos.log").read_text()
+        assert environment.returncode == 0, log[-3000:]
+        groups = await world.groups()
+        assert {group.item.rpartition("-")[0] for group in groups} == {"half", "solved"}, log[-3000:]
+        answer = (await http.get("/curriculum", params={"env": "words"})).json()
+        seen = {
+            kind: [w for name, w in answer["weights"].items() if name.startswith(kind)] for kind in ("half", "solved")
+        }
+        assert max(seen["solved"]) < min(seen["half"])
+        assert 0 < len(seen["half"]) <= 40
+        later = [group.item for group in groups[len(groups) // 2 :]]
+        drawn = json.loads((tmp_path / "drawn.json").read_text())
+        assert drawn["tag"].startswith('W/"')
+        assert any(name in answer["weights"] for name in later)
+        assert max(drawn["weights"]["solved"]) < min(drawn["weights"]["half"]), "it draws by what the run learned"
 
 
 CONFIG = """
@@ -152,8 +186,8 @@ def _serve_near(folder: Path, gateway: str) -> "subprocess.Popen[bytes]":
         )
 
 
-def _start(world: World, log: Path) -> "subprocess.Popen[bytes]":
-    script = Path(__file__).with_name("atropos_environment.py")
+def _start(world: World, log: Path, name: str = "atropos_environment.py") -> "subprocess.Popen[bytes]":
+    script = Path(__file__).with_name(name)
     with log.open("ab") as sink:
         return subprocess.Popen(
             [str(PYTHON), str(script), "serve", "--slurm", "false", "--env.rollout_server_url", world.url],
@@ -161,4 +195,5 @@ def _start(world: World, log: Path) -> "subprocess.Popen[bytes]":
             stdout=sink,
             stderr=sink,
             cwd=log.parent,
+            env={**os.environ, "PYTHONPATH": str(Path(lachesis.__file__).parents[1])},
         )

@@ -1,4 +1,4 @@
-"""A run around a gateway that is a process: governor, batcher, normalizer and scorer are real, the trainer played."""
+"""A run around a gateway that is a process: the stages are real, the trainer is played."""
 
 import os
 import signal
@@ -19,6 +19,7 @@ from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.rewards.stage import run_normalizer
@@ -53,6 +54,7 @@ hold_s = 120.0
 """
 STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("governor", run_governor), ("batcher", run_batcher), ("normalizer", run_normalizer), ("scorer", run_scorer),
+    ("curriculum", run_curriculum),
 )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ GATEWAY = [
     *(("POST", path) for path in ("/register-env", "/disconnect-env", "/scored_data", "/scored_data_list")),
     ("POST", "/register"),
     ("GET", "/reset_data"),
+    ("GET", "/curriculum"),
 ]  # fmt: skip
 
 Asked = tuple[str, str]

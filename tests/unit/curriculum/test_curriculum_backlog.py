@@ -41,5 +41,5 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     assert commits[-1].commit.cursors == {subjects.EVENTS: burst[-1].seq + 1}
     again = CurriculumWriter(service, config, "sums", ItemPool(8))
     await again.open()
-    assert again.strategy.state_dict() == writer.strategy.state_dict()
+    assert again.learner.state() == writer.learner.state()
     assert again.cursors == writer.cursors

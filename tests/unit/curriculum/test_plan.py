@@ -2,8 +2,11 @@
 
 import logging
 
+import pytest
+
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.services.cli.health import _print, read_health
@@ -24,12 +27,24 @@ def test_what_is_drawn_and_what_is_not_is_said_of_every_environment():
     assert reason_no_curriculum(CONFIG, "unknown") is None
     assert describe_curriculum(RunConfig(run="r")) == []
     (only,) = describe_curriculum(RunConfig(run="r", environments={"shop": FOREIGN}))
-    assert only.startswith(NONE)
+    assert only.startswith("curriculum irt for shop: of the items that its clients name")
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "a/file.py:Own"])
+def test_a_strategy_learns_about_named_items_unless_it_needs_the_pool_beforehand(strategy):
+    config = RunConfig(run="r", environments={"shop": FOREIGN}, curriculum=CurriculumConfig(strategy=strategy))
+    reason = reason_no_curriculum(config, "shop")
+    if strategy in {"uniform", "irt", "pools", "a/file.py:Own"}:
+        assert reason is None
+        assert list(curriculum_environments(config)) == ["shop"]
+    else:
+        assert f"curriculum.strategy {strategy!r} needs the" in reason
+        assert not curriculum_environments(config)
 
 
 async def test_the_service_names_the_environments_without_one(lab, caplog):
     caplog.set_level(logging.INFO, "lachesis")
-    config = RunConfig(run="r", environments={"shop": FOREIGN})
+    config = RunConfig(run="r", environments={"shop": FOREIGN}, curriculum=CurriculumConfig(strategy="epoch"))
     async with lab.running(lambda service: run_curriculum(service, config), "curriculum") as service:
         await service.started.wait()
         assert (service.vitals.status_text or "").startswith(NONE), "so `status` shows it"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.learner import feedback_of
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
-from lachesis.pipeline.curriculum.stage import feedback_of
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
