@@ -1,6 +1,7 @@
 """The demo's configuration: its TOML file, `LACHESIS_*` and the command line, merged into one file.
 
-The file is `demo.toml` or, for the pretrained model, `smollm2.toml`. In: what the command line says. Out: a `RunConfig`.
+The file is `demo.toml` or, for the pretrained model, `smollm2.toml`. In: what the command line says. Out: a
+`RunConfig`.
 """
 
 import os
