@@ -68,7 +68,8 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
         handed = dict(self.handed)
         if member in handed:
             handed[member] = msgspec.structs.replace(handed[member], received=False)
-        return msgspec.structs.replace(self, registered=self.registered | {member: request}, handed=handed)
+        others = {name: known for name, known in self.registered.items() if name != member}
+        return msgspec.structs.replace(self, registered=others | {member: request}, handed=handed)  # the newest is last
 
     def forget_members(self) -> Self:
         """Return it with nobody registered. What was handed out stays handed out."""

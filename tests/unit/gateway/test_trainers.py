@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import threading
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 
@@ -140,6 +142,7 @@ async def test_a_trainer_that_starts_again_gets_the_batch_again_that_it_held(new
     await form(lab, 0, 2)
     async with new_run.gateway(observing(new_run)) as http:
         await register(http)
+        await register(http, "main.other")
         assert await collect(http) == [0]
         await register(http, num_steps=30)
         assert await collect(http) == [0]
@@ -191,6 +194,26 @@ async def test_a_large_batch_is_sent_compressed_to_who_takes_it_so(new_run, lab)
         await register(http)  # else it is trained
         async with http.stream("GET", "/batch", headers={"Accept-Encoding": "identity"}) as answer:
             assert json.loads(b"".join([part async for part in answer.aiter_raw()]))["batch"] == plain
+
+
+async def test_fault_8_compressing_a_batch_holds_up_nobody(new_run, lab, monkeypatch):
+    answered, compressing = threading.Event(), threading.Event()
+
+    def compress(data, level):
+        compressing.set()
+        assert answered.wait(30), "nobody was answered meanwhile"
+        return gzip_compress(data, level)
+
+    gzip_compress = gzip.compress
+    monkeypatch.setattr(gzip, "compress", compress)
+    await form(lab, 0, 1)
+    async with new_run.gateway(observing(new_run)) as http:
+        await register(http)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, http)
+            await anyio.to_thread.run_sync(compressing.wait)
+            assert (await http.get("/status")).status_code == 200
+            answered.set()
 
 
 @pytest.mark.parametrize("call", range(1, 13))
