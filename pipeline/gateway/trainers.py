@@ -44,6 +44,7 @@ _PATIENCE_S = 3.0
 _ANYBODY = ("", "lachesis")
 """User names of the run's trainer: none, and the one in `gateway.url`."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_CONSUMERS = 16
 _MAX_MEMBERS = 64
 
 
@@ -114,6 +115,8 @@ class Trainers:
                 f"batch_size: {request.batch_size}, but batches of this run have {wanted} sequences; set "
                 f"batching.batch_size = {request.batch_size} in its configuration, or start the trainer with {wanted}"
             )
+        if name not in self._consumers and len(self._consumers) >= _MAX_CONSUMERS:
+            raise DataError(f"user name {user!r}: {_MAX_CONSUMERS} others read this run already; share the name of one")
         async with self._lock(name):
             consumer = await self._consumer(name)
             if len(consumer.registered) >= _MAX_MEMBERS and member not in consumer.registered:
@@ -136,8 +139,8 @@ class Trainers:
         """
         name, member = self.member_of(user)
         async with self._lock(name):
-            consumer = await self._consumer(name)
-            if member not in consumer.registered:
+            stored = name in self._consumers or await self._patiently("read who trains")(self._store.consumer, name)
+            if not stored or member not in (await self._consumer(name)).registered:
                 raise NotRegisteredError("Trainer not registered. Call /register first.")
             await self._settle(name)
             held = self._consumers[name].handed.get(member)

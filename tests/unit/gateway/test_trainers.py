@@ -134,8 +134,18 @@ async def test_members_of_a_name_get_disjoint_batches_and_every_name_the_whole_s
             seen += batches
         assert seen == [0, 1, 2, 3]
         assert (await report_of(lab)).next_batch == 2, "only the run's own name says what is trained"
-        refused = (await http.get("/batch", auth=("a b", "t"))).json()
-        assert refused["status"] == "error"
+        for user in ("a b", "stranger"):
+            assert (await http.get("/batch", auth=(user, "t"))).json()["status"] == "error"
+        assert await lab.bus.value(keys.gateway("consumer-stranger")) is None, "a question alone leaves nothing behind"
+
+
+async def test_names_that_read_a_run_are_bounded(new_run, lab):
+    async with new_run.gateway(observing(new_run)) as http:
+        for n in range(15):
+            await register(http, f"reader-{n}")
+        refused = await http.post("/register", json=STOCK, auth=("reader-15", "t"))
+        assert refused.status_code == 422
+        await register(http, "reader-0.second")
 
 
 async def test_a_trainer_that_starts_again_gets_the_batch_again_that_it_held(new_run, lab):
