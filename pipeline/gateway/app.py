@@ -321,11 +321,10 @@ class Gateway:
 
     async def _note(self, trainers: Trainers, reply: HandedReply, *, received: bool) -> bool:
         try:
-            await trainers.note(reply, received=received)
+            return await trainers.note(reply, received=received)
         except LachesisError as error:
             self._give_up(error)
             return False
-        return True
 
     def _give_up(self, error: LachesisError) -> None:
         """End the service, unless it is the broker that is away."""

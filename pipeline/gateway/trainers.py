@@ -11,6 +11,7 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,11 +55,12 @@ class NotRegisteredError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class HandedReply:
-    """A reply that carries a batch: JSON, and whose it is."""
+    """A reply that carries a batch: JSON, and whose it is. `attempt` counts the replies to its member."""
 
     consumer: str
     member: str
     number: int
+    attempt: int
     data: bytes
 
 
@@ -77,6 +79,7 @@ class Trainers:
         self._consumers: dict[str, Consumer] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._told_none: set[tuple[str, str]] = set()
+        self._attempts: Counter[tuple[str, str]] = Counter()
         self._seen: dict[str, int] = {}
         """Of each consumer the sequence of the newest entry when there was no further batch."""
         self._settled = False
@@ -158,12 +161,15 @@ class Trainers:
                 await self._train(name, member)  # its payloads are gone by now, which the log says
             return await self._hand_out(name, member)
 
-    async def note(self, reply: HandedReply, *, received: bool) -> None:
-        """Note whether a reply reached its trainer."""
+    async def note(self, reply: HandedReply, *, received: bool) -> bool:
+        """Note whether a reply reached its trainer; return False, and note nothing, if a later one is under way."""
         async with self._lock(reply.consumer):
             consumer = await self._consumer(reply.consumer)
+            if self._attempts[reply.consumer, reply.member] != reply.attempt:
+                return False
             self._told_none.discard((reply.consumer, reply.member))
             await self._set(reply.consumer, consumer.note(reply.member, reply.number, received=received))
+            return True
 
     # what is handed out
 
@@ -182,7 +188,8 @@ class Trainers:
             await self._settle(name)
 
     def _reply(self, name: str, member: str, number: int, groups: list[msgspec.Raw]) -> HandedReply:
-        return HandedReply(name, member, number, msgspec.json.encode({"batch": groups}))
+        self._attempts[name, member] += 1
+        return HandedReply(name, member, number, self._attempts[name, member], msgspec.json.encode({"batch": groups}))
 
     async def _next_entry(self, name: str) -> tuple[LedgerEntry, int, Consumer] | None:
         """Return the next entry with a batch, its place, and the consumer as of just before it; None: there is none."""

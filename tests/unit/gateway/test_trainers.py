@@ -9,8 +9,14 @@ import anyio.to_thread
 import msgspec
 import pytest
 
+from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.batch_response import BatchResponse
+from lachesis.pipeline.gateway.protocol import RegisterTrainer
+from lachesis.pipeline.gateway.store import GatewayStore
+from lachesis.pipeline.gateway.trainers import Trainers
+from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
@@ -268,6 +274,21 @@ async def test_a_kill_at_any_write_loses_no_batch_and_repeats_none(new_run, lab,
         while (report := await report_of(lab)) is None or report.next_batch < 3:
             assert await ask(http) is None
         assert (await policy_of(lab)).policy_version.step == 3
+
+
+async def test_of_two_replies_under_way_the_later_one_alone_may_be_received(lab):
+    await form(lab, 0, 2)
+    config = RunConfig(run="r", mode="observe", batching=BatchingConfig(batch_size=8))
+    service = Service(lab.bus, "gateway", "r")
+    trainers = Trainers(service, config, await GatewayStore.open(lab.bus, "r", []))
+    await trainers.register("", RegisterTrainer(**STOCK))
+    early, late = await trainers.next_batch(""), await trainers.next_batch("")
+    assert early.data == late.data
+    assert not await trainers.note(early, received=True)
+    assert await trainers.note(late, received=True)
+    assert not await trainers.note(early, received=False), "its client left, after it had the later one"
+    assert await trainers.next_batch("") is None
+    assert (await trainers.next_batch("")).number == 1
 
 
 class Connection:
