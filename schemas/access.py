@@ -32,13 +32,14 @@ SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "hea
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """What the subjects of one run are made of. `environments` are those trained on, `foreign` those of them whose
-    groups arrive at the gateway."""
+    groups arrive at the gateway. `trains_over_http`: the gateway hands batches to trainers and reports for them."""
 
     run: str
     revision: str
     trainer: str
     environments: tuple[str, ...]
     foreign: tuple[str, ...] = ()
+    trains_over_http: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,8 @@ def _services(scope: Scope) -> dict[str, Access]:
     def lease(env: str) -> tuple[str, str]:
         return ("governor", subjects.lease(run, env))
 
+    report = subjects.state(run, "trainer", subjects.LIVE, scope.trainer)
+    over_http = scope.trains_over_http
     row = partial(_row, scope)
     return {
         "governor": row(
@@ -238,7 +241,7 @@ def _services(scope: Scope) -> dict[str, Access]:
         "inference": row("inference", watches=(policy, *inference), sets=inference),
         "trainer": row(
             "trainer",
-            writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
+            writes=(report,),
             hears=(subjects.heartbeat(run), *incidents),
             reads=(EVENTS, LEDGER),  # of EVENTS: evaluations, for the best checkpoint
             watches=(policy,),
@@ -253,13 +256,18 @@ def _services(scope: Scope) -> dict[str, Access]:
         ),
         "gateway": row(
             "gateway",
-            writes=(*(subjects.rollout(run, env) for env in scope.foreign), *map(chunks, scope.foreign)),
+            writes=(
+                *(subjects.rollout(run, env) for env in scope.foreign),
+                *map(chunks, scope.foreign),
+                *((report,) if over_http else ()),
+            ),
             asks=tuple(map(lease, scope.foreign)),
             rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
             hears=(subjects.heartbeat(run, "governor"),),
+            reads=(LEDGER,) if over_http else (),
             watches=(policy, *(keys.curriculum(revision, env) for env in scope.foreign)),
-            gets=(BUCKET,),
-            sets=(keys.gateway(),),
+            gets=(BUCKET, *((ROLLOUTS, TEACHER) if over_http else ())),
+            sets=(keys.gateway(), *((policy,) if over_http else ())),
         ),
         **{
             identity_of(ENVIRONMENT, env): row(

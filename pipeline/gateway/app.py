@@ -1,14 +1,13 @@
 """The HTTP face of the gateway.
 
-The environments' side of the Atropos trajectory API, as a Starlette application.
+The Atropos trajectory API as a Starlette application.
 
 Guarantees: an answer of success means stored; what is invalid gets 422 with the reason, what does not arrive in time
 408, what cannot be taken in time 503 with Retry-After; where a token is set nobody but its holder is answered; and no
-web page's script gets in, not on loopback either. The trainer's side is not served: the run has a trainer, which reads
-the ledger.
+web page's script gets in, not on loopback either. The trainer's side is served where the run has no trainer of its own.
 
-    GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data  /curriculum
-    POST /register-env  /disconnect-env  /scored_data  /scored_data_list
+    GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data  /curriculum  /batch
+    POST /register-env  /disconnect-env  /scored_data  /scored_data_list  /register
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import base64
 import binascii
 import hmac
 from collections.abc import Awaitable, Callable, Container
+from functools import partial
 from typing import Any
 
 import anyio
@@ -29,13 +29,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.gateway.batch_response import BatchResponse, zipped_for
 from lachesis.pipeline.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
 from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import BusyError, Intake
 from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import PolicyVersions
-from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
+from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer, read_json
 from lachesis.pipeline.gateway.store import GatewayStore
+from lachesis.pipeline.gateway.trainers import HandedReply, Trainers
 from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
@@ -53,8 +55,8 @@ _EXAMPLE_KEYS = (
     "images",
 )  # fmt: skip
 _NO_TRAINER_TEXT = (
-    "the trainer's side of this API is not served: batches are in the run's ledger, which keeps them until they are "
-    "trained. Read them with lachesis.batches(run)"
+    "this run has a trainer of its own, which reads the batches from the ledger; to train with another one set "
+    'mode = "observe" in its configuration'
 )
 
 
@@ -73,14 +75,14 @@ def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlett
         "/latest_example": gateway.latest_example,
         "/reset_data": gateway.reset_data,
         "/curriculum": gateway.curriculum,
-        "/batch": gateway.trainers_side,
+        "/batch": gateway.batch,
     }
     post: dict[str, Handler] = {
         "/register-env": gateway.register_env,
         "/disconnect-env": gateway.disconnect_env,
         "/scored_data": gateway.scored_data,
         "/scored_data_list": gateway.scored_data_list,
-        "/register": gateway.trainers_side,
+        "/register": gateway.register,
     }
     routes = [Route(path, gateway.answer(handler), methods=["GET"]) for path, handler in get.items()]
     routes += [Route(path, gateway.answer(handler), methods=["POST"]) for path, handler in post.items()]
@@ -90,6 +92,8 @@ def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlett
 
 class Gateway:
     """`outstanding`: sequences stored, leased or not trained yet, by the governor; None until it was heard.
+
+    `trainers` is None where the run has a trainer of its own.
 
     `failed` is called with what must end the service.
     """
@@ -102,6 +106,7 @@ class Gateway:
         intake: Intake,
         weights: CurriculumWeights,
         *,
+        trainers: Trainers | None = None,
         token: str | None,
         failed: Callable[[LachesisError], None],
     ) -> None:
@@ -110,6 +115,7 @@ class Gateway:
         self._policies = policies
         self._intake = intake
         self._weights = weights
+        self._trainers = trainers
         self._token = token
         self._failed = failed
         self._bodies = BodyBudget(config.gateway.receiving_bytes, config.gateway.body_s)
@@ -145,14 +151,13 @@ class Gateway:
             if isinstance(error, SlowBodyError):  # what may still come of it is not wanted
                 return _detail(408, error, {"Connection": "close"})
             return _detail(422, error)
-        if not isinstance(error, InfrastructureError):  # another gateway has taken over, or the server refuses us
-            self._failed(error)
+        self._give_up(error)
         return _detail(503, error, {"Retry-After": str(_RETRY_AFTER_S)})
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the refusal of a client that is not permitted: a browser acting for a page, or one without the
         token."""
-        if self._token is None or hmac.compare_digest(_token(request).encode(), self._token.encode()):
+        if self._token is None or hmac.compare_digest(_credentials(request)[1].encode(), self._token.encode()):
             return None
         challenge = {"WWW-Authenticate": 'Basic realm="lachesis"'}
         return _detail(401, DataError("send the gateway's token, as bearer token or as password"), challenge)
@@ -165,6 +170,9 @@ class Gateway:
     async def wandb_info(self, _: Request) -> Any:
         if self._policies.newest_version is None:
             return {"group": None, "project": None}
+        registered = self._trainers.registered if self._trainers else None
+        if registered is not None:
+            return {"group": registered.wandb_group, "project": registered.wandb_project}
         return {"group": self._config.run, "project": self._config.training.wandb.project or self._config.run}
 
     async def info(self, _: Request) -> Any:
@@ -194,7 +202,8 @@ class Gateway:
         }
 
     async def latest_example(self, _: Request) -> Any:
-        return self._intake.latest or {key: [] for key in _EXAMPLE_KEYS}
+        batched = self._trainers.latest if self._trainers else None
+        return self._intake.latest or batched or {key: [] for key in _EXAMPLE_KEYS}
 
     async def curriculum(self, request: Request) -> Any:
         return self._weights.respond(request, self._store.registry)
@@ -231,14 +240,19 @@ class Gateway:
             registry, number = self._store.registry.register(asked, env)
             await self._set_registry(registry)
         training = self._config.training
+        registered = self._trainers.registered if self._trainers else None
+        schedule = {
+            "checkpoint_dir": str(self._config.path / "environments"),
+            "checkpoint_interval": registered.save_checkpoint_interval if registered else training.checkpoint_every,
+            # the API has no word for "until it is stopped"
+            "num_steps": registered.num_steps if registered else training.steps or (1 << 31) - 1,
+        }
         return {
             "status": "success",
             "env_id": number,
             "wandb_name": registry.of(number).name,
-            "checkpoint_dir": str(self._config.path / "environments"),
             "starting_step": self._step(),
-            "checkpoint_interval": training.checkpoint_every,
-            "num_steps": training.steps or (1 << 31) - 1,  # the API has no word for "until it is stopped"
+            **schedule,
         }
 
     async def disconnect_env(self, request: Request) -> Any:
@@ -257,6 +271,8 @@ class Gateway:
 
         What was stored stays: history is not deleted here.
         """
+        if self._trainers is not None:
+            await self._trainers.forget_members()
         async with self._registering:
             await self._set_registry(self._store.registry.reset())
         await self._intake.forget()
@@ -286,22 +302,57 @@ class Gateway:
         async with self._bodies.receive(request, _SMALL_BODY_BYTES) as data:
             return unpacked(request, data, _SMALL_BODY_BYTES)
 
-    async def trainers_side(self, _: Request) -> Any:
-        return _detail(501, DataError(_NO_TRAINER_TEXT))
+    # the trainer's side
+
+    async def register(self, request: Request) -> Any:
+        if self._trainers is None:
+            return _detail(501, DataError(_NO_TRAINER_TEXT))
+        asked = read_json(RegisterTrainer, await self._small_body(request))
+        return {"uuid": await self._trainers.register(_credentials(request)[0], asked)}
+
+    async def batch(self, request: Request) -> Any:
+        """Send a trainer its batch. While the broker is away there is none: the usual client ends at an error."""
+        if self._trainers is None:
+            return _detail(501, DataError(_NO_TRAINER_TEXT))
+        try:
+            reply = await self._trainers.next_batch(_credentials(request)[0])
+        except DataError as error:  # a name that cannot be, or one that has not registered
+            return {"status": "error", "message": str(error), "batch": []}
+        except LachesisError as error:
+            self._give_up(error)
+            reply = None
+        if reply is None:
+            return {"batch": None}
+        body, headers = await zipped_for(request, reply.data)
+        return BatchResponse(body, headers, partial(self._record_receipt, self._trainers, reply))
+
+    async def _record_receipt(self, trainers: Trainers, reply: HandedReply, *, received: bool) -> bool:
+        try:
+            return await trainers.record_receipt(reply, received=received)
+        except LachesisError as error:
+            self._give_up(error)
+            return False
+
+    def _give_up(self, error: LachesisError) -> None:
+        """End the service, unless it is the broker that is away."""
+        if not isinstance(error, InfrastructureError):  # another gateway has taken over, or the server refuses us
+            self._failed(error)
 
     async def _set_registry(self, registry: Any) -> None:
         with anyio.CancelScope(shield=True):  # a write given up half-way would leave its revision unknown
             await self._store.set_registry(registry)
 
 
-def _token(request: Request) -> str:
+def _credentials(request: Request) -> tuple[str, str]:
+    """Return the user name, empty where there is none, and the token that came with a request."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+            user, _, token = base64.b64decode(value, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return value.strip() if kind.lower() == "bearer" else ""
+            return "", ""
+        return user, token
+    return "", value.strip() if kind.lower() == "bearer" else ""
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -13,7 +13,7 @@ from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Finite
 
-__all__ = ["EnvironmentId", "RegisterEnv", "ScoredData", "read_json"]
+__all__ = ["EnvironmentId", "RegisterEnv", "RegisterTrainer", "ScoredData", "read_json"]
 
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Label = Annotated[int, Meta(ge=-100, le=(1 << 31) - 1)]
@@ -52,6 +52,19 @@ class RegisterEnv(Struct, frozen=True, kw_only=True):
     weight: Finite
     group_size: Annotated[int, Meta(ge=1, le=1 << 20)]
     min_batch_allocation: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class RegisterTrainer(Struct, frozen=True, kw_only=True):
+    """A trainer that announces itself. `batch_size` counts sequences."""
+
+    wandb_group: Annotated[str, Meta(max_length=256)]
+    wandb_project: Annotated[str, Meta(max_length=256)]
+    batch_size: Annotated[int, Meta(ge=1)]
+    max_token_len: int
+    checkpoint_dir: Annotated[str, Meta(max_length=4096)]
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
 
 
 class EnvironmentId(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
+from lachesis.pipeline.gateway.trainers import Trainers
 from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.heartbeats import read_heartbeat
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, http_within
@@ -47,12 +48,15 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         policies = PolicyVersions()
         intake = Intake(service, config, store, policies)
         weights = CurriculumWeights(envs, code_name(config.curriculum.strategy))
+        trainers = Trainers(service, config, store) if config.mode == "observe" else None
+        if trainers is not None:
+            await trainers.open()
 
         def failed(error: LachesisError) -> None:
             errors.append(error)
             server.should_exit = True
 
-        gateway = Gateway(config, store, policies, intake, weights, token=token, failed=failed)
+        gateway = Gateway(config, store, policies, intake, weights, trainers=trainers, token=token, failed=failed)
         hosts = () if config.gateway.host in LOOPBACK else None
         server = HttpServer(
             uvicorn.Config(

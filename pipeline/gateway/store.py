@@ -1,4 +1,4 @@
-"""Stores the gateway's registrations and partial groups in the run's bucket.
+"""Stores the gateway's registrations, partial groups and handed-out batches in the run's bucket.
 
 Guarantees that what it returns is stored when a change returns, and that of two gateways of a run the earlier one ends
 (`FencedError`) at its next change.
@@ -10,6 +10,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.gateway.logic.buffer import Buffer
+from lachesis.pipeline.gateway.logic.handing import Consumer
 from lachesis.pipeline.gateway.logic.registry import Registry
 from lachesis.schemas import keys
 from lachesis.schemas.errors import SchemaError
@@ -17,7 +18,7 @@ from lachesis.schemas.errors import SchemaError
 __all__ = ["GatewayStore"]
 
 _REGISTRY = "registry"
-T = TypeVar("T", Registry, Buffer)
+T = TypeVar("T", Registry, Buffer, Consumer)
 
 
 class GatewayStore:
@@ -49,6 +50,14 @@ class GatewayStore:
         await self._put(_buffer(env), buffer)
         self.buffers[env] = buffer
 
+    async def consumer(self, name: str) -> Consumer | None:
+        """Return the consumer of that name as it is stored, None if there is none yet."""
+        return await self._get(_consumer(name), Consumer)
+
+    async def set_consumer(self, name: str, consumer: Consumer) -> None:
+        """Raises `FencedError` when another gateway has taken over."""
+        await self._put(_consumer(name), consumer)
+
     async def _get(self, name: str, kind: type[T]) -> T | None:
         entry = await self._bus.value(keys.gateway(name))
         if entry is None:
@@ -61,10 +70,14 @@ class GatewayStore:
                 f"key {keys.gateway(name)} of run {self._run}: {error}; delete the key to begin again"
             ) from error
 
-    async def _put(self, name: str, value: Registry | Buffer) -> None:
+    async def _put(self, name: str, value: Registry | Buffer | Consumer) -> None:
         data, at = msgspec.msgpack.encode(value), self._revisions.get(name, 0)
         self._revisions[name] = await self._bus.put(keys.gateway(name), data, revision=at)
 
 
 def _buffer(env: str) -> str:
     return f"buffer-{env}"
+
+
+def _consumer(name: str) -> str:
+    return f"consumer-{name}"

@@ -8,10 +8,12 @@ __all__ = ["scope_of"]
 
 def scope_of(config: RunConfig) -> Scope:
     """Return what the run's subjects are made of."""
+    foreign = tuple(name for name, env in config.environments.items() if env.is_foreign)
     return Scope(
         run=config.run,
         revision=config.revision,
         trainer=config.training.name,
         environments=tuple(config.environments),
-        foreign=tuple(name for name, env in config.environments.items() if env.is_foreign),
+        foreign=foreign,
+        trains_over_http=bool(foreign) and config.mode == "observe",
     )

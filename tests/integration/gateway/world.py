@@ -1,4 +1,7 @@
-"""A run around a gateway that is a process: the stages are real, the trainer is played."""
+"""A run around a gateway that is a process: the stages are real.
+
+The trainer is played, unless the run's mode is `observe`: then a test has one of its own.
+"""
 
 import os
 import signal
@@ -35,6 +38,7 @@ __all__ = ["CONFIG", "World"]
 
 CONFIG = """
 run = "g"
+mode = "{mode}"
 [environments.words]
 kind = "gateway"
 longest_tokens = 64
@@ -61,12 +65,13 @@ STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
 class World:
     """`batches` are those trained so far; `worst` is the most sequences that the governor ever counted."""
 
-    def __init__(self, bus: NatsBus, server: Any, folder: Path) -> None:
+    def __init__(self, bus: NatsBus, server: Any, folder: Path, *, mode: str = "train") -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
+        self._trains = mode == "train"
         self.bus = bus
         self.file = folder / "run.toml"
-        self.file.write_text(CONFIG.format(port=self.port))
+        self.file.write_text(CONFIG.format(port=self.port, mode=mode))
         (folder / "token").write_text(server.token)
         self.arguments = ["--config", str(self.file), "--nats", server.url, "--set", f"nats.token_file={folder}/token"]
         self.config: RunConfig = load(RunConfig, file=self.file).config
@@ -83,7 +88,7 @@ class World:
             async with anyio.create_task_group() as tasks:
                 for name, stage in STAGES:
                     tasks.start_soon(self._live, name, stage)
-                for task in (self._train, self._follow_governor):
+                for task in (self._train, self._follow_governor) if self._trains else (self._follow_governor,):
                     tasks.start_soon(task)
                 await self.start()
                 yield

@@ -368,11 +368,11 @@ async def test_a_reset_forgets_environments_and_buffers_but_no_history(world, ma
         await world.registered(http)
 
 
-async def test_the_trainers_side_says_where_batches_are(world):
+async def test_the_trainers_side_says_that_the_run_has_a_trainer(world):
     async with world.gateway() as http:
         for answer in (await http.get("/batch"), await http.post("/register", json={})):
             assert answer.status_code == 501
-            assert "ledger" in answer.json()["detail"][0]["msg"]
+            assert 'mode = "observe"' in answer.json()["detail"][0]["msg"]
 
 
 async def test_a_second_gateway_ends_the_first(world):
