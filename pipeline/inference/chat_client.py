@@ -1,4 +1,6 @@
-"""Client of a text-only server: any one with OpenAI's `/chat/completions`. For tests of an environment, never training.
+"""Client of a text-only server: any one with OpenAI's `/chat/completions`.
+
+For tests of an environment, never for training.
 
 In: chat messages. Out: the text of an answer and how many tokens it had, if the server counts them. `ChatInference`
 lets an environment play against such a server through the interface of a token server: a conversation is spelled in

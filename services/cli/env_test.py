@@ -1,4 +1,4 @@
-"""`lachesis env test`: samples of some tasks from one or more models, and a table of what came of them."""
+"""`lachesis env test`: asks models for answers to some tasks, and shows a table of the results."""
 
 import os
 from collections.abc import AsyncIterator, Sequence
