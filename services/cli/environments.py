@@ -6,6 +6,8 @@ from lachesis.pipeline.environments.load import BUILTIN
 from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.env_new import env_new
+from lachesis.services.cli.env_test import env_test
+from lachesis.services.cli.env_verify import env_verify
 from lachesis.services.cli.options import Json
 from lachesis.services.output import print_json
 
@@ -13,6 +15,8 @@ __all__ = ["env_app", "env_list"]
 
 env_app = typer.Typer(help="Environments.", no_args_is_help=True)
 env_app.command("new")(env_new)
+env_app.command("test")(env_test)
+env_app.command("verify")(env_verify)
 
 
 @env_app.command("list")

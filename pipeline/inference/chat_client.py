@@ -1,0 +1,201 @@
+"""Client of a text-only server: any one with OpenAI's `/chat/completions`.
+
+For tests of an environment, never for training.
+
+In: chat messages. Out: the text of an answer and how many tokens it had, if the server counts them. `ChatInference`
+lets an environment play against such a server through the interface of a token server: a conversation is spelled in
+ids of its own (a character an id), which only this module reads. They are no token ids of the model, and the logprobs
+beside them are 0, so nothing may be trained on them.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import msgspec
+import numpy as np
+
+from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
+
+__all__ = ["ChatClient", "ChatInference", "ChatReply"]
+
+T = TypeVar("T")
+
+_ROLES = ("system", "user", "assistant", "tool")
+_END = 0
+_FIRST_CHARACTER = 1 + len(_ROLES)
+_MAX_QUOTED_CHARS = 300
+_BUSY = frozenset({429, 502, 503, 504})
+_CONNECT_TIMEOUT_S = 10.0
+_VERSION = "0-text-0000"
+
+
+class ChatReply(msgspec.Struct, frozen=True):
+    """One answer. `tokens`: generated ones, None where the server does not count them."""
+
+    text: str
+    finish_reason: str
+    tokens: int | None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class ChatClient:
+    """An async context manager over one server. `url` ends where `/chat/completions` follows: `http://HOST:PORT/v1`."""
+
+    def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 120.0) -> None:
+        self.url = url.rstrip("/")
+        self._key = key
+        self._http = httpx.AsyncClient(
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None),
+            trust_env=httpx.URL(url).host not in {"localhost", "127.0.0.1", "::1"},  # a proxy leads elsewhere
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the server lists. Raises as `complete`."""
+        found = self._decoded(await self._request("GET", "/models"), _Models)
+        return [model.id for model in found.data]
+
+    async def complete(self, model: str, messages: Sequence[dict[str, Any]], sampling: SamplingParams) -> ChatReply:
+        """Return one answer of `model`.
+
+        Raises InfrastructureError when the server is away or too slow, DataError when it refuses the request or sends
+        no answer.
+        """
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(messages),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.max_tokens is not None:
+            body["max_tokens"] = sampling.max_tokens
+        found = self._decoded(await self._request("POST", "/chat/completions", body), _Completion)
+        if not found.choices:
+            raise DataError(f"{self._where} sent no answer")
+        choice = found.choices[0]
+        tokens = None if found.usage is None else found.usage.completion_tokens
+        reason = "length" if choice.finish_reason == "length" else "stop"
+        return ChatReply(choice.message.content or "", reason, tokens)
+
+    @property
+    def _where(self) -> str:
+        return f"server {without_secrets(self.url)}"
+
+    async def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        try:
+            response = await self._http.request(method, self.url + path, json=body)
+        except httpx.TransportError as error:
+            slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+            kind = InfrastructureError if slow else ServerAwayError
+            raise kind(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
+        if response.is_success:
+            return response
+        said = response.text[:_MAX_QUOTED_CHARS]
+        if self._key:
+            said = said.replace(self._key, "***")
+        text = f"{self._where} answered {path} with {response.status_code}: {said}"
+        if response.status_code in _BUSY:
+            raise ServerAwayError(text)
+        if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
+            raise InfrastructureError(text)
+        raise DataError(text)
+
+    def _decoded(self, response: httpx.Response, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            said = response.text[:_MAX_QUOTED_CHARS]
+            raise DataError(f"{self._where} speaks no OpenAI chat completions: {error}; it sent {said!r}") from error
+
+
+class ChatInference:
+    """An `Inference` for one sample over a `ChatClient`; `tokens` counts what the model generated, None if unknown."""
+
+    def __init__(self, client: ChatClient, model: str) -> None:
+        self.tokens: int | None = 0
+        self._client = client
+        self._model = model
+
+    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids that spell a conversation."""
+        ids = []
+        for message in messages:
+            ids += [1 + _ROLES.index(message["role"]), *_spell(message["content"]), _END]
+        return [*ids, 1 + _ROLES.index("assistant")] if add_generation_prompt else ids
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, without roles."""
+        return "".join(chr(i - _FIRST_CHARACTER) for i in token_ids if i >= _FIRST_CHARACTER)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
+        """Return `n` answers, a request each: many servers know no `n`."""
+        messages = await self._messages(prompt_ids)
+        return [await self._answer(messages, sampling or SamplingParams()) for _ in range(n)]
+
+    async def _messages(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        starts = [place for place, i in enumerate(ids) if _END < i < _FIRST_CHARACTER]
+        messages = []
+        for start, end in pairwise(starts):
+            role = _ROLES[ids[start] - 1]
+            # calls stand in the text, so a server knows of none that a tool's message could answer
+            role = "user" if role == "tool" else role
+            messages.append({"role": role, "content": await self.detokenize(ids[start:end])})
+        return messages
+
+    async def _answer(self, messages: list[dict[str, Any]], sampling: SamplingParams) -> GeneratedSample:
+        reply = await self._client.complete(self._model, messages, sampling)
+        self.tokens = None if self.tokens is None or reply.tokens is None else self.tokens + reply.tokens
+        ids = [*_spell(reply.text), _END]
+        return GeneratedSample(
+            token_ids=np.array(ids, np.int32),
+            logprobs=np.zeros(len(ids), np.float32),
+            text=reply.text,
+            finish_reason=reply.finish_reason,
+            weight_versions=[WeightVersionSpan(version=_VERSION, start=0, end=len(ids))],
+        )
+
+
+def _spell(text: str) -> list[int]:
+    return [ord(character) + _FIRST_CHARACTER for character in text]
