@@ -21,7 +21,7 @@ from lachesis.pipeline.evaluation.logic.inference_test import InferenceSample, M
 from lachesis.pipeline.inference.chat_client import ChatClient, ChatInference
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.directory import control_token, url_file
+from lachesis.pipeline.inference.directory import sampling_key, url_file
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
@@ -223,8 +223,8 @@ async def _open_run(config: RunConfig, role: str, timeout_s: float) -> AsyncIter
         raise ConfigError(
             f"{file}: {error.strerror}; it holds the address of the run's {role} server once `lachesis up` runs"
         ) from error
-    token = control_token(config.path, role)
-    async with InferenceClient(ClientConfig(url=url, timeout=timeout_s), token=token) as client:
+    key = sampling_key(config, role)
+    async with InferenceClient(ClientConfig(url=url, timeout=timeout_s), token=key) as client:
         yield ModelUnderTest(f"{config.run}/{role}", _always(client))
 
 
