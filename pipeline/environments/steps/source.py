@@ -134,7 +134,7 @@ class StepSource(Environment):
 
 
 class GemSource(StepSource):
-    """Episodes of an environment that is registered with gem, by its id (`game:GuessTheNumber-v0`, say) as `place`."""
+    """Episodes of an environment that gem knows by the id `place`, `game:GuessTheNumber-v0-easy` say."""
 
     def load(self) -> Callable[..., Any]:
         """Return the callable that makes an environment. Raises ConfigError if gem is missing or lacks the id."""
