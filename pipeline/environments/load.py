@@ -15,8 +15,11 @@ __all__ = ["BUILTIN", "load_environment"]
 
 BUILTIN = {
     "dataset": "lachesis.pipeline.environments.dataset:Dataset",
+    "gem": "lachesis.pipeline.environments.steps.source:GemSource",
+    "gymnasium": "lachesis.pipeline.environments.steps.source:GymnasiumSource",
     "reasoning_gym": "lachesis.pipeline.environments.reasoning_gym:ReasoningGym",
     "spell_backward": "lachesis.pipeline.environments.spelling:SpellBackward",
+    "steps": "lachesis.pipeline.environments.steps.source:StepSource",
 }
 """Built-in environments by name."""
 

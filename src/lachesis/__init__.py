@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lachesis.pipeline.environments.environment import Environment
     from lachesis.pipeline.environments.session import Reply, Session
+    from lachesis.pipeline.environments.steps.step_env import StepEnv
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
     from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
@@ -29,6 +30,7 @@ __all__ = [
     "RewardNormalizer",
     "Sample",
     "Session",
+    "StepEnv",
     "Task",
     "ToolError",
     "batches",
@@ -46,6 +48,7 @@ _HOMES = {
     "RewardGroup": "lachesis.pipeline.rewards.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.rewards.welford",
     "Session": "lachesis.pipeline.environments.session",
+    "StepEnv": "lachesis.pipeline.environments.steps.step_env",
     "Task": "lachesis.pipeline.tasks.task",
     "Sample": "lachesis.pipeline.scoring.rater",
     "ToolError": "lachesis.schemas.errors",

@@ -1,0 +1,242 @@
+"""Any environment as `reset` and `step`, in the shape of gem and Gymnasium.
+
+In: actions, which are what an engine sampled. Out: observations, and the training sequence with the engine's own token
+ids and logprobs. An injected inference answers the rollout's generation request with the action; the rollout's
+coroutine then waits at its next request, so nothing is ever replayed. This file alone guarantees that the rollout runs
+only inside `reset` and `step`, on an event loop of its own in the caller's thread: no thread and no signal handler.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.inference import InferenceRequests
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
+from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import ConfigError, DataError
+
+__all__ = ["StepEnv", "Tokenize"]
+
+_NO_TIMEOUT_S = 1e9
+"""The caller's engine may take as long as it likes between two steps."""
+_INHERITED_LOOPS: list[asyncio.AbstractEventLoop] = []
+"""Loops of the parent process. To close one here would unregister its file descriptors in the parent too."""
+
+
+class Tokenize(Protocol):
+    """Turns chat messages into token ids under the engine's chat template, as `InferenceClient.tokenize` does."""
+
+    async def __call__(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids."""
+        ...
+
+
+class StepEnv:
+    """One episode at a time of `environment`: an instance, or the name that a configuration would give it.
+
+    `params` are its parameters if it is a name. `tokenize` belongs to the engine that samples the actions.
+    `max_steps`: actions of an episode at most; by default and at most the environment's `max_turns`.
+
+    `reset` and `step` return an `info` with `messages` (the conversation), `prompt_ids` (what the engine shall
+    continue, None at the end), and `tokens`, `loss_mask` and `logprobs` (the training sequence so far). The reward is
+    0.0 before the last step, and then `environment.score`, or NaN where that cannot tell.
+    """
+
+    def __init__(
+        self,
+        environment: str | Environment,
+        tokenize: Tokenize,
+        *,
+        params: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
+    ) -> None:
+        if max_steps is not None and max_steps < 1:
+            raise ConfigError(f"max_steps is {max_steps}, and must be at least 1")
+        self.environment = load_environment(environment, params) if isinstance(environment, str) else environment
+        turns = self.environment.max_turns
+        self.max_steps = turns if max_steps is None else min(max_steps, turns)
+        self._tokenize = tokenize
+        self._next_index = 0
+        self._shown = 0
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._rollout: asyncio.Task[None] | None = None
+        self._session: Session | None = None
+        self._actions: _InjectedActions | None = None
+
+    @property
+    def unwrapped(self) -> "StepEnv":
+        return self
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode: task `seed` modulo the number of tasks, `options["index"]`, or else the next one.
+
+        Raises what the environment raises; RuntimeError in a thread whose event loop is running.
+        """
+        _refuse_running_loop()
+        self.close()
+        count = len(self.environment)
+        index = (options or {}).get("index", self._next_index if seed is None else seed) % count
+        self._next_index = index + 1
+        task = self.environment.task(index)
+        self._actions = _InjectedActions(self._tokenize)
+        requests = InferenceRequests(self._actions, CollectConfig(request_timeout_s=_NO_TIMEOUT_S, attempts=1))
+        sampling = SamplingParams()
+        opening = SharedFirstTurn(requests, task.messages, [0], sampling)
+        self._session = Session(
+            task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=self.max_steps
+        )
+        self._shown = 0
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._rollout = self._loop.create_task(self._play(self._session))
+        if self._run_to_boundary():
+            raise DataError(f"{type(self.environment).__name__}: the rollout ended before it asked for an answer")
+        return self._observe(self._session), self._info(self._session, self._actions)
+
+    def step(self, action: GeneratedSample) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Answer with what the engine sampled for `info["prompt_ids"]`, its stop token included.
+
+        Return (observation, reward, terminated, truncated, info). `truncated`: the action was cut, or `max_steps` was
+        reached. Raises RuntimeError without a `reset` in this process, and what the environment raises.
+        """
+        _refuse_running_loop()
+        session, actions = self._session, self._actions
+        if session is None or actions is None or self._pid != os.getpid():
+            raise RuntimeError("call reset() first: no episode is under way in this process")
+        if not isinstance(action, GeneratedSample) or action.finish_reason not in {"stop", "length"}:
+            raise DataError("an action is a whole GeneratedSample (token ids, logprobs, text) that was not aborted")
+        actions.answer(action)
+        if not self._run_to_boundary():
+            return self._observe(session), 0.0, False, False, self._info(session, actions)
+        try:
+            score = self._run(self.environment.score(session.task, session))
+        finally:
+            self.close()
+        observation, info = self._observe(session), self._info(session, None)
+        truncated = session.finish_reason == "length" or session.turns_left <= 0
+        return observation, math.nan if score is None else score, not truncated, truncated, info
+
+    def spawn(self, same_state: bool = False, **changes: Any) -> "StepEnv":
+        """Return another one of the same environment; `changes` replace arguments of the constructor."""
+        if same_state:
+            raise NotImplementedError("a rollout under way cannot be copied: reset the new one to the same seed")
+        arguments: dict[str, Any] = {
+            "environment": self.environment,
+            "tokenize": self._tokenize,
+            "max_steps": self.max_steps,
+        }
+        return StepEnv(**arguments | changes)
+
+    def close(self) -> None:
+        """End the episode under way, if any. Raises RuntimeError in a thread whose event loop is running."""
+        _refuse_running_loop()
+        loop, rollout = self._loop, self._rollout
+        self._loop = self._rollout = self._session = self._actions = None
+        if loop is None or rollout is None:
+            return
+        if self._pid != os.getpid():
+            _INHERITED_LOOPS.append(loop)
+            return
+        rollout.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            loop.run_until_complete(rollout)
+        loop.close()
+
+    async def _play(self, session: Session) -> None:
+        with contextlib.suppress(SampleEnded):
+            await self.environment.rollout(session.task, session)
+        if session.failure is not None:
+            raise session.failure
+
+    def _run_to_boundary(self) -> bool:
+        """Let the rollout run to its next generation request; return whether it ended instead."""
+        rollout, actions = self._rollout, self._actions
+        assert rollout is not None  # noqa: S101 - both are set while an episode is under way
+        assert actions is not None  # noqa: S101
+        asked = actions.asked
+
+        async def wait() -> None:
+            request = asyncio.ensure_future(asked.wait())
+            await asyncio.wait({rollout, request}, return_when=asyncio.FIRST_COMPLETED)
+            request.cancel()
+
+        self._run(wait())
+        if not rollout.done():
+            return False
+        try:
+            rollout.result()
+        except BaseException:
+            self.close()
+            raise
+        return True
+
+    def _run(self, work: Any) -> Any:
+        assert self._loop is not None  # noqa: S101
+        return self._loop.run_until_complete(work)
+
+    def _observe(self, session: Session) -> str:
+        new = session.messages[self._shown :]
+        self._shown = len(session.messages)
+        return "\n".join(message.content for message in new if message.role != "assistant")
+
+    @staticmethod
+    def _info(session: Session, actions: "_InjectedActions | None") -> dict[str, Any]:
+        return {
+            "item": session.task.item,
+            "messages": list(session.messages),
+            "prompt_ids": None if actions is None else list(actions.prompt_ids),
+            "tokens": list(session.tokens),
+            "loss_mask": list(session.loss_mask),
+            "logprobs": list(session.logprobs),
+        }
+
+
+class _InjectedActions:
+    """The inference of one episode: a generation request waits here until `answer` is called."""
+
+    def __init__(self, tokenize: Tokenize) -> None:
+        self.prompt_ids: list[int] = []
+        self.asked = asyncio.Event()
+        self._tokenize = tokenize
+        self._answer: asyncio.Future[GeneratedSample] | None = None
+
+    def answer(self, action: GeneratedSample) -> None:
+        """Let the rollout go on with `action` as soon as the loop runs."""
+        assert self._answer is not None  # noqa: S101
+        self.asked.clear()
+        self._answer.set_result(action)
+
+    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        return await self._tokenize(messages, add_generation_prompt=add_generation_prompt)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        raise DataError("an episode of steps never continues an aborted sample")
+
+    async def generate(
+        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
+        if self.asked.is_set():
+            raise DataError("the rollout asked for two answers at once; an episode of steps has one at a time")
+        self.prompt_ids = list(prompt_ids)
+        self._answer = asyncio.get_running_loop().create_future()
+        self.asked.set()
+        return [await self._answer]
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "StepEnv was called in a thread whose event loop is running: call it in another thread, "
+        "await asyncio.to_thread(env.step, action) say"
+    )
