@@ -35,7 +35,7 @@ COMMANDS = {
         Command("forkserver", "run:forkserver", "Fork services on the supervisor's request.", hidden=True),
         Command("load-check", "load_check:load_check", "Load all that the configuration names, "
                 "and print the results as JSON.", hidden=True),
-        Command("demo", "demo:demo", "Train a small model on real tasks with the whole pipeline, "
+        Command("demo", "demo:demo", "Train a model on real tasks with the whole pipeline, "
                 "and check that it learned."),
         Command("dev", "dev:dev", "Run one task through all stages to an optimizer step in this "
                 "process, without a server."),

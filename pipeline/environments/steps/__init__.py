@@ -1,4 +1,4 @@
-"""Step-based environments: ours as `reset` and `step`, and those of gem and Gymnasium as sources of rollouts."""
+"""Step-based environments: ours as `reset` and `step`, and others as sources of rollouts."""
 
 from lachesis.pipeline.environments.steps.source import GemSource, GymnasiumSource, StepSource
 from lachesis.pipeline.environments.steps.step_env import StepEnv

@@ -1,4 +1,4 @@
-"""Step-based text environments (gem's, Gymnasium's, any with their `reset` and `step`) as sources of rollouts.
+"""Step-based text environments as sources of rollouts: gem's, Gymnasium's, any like them.
 
 In: a callable that makes such an environment. Out: an `Environment` in which task `i` is the episode of seed
 `seed + i`. Each sample plays an environment of its own. The reward of a sample is the sum of its steps' rewards. This
@@ -148,7 +148,10 @@ class GymnasiumSource(StepSource):
     """
 
     def load(self) -> Callable[..., Any]:
-        """Return the callable that makes an environment. Raises ConfigError if Gymnasium is missing or lacks the id."""
+        """Return the callable that makes an environment.
+
+        Raises ConfigError if Gymnasium is missing or lacks the id.
+        """
         return _registered("gymnasium", "gymnasium", self.place, {"disable_env_checker": True})
 
 
