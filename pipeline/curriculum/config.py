@@ -8,6 +8,14 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["CurriculumConfig"]
 
+_NEEDS_OF_POOL = {
+    "epoch": "the order",
+    "easy_first": "the difficulties",
+    "competence": "the difficulties",
+    "sec": "the difficulties",
+}
+"""Strategies that cannot learn about items one by one as clients name them, and what of the pool each needs."""
+
 
 class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a strategy draws by, and how it treats late feedback. Fields of other strategies are ignored."""
@@ -50,6 +58,11 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """irt: probability, before its first result, that an item's success does not follow the ability (coin flips, wrong
     labels); 0 takes all items for sound. Higher than their share of the items, since more of them have even odds.
     Default 0.3."""
+
+    @property
+    def needs_of_pool(self) -> str | None:
+        """Needed of all items from the start; None: the strategy learns of one as it is named."""
+        return _NEEDS_OF_POOL.get(self.strategy)
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -6,14 +6,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 
 __all__ = ["curriculum_environments", "describe_curriculum", "reason_no_curriculum"]
 
-_NEEDS_POOL = {
-    "epoch": "the order",
-    "easy_first": "the difficulties",
-    "competence": "the difficulties",
-    "sec": "the difficulties",
-}
-"""Strategies that cannot learn about items one by one as clients name them, and what of the pool each needs."""
-
 
 def curriculum_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
     """Return the environments about whose tasks the curriculum learns, by name."""
@@ -26,11 +18,12 @@ def reason_no_curriculum(config: RunConfig, env: str) -> str | None:
     None if it has one, or if the configuration does not know it.
     """
     settings = config.environments.get(env)
-    if settings is None or not settings.is_foreign or config.curriculum.strategy not in _NEEDS_POOL:
+    needs = config.curriculum.needs_of_pool
+    if settings is None or not settings.is_foreign or needs is None:
         return None
     return (
         f"its clients draw its tasks themselves, behind the gateway, and curriculum.strategy "
-        f"{config.curriculum.strategy!r} needs {_NEEDS_POOL[config.curriculum.strategy]} of all tasks from the start; "
+        f"{config.curriculum.strategy!r} needs {needs} of all tasks from the start; "
         "with irt or pools they draw by weights (GET /curriculum). Its scores count for statistics and health checks"
     )
 

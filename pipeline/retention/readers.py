@@ -38,6 +38,11 @@ class Readers:
         self._run = service.run
         self._revision = service.revision
         self._environments = list(config.environments)
+        self._learned = [
+            env
+            for env, settings in config.environments.items()
+            if not settings.is_foreign or config.curriculum.needs_of_pool is None
+        ]
         self._has_teacher = config.teacher.enabled
         self._has_health = config.health.enabled
         self._watermark = 0
@@ -68,8 +73,7 @@ class Readers:
                 env: await self._committed("normalizer", "reward", RewardEvent, env) for env in self._environments
             },
             curricula={
-                env: await self._committed("curriculum", "curriculum", CurriculumEvent, env)
-                for env in self._environments
+                env: await self._committed("curriculum", "curriculum", CurriculumEvent, env) for env in self._learned
             },
             monitors={env: await self._committed("health", "alert", AlertEvent, env) for env in self._environments}
             if self._has_health

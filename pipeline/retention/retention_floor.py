@@ -71,10 +71,10 @@ class StageProgress(NamedTuple):
 class RetentionInputs:
     """What the log and the broker said, at some time each.
 
-    `acknowledged` is by durable stage, `normalizers`, `curricula` and `monitors` (None: no health service runs) by
-    environment. `batched` is the lowest sequence
-    of ROLLOUTS and of TEACHER that batches may still be fetched from. Every rollout whose logprobs lie below
-    `logprobs` in TEACHER has an outcome.
+    `acknowledged` is by durable stage, `normalizers`, `curricula` (environments without a curriculum left out) and
+    `monitors` (None: no health service runs) by environment. `batched` is the lowest sequence of ROLLOUTS and of
+    TEACHER that batches may still be fetched from. Every rollout whose logprobs lie below `logprobs` in TEACHER has an
+    outcome.
     """
 
     watermark: int = 0
@@ -124,10 +124,11 @@ def claims(facts: RetentionInputs, run: str, revision: str, environments: Iterab
             ),
             *(RetentionClaim(EVENTS, subject, scored, name) for subject in (score, dead)),
             RetentionClaim(EVENTS, reward, normalizer.covers + 1, f"{name}, for its start"),
-            RetentionClaim(EVENTS, reward, learner.cursors.get(EVENTS, 1), f"curriculum of {env}"),
             RetentionClaim(EVENTS, curriculum, learner.covers + 1, f"curriculum of {env}, for its start"),
             RetentionClaim(TEACHER, logprobs, facts.logprobs, "batcher, for logprobs of rollouts without an outcome"),
         ]
+        if env in facts.curricula:
+            found.append(RetentionClaim(EVENTS, reward, learner.cursors.get(EVENTS, 1), f"curriculum of {env}"))
         alert = subjects.event("alert", run, revision, env)
         if facts.monitors is None:
             found.append(RetentionClaim(EVENTS, alert, 1, "nobody, and it is little"))
