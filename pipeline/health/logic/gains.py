@@ -24,15 +24,17 @@ _USUAL, _OUTLYING = 0.025, 0.06
 _FALSE_ALARM_WINDOWS = 1e5
 """Windows between two false alarms: in 10,000 groups, 156 windows of 64, a chance below .002."""
 _MAX_EVIDENCE = 1e9
+_AT_BEST = 0.95
+"""Mean rating from which on a rater has no room to rise, and says nothing of whether others rise rightly."""
 
 
 class UnconfirmedGain(Check):
     """The score rises by raters whose gain the others do not confirm: slopes over 24 and 96 points of 64 groups each.
 
-    Of three raters or more, those that rise (t > 4) are no more than those that do not (t < 2), the score rises
-    (t > 3), and each of the former agrees less and less with the mean of the others on which samples of a group are the
-    better ones (t of their correlation < -3, or it ceased to vary). That warns, and quarantines where it lasts. A rater
-    that merely learns faster keeps agreeing.
+    Of three raters or more, those that rise (t > 4) are no more than those that do not though they could (t < 2; one
+    at its best cannot), the score rises (t > 3), and each of the former agrees less and less with the mean of the
+    others on which samples of a group are the better ones (t of their correlation < -3, or it ceased to vary). That
+    warns, and quarantines where it lasts. A rater that merely learns faster keeps agreeing.
     """
 
     name = "unconfirmed_gain"
@@ -56,7 +58,8 @@ class UnconfirmedGain(Check):
             names = [name for name in points[-1] if name != "score"]
             levels = {name: _slope(some, name, 0) for name in names}
             gaining = [name for name in names if (levels[name] or 0.0) > 4]
-            others = [name for name in names if (t := levels[name]) is not None and t < 2]
+            still = [name for name in names if (t := levels[name]) is not None and t < 2]
+            others = [name for name in still if (levels[name] or 0.0) < -2 or _can_rise(some, name)]
             value = max(value, rising if gaining and len(others) >= len(gaining) else 0.0)
             if rising > 3 and 0 < len(gaining) <= len(others) and all(_parts(some, name) for name in gaining):
                 reason = (
@@ -215,6 +218,12 @@ def _parts(points: Sequence[Mapping[str, Sequence[float | None]]], name: str) ->
     """Return whether a rater agrees less and less with the others."""
     t = _slope(points, name, 1)
     return t is not None and t < -3
+
+
+def _can_rise(points: Sequence[Mapping[str, Sequence[float | None]]], name: str) -> bool:
+    """Return whether a rater has room above the ratings it gives, which are calibrated to [0, 1]."""
+    level = mean(point[name][0] for point in points if name in point)
+    return level is not None and level < _AT_BEST
 
 
 def _apart(score: GroupScore) -> dict[str, float]:

@@ -59,6 +59,25 @@ def test_raters_that_keep_agreeing_part_in_health(groups, lifts):
     assert {result.severity for result in found} <= {"idle", "ok"}
 
 
+@pytest.mark.parametrize(("level", "fall", "severity"), [(0.5, 0.0, "warn"), (0.99, 0.0, "ok"), (0.99, 0.01, "warn")])
+def test_a_rater_at_its_best_says_nothing_of_the_gains_of_others(groups, level, fall, severity):
+    """It cannot rise; falling, it contradicts them."""
+    noise = [0.01, -0.01] * 12
+    points = [
+        {
+            "score": [0.4 + 0.01 * k + e],
+            "similar": [0.4 + 0.02 * k + e, 0.8 - 0.02 * k + e],
+            "exact": [0.4 + 0.0009 * k + e, 0.8],  # rises, though not for certain: 2 < t < 4
+            "form": [level - fall * k + e / 10, 0.1],
+        }
+        for k, e in enumerate(noise)
+    ]
+    check = UnconfirmedGain()
+    check.load_state_dict({"points": points, "left": []})
+    found = check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))]))
+    assert found.severity == severity, found
+
+
 def test_a_single_rater_that_saturates_warns(groups):
     found = judge(groups, RaterSaturation(), lambda i: rated(groups) if i < 256 else best(groups, ("style",)), 6)
     assert [result.severity for result in found] == ["idle", "idle", "ok", "ok", "warn", "warn"]
