@@ -59,10 +59,12 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     labels); 0 takes all items for sound. Higher than their share of the items, since more of them have even odds.
     Default 0.3."""
 
-    @property
-    def needs_of_pool(self) -> str | None:
-        """Needed of all items from the start; None: the strategy learns of one as it is named."""
-        return _NEEDS_OF_POOL.get(self.strategy)
+    def missing_of_pool(self, *, is_foreign: bool) -> str | None:
+        """Return what the strategy would have to know of all items and does not; None: it can learn.
+
+        Only of the items of a foreign environment it learns no more than their names, one by one.
+        """
+        return _NEEDS_OF_POOL.get(self.strategy) if is_foreign else None
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -18,12 +18,12 @@ def reason_no_curriculum(config: RunConfig, env: str) -> str | None:
     None if it has one, or if the configuration does not know it.
     """
     settings = config.environments.get(env)
-    needs = config.curriculum.needs_of_pool
-    if settings is None or not settings.is_foreign or needs is None:
+    missing = config.curriculum.missing_of_pool(is_foreign=settings.is_foreign) if settings else None
+    if missing is None:
         return None
     return (
         f"its clients draw its tasks themselves, behind the gateway, and curriculum.strategy "
-        f"{config.curriculum.strategy!r} needs {needs} of all tasks from the start; "
+        f"{config.curriculum.strategy!r} needs {missing} of all tasks from the start; "
         "with irt or pools they draw by weights (GET /curriculum). Its scores count for statistics and health checks"
     )
 

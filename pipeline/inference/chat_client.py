@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.client import GeneratedSample, is_on_this_machine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 
@@ -47,7 +47,7 @@ class _Message(msgspec.Struct):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
 
@@ -56,17 +56,17 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
+class _ChatCompletion(msgspec.Struct):
+    choices: list[_ChatChoice]
     usage: _Usage | None = None
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     id: str
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
+class _ModelList(msgspec.Struct):
+    data: list[_ListedModel]
 
 
 class ChatClient:
@@ -78,7 +78,7 @@ class ChatClient:
         self._http = httpx.AsyncClient(
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None),
-            trust_env=httpx.URL(url).host not in {"localhost", "127.0.0.1", "::1"},  # a proxy leads elsewhere
+            trust_env=not is_on_this_machine(url),  # a proxy leads elsewhere
         )
 
     async def __aenter__(self) -> Self:
@@ -92,7 +92,7 @@ class ChatClient:
 
     async def models(self) -> list[str]:
         """Return the names of the models that the server lists. Raises as `complete`."""
-        found = self._decoded(await self._request("GET", "/models"), _Models)
+        found = self._decoded(await self._request("GET", "/models"), _ModelList)
         return [model.id for model in found.data]
 
     async def complete(self, model: str, messages: Sequence[dict[str, Any]], sampling: SamplingParams) -> ChatReply:
@@ -109,7 +109,7 @@ class ChatClient:
         }
         if sampling.max_tokens is not None:
             body["max_tokens"] = sampling.max_tokens
-        found = self._decoded(await self._request("POST", "/chat/completions", body), _Completion)
+        found = self._decoded(await self._request("POST", "/chat/completions", body), _ChatCompletion)
         if not found.choices:
             raise DataError(f"{self._where} sent no answer")
         choice = found.choices[0]

@@ -44,7 +44,7 @@ from lachesis.schemas.errors import (
 )
 from lachesis.schemas.values import from_json
 
-__all__ = ["Capabilities", "GeneratedSample", "InferenceClient"]
+__all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "is_on_this_machine"]
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
@@ -90,7 +90,8 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def _is_on_this_machine(url: str) -> bool:
+def is_on_this_machine(url: str) -> bool:
+    """Return whether a URL leads to loopback, where no proxy may stand in between."""
     host = httpx.URL(url).host
     return host in {"localhost", "::1"} or host.startswith("127.")
 
@@ -117,7 +118,7 @@ class InferenceClient:
             timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
             limits=httpx.Limits(max_connections=config.max_connections),
             transport=transport,
-            trust_env=not _is_on_this_machine(config.url),  # a proxy leads elsewhere
+            trust_env=not is_on_this_machine(config.url),  # a proxy leads elsewhere
         )
 
     async def __aenter__(self) -> Self:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 __all__ = [
     "CONTROL_TOKEN",
+    "MAX_BODY_BYTES",
     "REFUSED",
     "SAMPLING_KEY",
     "TOKENIZER_HASH",
@@ -35,6 +36,9 @@ __all__ = [
     "TokenizeResponse",
     "WeightVersionSpan",
 ]
+
+MAX_BODY_BYTES = 16 << 20
+"""Bytes of a request to an inference server; a prompt of a million tokens has 7 MiB."""
 
 CONTROL_TOKEN = "LACHESIS_VLLM_TOKEN"  # noqa: S105 - a name
 """Environment variable of vLLM's process: the token."""

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.engine import Engine, EngineFullError
-from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
@@ -30,8 +30,6 @@ from lachesis.schemas.values import from_json
 __all__ = ["AccessGuard", "Handler", "answer", "body_of", "completed", "forbidden", "generated"]
 
 RETRY_AFTER_SECONDS = 1
-MAX_BODY_BYTES = 16 << 20
-"""Bytes of a request; a prompt of a million tokens has 7 MiB."""
 BODY_S = 60.0
 """Seconds in which a request's body must have arrived."""
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from lachesis.pipeline.inference.generate_route import TextSample, answer_generate
 from lachesis.pipeline.inference.protocol import (
+    MAX_BODY_BYTES,
     DetokenizeResponse,
     PromptLogprob,
     SamplingParams,
@@ -25,9 +26,6 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import from_json
 
 __all__ = ["VllmRefusal", "answer_by_vllm"]
-
-MAX_BODY_BYTES = 16 << 20
-"""Bytes of a request."""
 
 Message = dict[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]

@@ -41,7 +41,7 @@ class Readers:
         self._learned = [
             env
             for env, settings in config.environments.items()
-            if not settings.is_foreign or config.curriculum.needs_of_pool is None
+            if config.curriculum.missing_of_pool(is_foreign=settings.is_foreign) is None
         ]
         self._has_teacher = config.teacher.enabled
         self._has_health = config.health.enabled

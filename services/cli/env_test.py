@@ -26,7 +26,7 @@ from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.local_model import open_local_model
-from lachesis.services.cli.options import Json, Options, with_options
+from lachesis.services.cli.options import Json, Options, read_params, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.output import human_number, human_seconds, print_json, print_table
 
@@ -136,11 +136,7 @@ def _environment(
     if (kind is None) == (name is None):
         raise ConfigError("name one environment: MODULE:CLASS, or --config FILE --env NAME")
     if kind is not None:
-        try:
-            given = msgspec.json.decode(params, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"--params {params!r} is no JSON object: {error}") from error
-        found = _Environment(kind, EnvironmentConfig(kind=kind, params=given), ScoringConfig())
+        found = _Environment(kind, EnvironmentConfig(kind=kind, params=read_params(params)), ScoringConfig())
     else:
         config = options.config_with_environments()
         settings = config.environments.get(str(name))

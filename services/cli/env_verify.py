@@ -1,14 +1,12 @@
 """`lachesis env verify`: checks an environment without a model."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
-import msgspec
 import typer
 
 from lachesis.pipeline.environments.verify import verify_environment
-from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.options import Json
+from lachesis.services.cli.options import Json, read_params
 from lachesis.services.output import print_json, print_table
 
 __all__ = ["env_verify"]
@@ -23,11 +21,7 @@ def env_verify(
 
     Exits with 1 if a check fails.
     """
-    try:
-        given = msgspec.json.decode(params, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"--params {params!r} is no JSON object: {error}") from error
-    checks = anyio.run(verify_environment, kind, given)
+    checks = anyio.run(verify_environment, kind, read_params(params))
     if as_json:
         print_json(checks)
     else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.config.load import LoadedConfig
     from lachesis.pipeline.config.run import RunConfig
 
-__all__ = ["Json", "Options", "with_options"]
+__all__ = ["Json", "Options", "read_params", "with_options"]
 
 _PANEL = "Configuration"
 
@@ -149,6 +149,18 @@ class Options:
 def _assign(path: str, text: str) -> str:
     """Return `path=text` with the text as a TOML string, lest it be read as a number."""
     return f"{path}={json.dumps(text, ensure_ascii=False)}"
+
+
+def read_params(text: str) -> dict[str, Any]:
+    """Return the JSON object that `--params` gives. Raises `ConfigError`."""
+    import msgspec
+
+    from lachesis.schemas.errors import ConfigError
+
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--params {text!r} is no JSON object: {error}") from error
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
