@@ -7,8 +7,8 @@ tells (`is_outage`); the latter is not believed of a single argument that fails 
 
 A sync rater runs in a worker thread. A thread cannot be killed: after a timeout it is abandoned and goes on by itself.
 While as many abandoned calls of a rater still run as its concurrency allows, further calls count as timed out at once,
-so that the number of threads stays bounded. What may hang for good, or holds the interpreter lock, needs a process of
-its own.
+so that a rater has fewer than twice that many threads. What may hang for good, or holds the interpreter lock, needs a
+process of its own.
 """
 
 import inspect

@@ -102,10 +102,12 @@ async def reported(world: World) -> int:
 
 
 async def test_a_stock_trainer_takes_twenty_batches_across_kills_of_the_gateway(world: World, tmp_path: Path) -> None:
+    """A kill between the noted receipt and the last byte costs the batch on its way: the API has no acknowledgement."""
     trainer = Trainer(world, tmp_path, "lachesis", steps=STEPS)
+    kills = (3, 8, 9, 14)
     try:
         async with environments(world):
-            for count in (3, 8, 9, 14):
+            for count in kills:
                 await trainer.until(count)
                 world.kill()
                 await world.start()
@@ -114,10 +116,16 @@ async def test_a_stock_trainer_takes_twenty_batches_across_kills_of_the_gateway(
     finally:
         trainer.stop()
     trained = trainer.trained()
-    assert trained == await batched(world, STEPS), "each batch once, in the ledger's order"
+    handed_out = await batched(world, STEPS + 1)
+    before_last = handed_out[: handed_out.index(trained[-1])]
+    cut_off = [number for number, batch in enumerate(before_last) if batch not in trained]
+    assert len(cut_off) <= 1, "the moment is under a millisecond: two of four kills do not meet it"
+    assert all(any(count <= number <= count + 2 for count in kills) for number in cut_off), "only what was on its way"
+    expected = [batch for number, batch in enumerate(handed_out) if number not in cut_off][:STEPS]
+    assert trained == expected, "each batch once, in the ledger's order"
     prompts = [prompt for batch in trained for prompt in batch]
     assert len(set(prompts)) == len(prompts) == 2 * STEPS
-    assert await reported(world) == STEPS - 1, "the last one counts once the trainer asks after it"
+    assert await reported(world) == STEPS - 1 + len(cut_off), "the last one counts once the trainer asks after it"
     assert world.worst <= 24
 
 

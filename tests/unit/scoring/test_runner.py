@@ -161,7 +161,7 @@ async def test_abandoned_threads_are_bounded_and_the_rater_recovers(gate):
     for _ in range(3):
         results = await runner.rate_group(SAMPLES)
         assert [r.status for r in results["r"]] == ["timeout"] * 4
-    assert len(started) == 2
+    assert 2 <= len(started) <= 3, "one more where a slot is free before the other call's time is up"
     assert "still running" in results["r"][0].detail
     gate.set()
     with anyio.fail_after(10):
