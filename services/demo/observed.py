@@ -145,6 +145,12 @@ class RunObservation:
         beats = [beat for beat in self._newest(service) if beat.metrics]
         return max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
 
+    def stopped(self) -> list[str]:
+        """Return what health checks keep from training, in words: an environment and how."""
+        newest = max(self._newest("health"), key=lambda beat: beat.time_ns, default=None)
+        found = newest.stopped if newest is not None else {}
+        return [f"{env} {kind}" for env, kinds in sorted(found.items()) for kind in kinds]
+
     def rates(self, now_ns: int) -> tuple[float, float]:
         """Return (groups/s, tokens/s) over the batches of the last ten seconds."""
         recent = [batch for batch in self.batches.values() if batch.written_ns > now_ns - _RATE_WINDOW_NS]

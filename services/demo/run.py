@@ -125,7 +125,7 @@ class _Demo:
         async with anyio.create_task_group() as tasks:
             self._scope = tasks.cancel_scope
             tasks.start_soon(self._end_on_signal)
-            tasks.start_soon(self._end_at, deadline_s, f"not finished after {deadline_s:.0f} s")
+            tasks.start_soon(self._end_at, deadline_s)
             async with showing(self.observed, self.started):
                 code = await keep_supervisor(self.config, self.file, self._beside, lambda: bool(self.observed.batches))
             if code == 0:
@@ -148,9 +148,12 @@ class _Demo:
                     print(f"{number.name}: draining", file=sys.stderr, flush=True)
                     self._end("interrupted", number.name)
 
-    async def _end_at(self, seconds: float, reason: str) -> None:
-        await anyio.sleep(seconds)
-        self._end("deadline", f"{reason}; --deadline gives it more, the logs in {self.config.path / 'logs'} say why")
+    async def _end_at(self, deadline_s: float) -> None:
+        await anyio.sleep(deadline_s)
+        way_out = f"--deadline gives it more, the logs in {self.config.path / 'logs'} say why"
+        if stopped := ", ".join(self.observed.stopped()):
+            way_out = f"{stopped} by a health check; lachesis health --run {self.config.run} says why"
+        self._end("deadline", f"not finished after {deadline_s:.0f} s; {way_out}")
 
     def _end(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason

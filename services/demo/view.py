@@ -72,11 +72,13 @@ def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAI
     groups_per_s, tokens_per_s = observed.rates(time.time_ns())
     curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))
     restarts = len(observed.supervisor_pids) - 1
+    stopped = ", ".join(observed.stopped())
     return fitting(
         [
             f"{elapsed_s:4.0f} s",
             f"step {trainer.get('train/step', 0):.0f}/{observed.config.training.steps}",
             *([f"supervisor restarted {restarts}x"] if restarts > 0 else []),
+            *([f"{stopped} by a health check: lachesis health --run {observed.config.run}"] if stopped else []),
             _maybe("reward", trainer.get("reward/mean"), ".3f"),
             f"held out {curve or '-'}",
             f"{groups_per_s:.1f} groups/s",

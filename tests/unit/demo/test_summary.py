@@ -232,6 +232,16 @@ def test_progress_is_one_line_whatever_is_known_yet() -> None:
     assert "| held out 0%@0 ... 40%@40 60%@60 |" in progress_line(observed, 61.0)
 
 
+def test_progress_names_what_a_health_check_has_stopped_until_it_goes_on() -> None:
+    observed = RunObservation(CONFIG)
+    health = Heartbeat(run="r", service="health", instance="1-a", pid=1, time_ns=1, stage=StageVitals())
+    observed.heartbeat(health.replace(stopped={"words": ["halted"], "sums": []}))
+    line = progress_line(observed, 3.0)
+    assert "step 0/2 | words halted by a health check: lachesis health --run r | reward" in line
+    observed.heartbeat(health.replace(time_ns=2))
+    assert "halted" not in progress_line(observed, 3.0)
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100])
 def test_the_progress_line_fits_a_terminal_and_cuts_no_figure_short(width: int) -> None:
     observed = with_evaluations(*(evaluation(step, step / 100) for step in (0, 20, 40, 60)))
