@@ -219,6 +219,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             writes=(subjects.event("alert", run, revision), state("health")),
             reads=(EVENTS, LEDGER),
             watches=(keys.resume(),),
+            sets=(keys.webhook(revision),),
         ),
         # the list of promotions is among the rollouts
         "scorer": row(

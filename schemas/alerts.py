@@ -12,10 +12,11 @@ import msgspec
 
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event
+from lachesis.schemas.control import StopKind
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Count, Finite, Seq
 
-__all__ = ["Alert", "AlertEvent", "EnvironmentStanding", "ResumeRequest", "RolloutRange", "Severity"]
+__all__ = ["Alert", "AlertEvent", "EnvironmentStanding", "ResumeRequest", "RolloutRange", "SentAlerts", "Severity"]
 
 Severity = Literal["idle", "ok", "inform", "warn", "quarantine", "halt"]
 """From `inform` on it is an alert. idle: the check does not apply, or has nothing to judge by; that is not healthy."""
@@ -56,6 +57,12 @@ class EnvironmentStanding(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     cause: str | None = None
     since: Count | None = None
     diverted: list[RolloutRange] = []
+
+    @property
+    def stops(self) -> list[StopKind]:
+        """How the environment is kept from training; [] if it is not."""
+        found: list[StopKind] = ["halted"] if self.halted else []
+        return [*found, "quarantined"] if self.quarantined_from is not None else found
 
     def untrainable_reason(self, seq: int) -> str | None:
         """Return why the rollout at sequence `seq` is not trained, None if it may be."""
@@ -106,3 +113,17 @@ class ResumeRequest(Event, frozen=True, kw_only=True):
     env: str
     after: Count
     asked_ns: Count
+
+
+class SentAlerts(Event, frozen=True, kw_only=True):
+    """How far the alerts of a run were sent to its webhook: up to the event at sequence `seq` of EVENTS.
+
+    `firing` holds by environment and check the severity that was sent last, if it was an alert; `standings` by
+    environment how it was kept from training then ("" if it was not).
+    """
+
+    run: str
+    revision: str
+    seq: Count
+    firing: dict[str, dict[str, Severity]] = {}
+    standings: dict[str, str] = {}

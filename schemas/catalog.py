@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.alerts import AlertEvent, ResumeRequest
+from lachesis.schemas.alerts import AlertEvent, ResumeRequest, SentAlerts
 from lachesis.schemas.annotations import (
     CurriculumEvent,
     DeadLetter,
@@ -220,6 +220,7 @@ KEY_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
         keys.epoch("{env}"): (EpochRecord,),
         keys.RETENTION: (Retention,),
         keys.resume("{env}"): (ResumeRequest,),
+        keys.webhook("{revision}"): (SentAlerts,),
     }
 )
 """What the values of the run's bucket hold, by key; those of other keys are no events."""

@@ -16,6 +16,7 @@ __all__ = [
     "gateway",
     "inference",
     "resume",
+    "webhook",
 ]
 
 INFERENCE_ROLES: Final = ("policy", "teacher", "eval")
@@ -56,3 +57,8 @@ def resume(env: str = "*") -> str:
 def gateway(name: str = "*") -> str:
     """Return the keys of the gateway's stored state: registered environments, and groups that wait."""
     return f"gateway.{name}"
+
+
+def webhook(revision: str = "*") -> str:
+    """How far the alerts of a revision were sent to the webhook."""
+    return f"webhook.{revision}"

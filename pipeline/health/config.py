@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
+from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["HealthConfig"]
@@ -33,6 +34,11 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The lowest score there is, for the saturation check. Default 0."""
     score_high: float = 1.0
     """The highest score there is. Default 1."""
+    webhook_file: FilePath | None = None
+    """File that holds the URL to which changes of alerts are posted as JSON: what begins, grows or ends, and what is
+    kept from training. Who knows that URL can write there, so it is in no setting. Default None: nowhere."""
+    webhook_from: Literal["inform", "warn", "quarantine", "halt"] = "warn"
+    """The least severity that is posted. Default warn."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -11,10 +11,9 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import StopKind
 from lachesis.schemas.errors import DataError, VersionError
 
-__all__ = ["EnvironmentStatuses", "halted_reason", "stops_of"]
+__all__ = ["EnvironmentStatuses", "halted_reason"]
 
 
 class EnvironmentStatuses:
@@ -67,9 +66,3 @@ def halted_reason(env: str, standing: EnvironmentStanding) -> str | None:
     if not standing.halted:
         return None
     return f"{env} is halted by the health check {standing.cause}; see `lachesis health`, then `lachesis resume {env}`"
-
-
-def stops_of(standing: EnvironmentStanding) -> list[StopKind]:
-    """Return how the environment is kept from training; [] if it is not."""
-    found: list[StopKind] = ["halted"] if standing.halted else []
-    return [*found, "quarantined"] if standing.quarantined_from is not None else found

@@ -18,11 +18,11 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.plan import evaluated_environments
-from lachesis.pipeline.health.environment_status import stops_of
 from lachesis.pipeline.health.ledger_reader import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
+from lachesis.pipeline.health.webhook import AlertWebhook
 from lachesis.pipeline.ledger.audit import LedgerProblem
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
@@ -50,10 +50,13 @@ _KINDS: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
 
 async def run_health(service: Service, config: RunConfig) -> None:
     """Judge every environment of the run until the service drains."""
+    webhook = AlertWebhook(service, config.health) if config.health.webhook_file is not None else None
     writers = [AlertWriter(service, config, env) for env in config.environments]
     for writer in writers:
         await writer.open()
     async with background() as watching, anyio.create_task_group() as tasks:
+        if webhook is not None:
+            watching.start_soon(webhook.send_changes)
         if LEDGER_CHECK not in config.health.off:
             watching.start_soon(_watch_ledger, service, config, writers)
         for writer in writers:
@@ -289,7 +292,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
-        self.service.vitals.stopped[self.env] = stops_of(standing)
+        self.service.vitals.stopped[self.env] = standing.stops
         if event.alerts:
             counted = f"health/{self.env}/alerts"
             figures[counted] = figures.get(counted, 0.0) + len(event.alerts)

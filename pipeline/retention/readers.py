@@ -15,9 +15,10 @@ from lachesis.pipeline.retention.retention_floor import (
     UntrainedReferences,
 )
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas import subjects
-from lachesis.schemas.alerts import AlertEvent
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
+from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
@@ -45,6 +46,7 @@ class Readers:
         ]
         self._has_teacher = config.teacher.enabled
         self._has_health = config.health.enabled
+        self._has_webhook = config.health.webhook_file is not None
         self._watermark = 0
         self._events_cursor = 0
         self._logprobs = 1
@@ -78,8 +80,13 @@ class Readers:
             monitors={env: await self._committed("health", "alert", AlertEvent, env) for env in self._environments}
             if self._has_health
             else None,
+            webhook=await self._sent_alerts() if self._has_webhook else None,
             logprobs=await self._settled_logprobs(watermark),
         )
+
+    async def _sent_alerts(self) -> int:
+        entry = await self._bus.value(keys.webhook(self._revision))
+        return 0 if entry is None else decode(SentAlerts, entry.value).seq
 
     async def _acknowledged(self, stage: str) -> int:
         try:

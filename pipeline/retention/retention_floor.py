@@ -17,7 +17,7 @@ claims:
       teacher            batcher
       score, dead,       health service, where there is one: the cursor of its last commit
       reward
-      alert              health service, whose commits they are
+      alert              health service, whose commits they are, and its webhook, if it has one
       eval               few, and results: they are not trimmed
     TEACHER, rl.logprobs
       trainer            as above
@@ -71,10 +71,10 @@ class StageProgress(NamedTuple):
 class RetentionInputs:
     """What the log and the broker said, at some time each.
 
-    `acknowledged` is by durable stage, `normalizers`, `curricula` (environments without a curriculum left out) and
-    `monitors` (None: no health service runs) by environment. `batched` is the lowest sequence of ROLLOUTS and of
-    TEACHER that batches may still be fetched from. Every rollout whose logprobs lie below `logprobs` in TEACHER has an
-    outcome.
+    The webhook was sent the alerts up to `webhook` in EVENTS (None: there is none). `acknowledged` is by durable stage,
+    `normalizers`, `curricula` (environments without a curriculum left out) and `monitors` (None: no health service
+    runs) by environment. `batched` is the lowest sequence of ROLLOUTS and of TEACHER that batches may still be fetched
+    from. Every rollout whose logprobs lie below `logprobs` in TEACHER has an outcome.
     """
 
     watermark: int = 0
@@ -83,6 +83,7 @@ class RetentionInputs:
     normalizers: Mapping[str, StageProgress] = field(default_factory=dict)
     curricula: Mapping[str, StageProgress] = field(default_factory=dict)
     monitors: Mapping[str, StageProgress] | None = field(default_factory=dict)
+    webhook: int | None = None
     batched: Mapping[str, int] = field(default_factory=dict)
     logprobs: int = 1
 
@@ -139,6 +140,8 @@ def claims(facts: RetentionInputs, run: str, revision: str, environments: Iterab
                 *(RetentionClaim(EVENTS, subject, judged, name) for subject in (score, dead, reward)),
                 RetentionClaim(EVENTS, alert, monitor.covers + 1, f"{name}, for its start"),
             ]
+            if facts.webhook is not None:
+                found.append(RetentionClaim(EVENTS, alert, facts.webhook + 1, "webhook, which has not taken the rest"))
         for stream, subject in ((ROLLOUTS, rollout), (TEACHER, logprobs)):
             if stream in facts.batched:
                 found.append(

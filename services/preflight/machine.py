@@ -20,6 +20,7 @@ from lachesis.pipeline.bus.disk_room import assess, stored_bytes
 from lachesis.pipeline.bus.embedded import find_binary
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.disk import device_of, disk_room
+from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -27,7 +28,7 @@ from lachesis.services.output import human_bytes
 from lachesis.services.plan import plan
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
-__all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
+__all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key", "webhook"]
 
 _MIN_FREE_BYTES = 1 << 30
 """Room below which a run should not be begun."""
@@ -47,6 +48,7 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding
     yield budgets(config)
     if not running:
         yield from ports(config)
+    yield from webhook(config)
     if config.training.wandb.project is not None:
         yield wandb_key()
 
@@ -165,6 +167,18 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
             else:
                 yield fail("secrets", f"there is no file {path}", "create it, or correct nats.*_file")
     yield from (_mode(path) for path in secrets if path.is_file())
+
+
+def webhook(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Check the file with the URL that alerts are posted to, if there is to be one."""
+    if config.health.webhook_file is None:
+        return
+    try:
+        webhook_url(config.health)
+    except StartupError as error:
+        yield fail("webhook", str(error), "write the URL into that file, or correct health.webhook_file")
+        return
+    yield _mode(Path(config.health.webhook_file))
 
 
 def _mode(path: Path) -> DoctorFinding:

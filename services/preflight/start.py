@@ -11,7 +11,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.loading import LoadFinding, check_loads
-from lachesis.services.preflight.machine import binary, budgets, needed_extras, packages, ports
+from lachesis.services.preflight.machine import binary, budgets, needed_extras, packages, ports, webhook
 from lachesis.services.preflight.named import named_problems
 
 __all__ = ["check_start", "machine_failures", "refuse_failures"]
@@ -38,7 +38,7 @@ async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: fl
 
 def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield what of this machine keeps the run from starting, if its own server does not run yet."""
-    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *ports(config)]
+    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *ports(config), *webhook(config)]
     yield from (finding for finding in checks if finding.level == "FAIL")
 
 

@@ -42,8 +42,8 @@ _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
         "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "inference.policy",
-        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention", "resume.words",
-        "gateway.registry",
+        "webhook.live", "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention",
+        "resume.words", "gateway.registry",
     )
 )  # fmt: skip
 _SUBJECTS = (*_EVENTS, *_STATES, *_OTHERS, *_KEYS)

@@ -323,3 +323,9 @@ def test_the_health_service_claims_what_it_has_not_judged_and_its_commits_behind
         EVENTS, "r", "live", ["a"]
     ):  # each has a claim, or the trimmer could not tell
         assert retention_floor.on(without, EVENTS, subject)
+
+
+def test_alerts_that_the_webhook_has_not_taken_stay() -> None:
+    facts = RetentionInputs(monitors={"a": StageProgress({EVENTS: 50}, 40)}, webhook=20)
+    claimed = retention_floor.claims(facts, "r", "live", ["a"])
+    assert retention_floor.on(claimed, EVENTS, "rl.alert.r.live.a")[0].needs == 21

@@ -10,6 +10,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
 from lachesis.pipeline.disk import DiskRoom
+from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.preflight import cluster, machine, server
@@ -83,6 +84,21 @@ def test_secrets_that_others_can_read_fail(tmp_path: Path) -> None:
 def test_a_folder_in_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert levels(list(machine.files(RunConfig(folder=str(tmp_path / "file" / "run")))))["folder"] == "FAIL"
+
+
+def test_a_webhook_file_is_wanted_with_a_url_that_nobody_else_reads(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    config = RunConfig(health=HealthConfig(webhook_file=str(file)))
+    assert list(machine.webhook(RunConfig())) == []
+    (missing,) = machine.webhook(config)
+    assert (missing.level, missing.text) == ("FAIL", f"health.webhook_file: {file}: No such file or directory")
+    file.write_text("https://hooks.example/secret")
+    file.chmod(0o644)
+    (shared,) = machine.webhook(config)
+    assert (shared.level, "others can read" in shared.text) == ("FAIL", True)
+    file.chmod(0o600)
+    (good,) = machine.webhook(config)
+    assert (good.level, "secret" in good.text) == ("OK", False)
 
 
 def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
