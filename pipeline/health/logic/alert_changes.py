@@ -98,9 +98,9 @@ def _change(result: Alert, now: Severity, before: Severity) -> AlertChange:
 
 
 def _text(event: AlertEvent, changes: list[AlertChange], standing: str) -> str:
-    lines = []
+    way_on = f"; `lachesis resume {event.env} --run {event.run}` lets it go on" if standing else ""
+    lines = [f"run {event.run}, environment {event.env}: {standing or _TRAINED}{way_on}"]
     for change in changes:
         was = f" (was {change.before})" if change.before != "ok" else ""
-        lines.append(f"{change.severity}: {change.check}{was}: {change.reason}")
-    way_on = f"; `lachesis resume {event.env} --run {event.run}` lets it go on" if standing else ""
-    return "\n".join([f"{event.env} of run {event.run} is {standing or 'trained on'}{way_on}", *lines])
+        lines.append(f"{change.severity}: {change.check}{was}{f': {change.reason}' if change.reason else ''}")
+    return "\n".join(lines)

@@ -68,7 +68,8 @@ def test_a_stop_is_told_and_so_is_that_it_goes_on() -> None:
     assert notification is not None
     assert notification.standing == "halted and quarantined"
     assert notification.text == (
-        "sums of run r is halted and quarantined; `lachesis resume sums --run r` lets it go on\nhalt: collapse: why"
+        "run r, environment sums: halted and quarantined; `lachesis resume sums --run r` lets it go on\n"
+        "halt: collapse: why"
     )
     assert told.after(event({"collapse": "halt"}, halted)) is None
     notification = told.after(event({}, source="resume"))
