@@ -43,7 +43,7 @@ class Receiver(httpx.AsyncBaseTransport):
 @pytest.fixture
 def settings(tmp_path: Path) -> HealthConfig:
     (tmp_path / "url").write_text(f"{URL}\n")
-    return HealthConfig(webhook_file=str(tmp_path / "url"))
+    return HealthConfig(webhook_file=str(tmp_path / "url"), webhook_from="warn")
 
 
 async def publish(lab, *severities: Severity) -> None:
