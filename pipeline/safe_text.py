@@ -3,7 +3,7 @@
 Data can then neither move the cursor nor hide the text that follows.
 
 `SafeOutput` stands in for standard output and error of every process, so nothing that is printed or logged goes past
-it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.cli.output`).
+it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.output`).
 """
 
 import sys

@@ -46,6 +46,8 @@ COMMANDS = {
                 "the bottleneck. Ends with Ctrl-C."),
         Command("trace", "trace:trace", "Show the spans of a rollout as a waterfall, or follow slow "
                 "and failed rollouts as they end."),
+        Command("rollouts", "rollouts:rollouts", "List groups of rollouts, the newest first, or show one with its "
+                "samples."),
         Command("health", "health:health", "Show the health checks. Exits with 1 if an environment "
                 "is quarantined, halted, or not checked yet."),
         Command("resume", "health:resume", "Resume a quarantined or halted environment. Its "

@@ -1,7 +1,8 @@
-"""Finds one rollout in the streams by its id, or by any part of it.
+"""Finds rollouts in the streams: one by its id or any part of it, or those between two sequences.
 
-What goes in: the bus, open for reading. What comes out: a `Rollout`. Ids begin with the time at which they were made,
-so that of a long beginning only what is about as old is read: a stream is entered from its end, in steps that grow.
+What goes in: the bus, open for reading. What comes out: what the streams hold of each. Ids begin with the time at
+which they were made, so that of a long beginning only what is about as old is read: a stream is entered from its end,
+in steps that grow, and left once nothing more can come.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.rollout import RolloutTimeline
 
-__all__ = ["find_rollout", "start_at"]
+__all__ = ["find_rollout", "read_rollouts", "start_at"]
 
 _HEX = frozenset("0123456789abcdef")
 _ID_DIGITS = 32
@@ -33,21 +34,45 @@ _EVENTS: dict[str, type[ScoreEvent | RewardEvent | TeacherEvent | DeadLetter]] =
 }
 
 
-async def find_rollout(bus: Bus, config: RunConfig, name: str) -> RolloutTimeline:
+async def find_rollout(bus: Bus, config: RunConfig, name: str, *, annotated: bool = False) -> RolloutTimeline:
     """Return the rollout whose id is `name` or has it in it.
 
-    Raises `ConfigError` where that is no part of an id or fits several, `NotFoundError` where nothing fits.
+    `annotated`: with its scores and rewards, also where its times are known without. Raises `ConfigError` where that
+    is no part of an id or fits several, `NotFoundError` where nothing fits.
     """
     name = name.lower()
     if not name or len(name) > _ID_DIGITS or not _HEX.issuperset(name):
         raise ConfigError(f"{name[:80]!r} is no group id: 32 hex digits, or any part of them")
     rollout = await _member(bus, config, name)
     rollout.revision = config.revision
-    await _ledger(bus, config, rollout)
+    await _ledger(bus, config, [rollout], until_trained=True)
     dead = rollout.outcome is not None and rollout.outcome.kind == "dead"
-    if rollout.entry is None or dead or not rollout.stamps():
-        await _annotations(bus, config, rollout)
+    if annotated or rollout.entry is None or dead or not rollout.stamps():
+        await _annotations(bus, config, [rollout])
     return rollout
+
+
+async def read_rollouts(
+    bus: Bus, config: RunConfig, envs: Sequence[str], *, first: int, last: int
+) -> list[RolloutTimeline]:
+    """Return the rollouts of `envs` from sequence `first` of ROLLOUTS to `last`.
+
+    All that is known of them is read.
+    """
+    found = []
+    filters = [subjects.rollout(config.run, env) for env in envs]
+    async with bus.read(subjects.ROLLOUTS, filters, start=first, headers_only=True, follow=False) as messages:
+        async for message in messages:
+            if message.seq > last:
+                break
+            rollout = _read_member(message)
+            if rollout is not None:
+                rollout.revision = config.revision
+                found.append(rollout)
+    if found:
+        await _ledger(bus, config, found, until_trained=False)
+        await _annotations(bus, config, found)
+    return found
 
 
 async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) -> int:
@@ -106,31 +131,50 @@ def _read_member(message: StoredMessage) -> RolloutTimeline | None:
     return RolloutTimeline(run, env, message.seq, plan, message.time_ns)
 
 
-async def _ledger(bus: Bus, config: RunConfig, rollout: RolloutTimeline) -> None:
+async def _ledger(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimeline], *, until_trained: bool) -> None:
+    """Read what became of rollouts; `until_trained`: until it is known when, else until it is known that."""
     trainer = config.training.name
     ledger = subjects.ledger(config.run, trainer)
     filters = [ledger, subjects.state(config.run, "trainer", subjects.LIVE, trainer)]
-    start = await start_at(bus, subjects.LEDGER, filters, rollout.stored_ns)
+    start = await start_at(bus, subjects.LEDGER, filters, min(rollout.stored_ns for rollout in rollouts))
+    open_rollouts = list(rollouts)
     async with bus.read(subjects.LEDGER, filters, start=start, follow=False) as messages:
         async for message in messages:
             try:
                 if message.subject == ledger:
-                    rollout.ledger(decode(LedgerEntry, message.data))
+                    entry = decode(LedgerEntry, message.data)
+                    for rollout in open_rollouts:
+                        rollout.ledger(entry)
                 else:
-                    rollout.report(decode(TrainReport, message.data))
+                    report = decode(TrainReport, message.data)
+                    for rollout in open_rollouts:
+                        rollout.report(report)
             except SchemaError:
-                continue  # what cannot be read tells nothing of this rollout
-            if rollout.ended:
+                continue  # what cannot be read tells nothing of these rollouts
+            open_rollouts = [one for one in open_rollouts if not (one.ended or (one.reported and not until_trained))]
+            if not open_rollouts:
                 return
 
 
-async def _annotations(bus: Bus, config: RunConfig, rollout: RolloutTimeline) -> None:
+async def _annotations(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimeline]) -> None:
+    """Read what was derived of rollouts of which the ledger was read: nothing is once they have an outcome."""
     kinds: tuple[subjects.Kind, ...] = ("score", "reward", "teacher", "dead")
-    filters = [subjects.event(kind, config.run, config.revision, rollout.env) for kind in kinds]
-    start = await start_at(bus, subjects.EVENTS, filters, rollout.stored_ns)
+    envs = sorted({rollout.env for rollout in rollouts})
+    filters = [subjects.event(kind, config.run, config.revision, env) for env in envs for kind in kinds]
+    start = await start_at(bus, subjects.EVENTS, filters, min(rollout.stored_ns for rollout in rollouts))
+    settled = [
+        rollout.entry.written_ns for rollout in rollouts if rollout.entry is not None and rollout.entry.written_ns
+    ]
+    end_ns = max(settled) + _SKEW_NS if len(settled) == len(rollouts) else None
     async with bus.read(subjects.EVENTS, filters, start=start, follow=False) as messages:
         async for message in messages:
+            if end_ns is not None and message.time_ns > end_ns:
+                return
             try:
-                rollout.annotation(decode(_EVENTS[message.subject.split(".")[1]], message.data))
+                event = decode(_EVENTS[message.subject.split(".")[1]], message.data)
             except SchemaError:
                 continue
+            named = None if isinstance(event, DeadLetter) else {item.group for item in event.groups}
+            for rollout in rollouts:
+                if named is None or rollout.plan.group in named:
+                    rollout.annotation(event)

@@ -136,7 +136,7 @@ class RolloutTimeline:
     def timeline(self, config: BatchingConfig, now_ns: int) -> Timeline:
         """Return all of it as of `now_ns`. `config` says whether batches wait for a teacher."""
         plan = self.plan
-        state, waits_for = self._state(config)
+        state, waits_for = self.state(config)
         ended_ns = self._ended_ns()
         return Timeline(
             group=plan.group,
@@ -153,13 +153,14 @@ class RolloutTimeline:
             now_ns=now_ns,
             state=state,
             waits_for=waits_for,
-            reason=self._reason(),
+            reason=self.reason,
             step=None if self.batch is None else self.batch + 1,
             seconds=((ended_ns or now_ns) - plan.started_ns) / 1e9,
             spans=self._spans(state, now_ns),
         )
 
-    def _state(self, config: BatchingConfig) -> tuple[str, str | None]:
+    def state(self, config: BatchingConfig) -> tuple[str, str | None]:
+        """Return its state as in `Timeline`, and what it waits for."""
         if self.outcome is not None:
             return self.outcome.kind, None
         if self.batch is not None:
@@ -182,7 +183,9 @@ class RolloutTimeline:
             waits = "the batcher: a batch that it fits into"
         return "under way", waits
 
-    def _reason(self) -> str | None:
+    @property
+    def reason(self) -> str | None:
+        """Why it was not trained, if it was not."""
         if self.void is not None or self.dropped is not None:
             return self.void or self.dropped
         if self.letters:
@@ -216,7 +219,7 @@ class RolloutTimeline:
             ended_ns=ended_ns or now_ns,
             outcome=outcome,
             revision=self.revision,
-            reason=self._reason(),
+            reason=self.reason,
             step=None if self.batch is None else self.batch + 1,
             staleness=None if self.batch is None else self.batch - plan.policy_step,
         )

@@ -1,0 +1,230 @@
+"""Groups of rollouts as people look at them: rows, a filter of rows, one with its samples. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.schemas.annotations import GroupScore
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.rollout import Message, RolloutGroup
+from lachesis.services.observe.rollout import RolloutTimeline
+
+__all__ = ["GroupFilter", "GroupRow", "GroupView", "NumberRange", "SampleView", "group_row", "group_view", "has_text"]
+
+
+class NumberRange(NamedTuple):
+    """The numbers from `low` to `high`, both included; None: without end on that side."""
+
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `LOW:HIGH`, `LOW:`, `:HIGH` or one number. Raises `ConfigError`."""
+        low, colon, high = text.partition(":")
+        try:
+            ends = [float(part) if part else None for part in (low, high if colon else low)]
+        except ValueError:
+            ends = []
+        if not ends or ends == [None, None]:
+            raise ConfigError(f"{text!r} is no range of numbers: write LOW:HIGH, LOW:, :HIGH or one number")
+        return cls(*ends)
+
+    def __contains__(self, value: object) -> bool:
+        """Whether it is a number in the range; what is missing is not."""
+        if not isinstance(value, float | int):
+            return False
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+
+class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A group in a few figures. What is not known, or not yet, is None.
+
+    `state` is trained, batched, under way, or what else became of it, `reason` why it was not trained or what it waits
+    for. `step` is the optimizer step of its batch. `score` is the mean over samples, `low` and `high` the worst and the
+    best; `disagreement` the mean over samples of the standard deviation between raters; `advantage` the largest
+    absolute one.
+    """
+
+    group: str
+    seq: int
+    env: str
+    item: str | None
+    stored_ns: int
+    policy_step: int
+    samples: int
+    tokens: int
+    state: str
+    reason: str | None
+    step: int | None
+    score: float | None
+    low: float | None
+    high: float | None
+    disagreement: float | None
+    advantage: float | None
+
+
+def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
+    """Return the row of a rollout of which all is gathered."""
+    score, reward = rollout.score, rollout.reward
+    scores = [value for value in score.scores if value is not None] if score else []
+    advantages = [abs(value) for value in reward.advantages if value is not None] if reward else []
+    state, waits_for = rollout.state(config)
+    judged = score or reward
+    return GroupRow(
+        group=rollout.plan.group,
+        seq=rollout.seq,
+        env=rollout.env,
+        item=judged.item if judged else None,
+        stored_ns=rollout.stored_ns,
+        policy_step=rollout.plan.policy_step,
+        samples=rollout.plan.samples,
+        tokens=rollout.plan.tokens,
+        state=state,
+        reason=rollout.reason or (f"waits for {waits_for}" if waits_for else None),
+        step=None if rollout.batch is None else rollout.batch + 1,
+        score=sum(scores) / len(scores) if scores else None,
+        low=min(scores, default=None),
+        high=max(scores, default=None),
+        disagreement=score.disagreement[0] if score and score.disagreement else None,
+        advantage=max(advantages, default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFilter:
+    """Which groups are wanted; what is None or empty does not matter. Texts are looked for in any case."""
+
+    envs: Sequence[str] = ()
+    states: Sequence[str] = ()
+    item: str | None = None
+    text: str | None = None
+    score: NumberRange | None = None
+    disagreement: NumberRange | None = None
+    advantage: NumberRange | None = None
+    step: NumberRange | None = None
+    policy_step: NumberRange | None = None
+
+    def takes(self, row: GroupRow) -> bool:
+        """Whether a row is wanted, by all but the text."""
+        ranges = (
+            (self.score, row.score), (self.disagreement, row.disagreement), (self.advantage, row.advantage),
+            (self.step, row.step), (self.policy_step, row.policy_step),
+        )  # fmt: skip
+        return (
+            (not self.envs or row.env in self.envs)
+            and (not self.states or row.state in self.states)
+            and (self.item is None or self.item.lower() in (row.item or "").lower())
+            and all(wanted is None or value in wanted for wanted, value in ranges)
+        )
+
+
+def has_text(group: RolloutGroup, text: str) -> bool:
+    """Whether `text` is in what was said to the model or by it, or in what it asked tools for.
+
+    Upper and lower case are the same.
+    """
+    text = text.lower()
+    for conversation in group.messages:
+        for message in conversation:
+            said = (message.content, *(call.arguments for call in message.tool_calls))
+            if any(text in one.lower() for one in said):
+                return True
+    return False
+
+
+class SampleView(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample: what it says beyond the common prompt, and what everybody made of it.
+
+    `ratings` and `statuses` are by rater: a missing rating is None, and its status says why. `logprob` is the mean of
+    its `tokens` generated ones, `rewards` are the environment's own. An `excluded` sample is not trained on.
+    """
+
+    messages: list[Message]
+    finish_reason: str
+    tokens: int
+    logprob: float | None
+    score: float | None
+    ratings: dict[str, float | None]
+    statuses: dict[str, str]
+    reward: float | None
+    advantage: float | None
+    rewards: dict[str, float | None]
+    excluded: bool
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """One group. `prompt` are the messages that all samples begin with; `failures` say by rater why ratings miss."""
+
+    row: GroupRow
+    item: str
+    task: dict[str, Any]
+    skill: str | None
+    difficulty: float | None
+    policy_versions: list[str]
+    prompt: list[Message]
+    samples: list[SampleView]
+    failures: dict[str, str]
+    verdict: str | None
+
+
+def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingConfig) -> GroupView:
+    """Return all that is known of a group."""
+    score, reward = rollout.score, rollout.reward
+    count = group.sequences.n_samples
+    conversations = group.messages or [[] for _ in range(count)]
+    shared = _shared(conversations)
+    endings, generated, excluded = group.sequences.endings, group.sequences.generated, group.sequences.excluded_samples
+    samples = []
+    for i in range(count):
+        logprobs = None if generated.logprobs is None else generated.logprobs[generated.samples[i]]
+        samples.append(
+            SampleView(
+                messages=conversations[i][shared:],
+                finish_reason=endings[i],
+                tokens=group.sequences.lengths[i],
+                logprob=None if logprobs is None or not len(logprobs) else float(logprobs.mean()),
+                score=score.scores[i] if score else None,
+                ratings={rater: values[i] for rater, values in score.ratings.items()} if score else {},
+                statuses=_statuses(score, i),
+                reward=reward.rewards[i] if reward else None,
+                advantage=reward.advantages[i] if reward else None,
+                rewards={name: values[i] for name, values in group.sequences.rewards.items()},
+                excluded=i in excluded,
+            )
+        )
+    return GroupView(
+        row=group_row(rollout, config),
+        item=group.item,
+        task=group.task,
+        skill=group.skill,
+        difficulty=group.difficulty,
+        policy_versions=group.policy_versions,
+        prompt=conversations[0][:shared],
+        samples=samples,
+        failures=score.failures if score else {},
+        verdict=reward.verdict if reward else None,
+    )
+
+
+def _statuses(score: GroupScore | None, sample: int) -> dict[str, str]:
+    """Return by rater the status of a sample's rating where it is missing."""
+    if score is None:
+        return {}
+    return {
+        rater: score.statuses[rater][sample] if sample < len(score.statuses.get(rater, ())) else "missing"
+        for rater, values in score.ratings.items()
+        if values[sample] is None
+    }
+
+
+def _shared(conversations: Sequence[Sequence[Message]]) -> int:
+    """Return how many messages all begin with; a conversation keeps its last one."""
+    first, shared = conversations[0], 0
+    most = min(map(len, conversations)) - 1
+    while shared < most and all(talk[shared] == first[shared] for talk in conversations):
+        shared += 1
+    return shared

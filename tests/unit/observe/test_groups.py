@@ -1,0 +1,163 @@
+"""Groups as people look at them: rows, filters, one with its samples, and reading them newest first."""
+
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.rollout import Message, ToolCall
+from lachesis.services.observe import group_reader
+from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
+from lachesis.services.observe.groups import GroupFilter, GroupRow, NumberRange, has_text
+
+CONFIG = RunConfig(run="r", environments={name: EnvironmentConfig(kind="x") for name in ("sums", "words")})
+ROW = GroupRow(
+    group="0" * 32, seq=7, env="sums", item="Add 1 and 2", stored_ns=1, policy_step=3, samples=2, tokens=8,
+    state="trained", reason=None, step=5, score=0.5, low=0.0, high=1.0, disagreement=None, advantage=1.5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [("0.2:0.5", (0.2, 0.5), (0.1, 0.6)), ("0.2:", (0.2, 9), (0.1,)), (":3", (-1, 3), (4,)), ("3", (3, 3.0), (2, 4))],
+)
+def test_a_range_is_written_low_to_high(text: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    found = NumberRange.parse(text)
+    assert all(value in found for value in inside)
+    assert not any(value in found for value in (*outside, None))
+
+
+@pytest.mark.parametrize("text", ["", ":", "a:b", "1:2:3"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no range of numbers"):
+        NumberRange.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "takes"),
+    [
+        ({}, True),
+        ({"envs": ["words"]}, False),
+        ({"states": ["stale", "trained"]}, True),
+        ({"states": ["stale"]}, False),
+        ({"item": "ADD 1"}, True),
+        ({"item": "7"}, False),
+        ({"score": NumberRange(0.5, None), "step": NumberRange(5, 5)}, True),
+        ({"score": NumberRange(0.6, None)}, False),
+        ({"disagreement": NumberRange(None, 9)}, False),
+    ],
+)
+def test_a_filter_wants_all_that_it_names(wanted: dict[str, Any], takes: bool) -> None:
+    assert GroupFilter(**wanted).takes(ROW) is takes
+
+
+async def test_text_is_looked_for_in_what_is_said_and_in_calls(lab) -> None:
+    call = Message(role="assistant", content="", tool_calls=[ToolCall(name="f", arguments='{"City": "Oslo"}')])
+    group = lab.group(1, messages=[[Message(role="user", content="Where?"), call]] * 2)
+    assert has_text(group, "WHERE")
+    assert has_text(group, "oslo")
+    assert not has_text(group, "assistant")
+
+
+async def judge(lab, group, seq: int, scores: list[float | None]) -> None:
+    """Store a score by two raters, and the reward that follows."""
+    about = {"group": group.id, "seq": seq, "item": group.item, "policy_step": 0}
+    statuses = {"b": ["ok" if value is not None else "timeout" for value in scores]}
+    score = GroupScore(
+        **about, scores=scores, ratings={"a": [1.0] * len(scores), "b": scores}, lengths=[3] * len(scores),
+        statuses=statuses, disagreement=(0.25, 0.5), failures={"b": "too slow"},
+    )  # fmt: skip
+    event = ScoreEvent(run="r", env=group.env, revision="live", ensemble="e", raters={}, groups=[score])
+    await lab.bus.publish(subjects.event("score", "r", "live", group.env), encode(event), msg_id=f"s{seq}")
+    reward = GroupReward(
+        **about, verdict="trainable", scores=scores, rewards=scores, advantages=[-2.0, 1.0][: len(scores)],
+        snapshot="s", mean=0.5, std=0.5, range=1.0, n_valid=2,
+    )  # fmt: skip
+    commit = Commit(term="t", index=seq, cursors={}, delta=b"")
+    event = RewardEvent(run="r", env=group.env, revision="live", advantage="grpo", commit=commit, groups=[reward])
+    await lab.bus.publish(subjects.event("reward", "r", "live", group.env), encode(event), msg_id=f"w{seq}")
+
+
+async def listed(lab, wanted: GroupFilter, **options: Any) -> list[GroupRow]:
+    async with aclosing(newest_groups(lab.bus, CONFIG, wanted, **options)) as rows:
+        return [row async for row in rows]
+
+
+async def test_the_newest_come_first_each_once_whatever_is_read_at_a_time(lab, monkeypatch) -> None:
+    groups = [lab.group(n, env="words" if n % 3 == 0 else "sums") for n in range(20)]
+    seqs = [await lab.store(group) for group in groups]
+    for reach in (1, 3, 100):
+        monkeypatch.setattr(group_reader, "_FIRST_MESSAGES", reach)
+        assert [row.seq for row in await listed(lab, GroupFilter())] == seqs[::-1]
+        assert [row.seq for row in await listed(lab, GroupFilter(envs=["words"]))] == seqs[::3][::-1]
+        older = await listed(lab, GroupFilter(), before=seqs[5])
+        assert [row.seq for row in older] == seqs[:5][::-1]
+    told: list[tuple[int, int]] = []
+    await listed(lab, GroupFilter(), progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (20, 20)
+    assert {row.state for row in older} == {"under way"}
+    assert older[0].reason == "waits for the scorer"
+
+
+async def test_a_row_says_what_became_of_the_group_and_what_everybody_made_of_it(lab) -> None:
+    group = lab.group(
+        1, messages=[[Message(role="user", content="q"), Message(role="assistant", content=a)] for a in "xy"]
+    )
+    (*_, entry) = await lab.extend_ledger([group])
+    seq = entry.batch.groups[0].seq
+    await judge(lab, group, seq, [0.0, None])
+    (row,) = await listed(lab, GroupFilter())
+    assert (row.state, row.step, row.reason) == ("batched", 1, "waits for the trainer: batch 0")
+    assert (row.score, row.low, row.high, row.disagreement, row.advantage) == (0.0, 0.0, 0.0, 0.25, 2.0)
+    report = TrainReport(
+        run="r", trainer="main", lineage="l", term="t", step=1, ledger_index=1, chain="c", next_batch=1,
+        policy_version="1-a-b", checkpoint="c", written_ns=1,
+    )  # fmt: skip
+    subject = subjects.state("r", "trainer", subjects.LIVE, "main")
+    await lab.bus.publish(subject, encode(report), msg_id="report")
+    assert [row.state for row in await listed(lab, GroupFilter(states=["trained"]))] == ["trained"]
+    assert await listed(lab, GroupFilter(text="nowhere")) == []
+    assert len(await listed(lab, GroupFilter(text="Y"))) == 1
+
+    view = await read_group(lab.bus, CONFIG, group.id[-4:])
+    assert [message.content for message in view.prompt] == ["q"]
+    first, second = view.samples
+    assert [message.content for message in (*first.messages, *second.messages)] == ["x", "y"]
+    assert (first.ratings, first.statuses, first.advantage) == ({"a": 1.0, "b": 0.0}, {}, -2.0)
+    assert (second.ratings["b"], second.statuses, second.score) == (None, {"b": "timeout"}, None)
+    assert (view.row.state, view.failures, view.verdict) == ("trained", {"b": "too slow"}, "trainable")
+    assert first.logprob == pytest.approx(-1.0)
+    assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
+    with pytest.raises(NotFoundError, match="no rollout of run r"):
+        await read_group(lab.bus, CONFIG, "f" * 32)
+
+
+async def test_followed_groups_come_as_it_is_decided_what_becomes_of_them(lab) -> None:
+    await lab.extend_ledger([lab.group(1)])
+    found: list[str] = []
+
+    async def follow() -> None:
+        async with aclosing(follow_groups(lab.bus, CONFIG, GroupFilter(envs=["sums"]))) as rows:
+            async for row in rows:
+                found.append(row.group)  # noqa: PERF401 - each as it comes
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        await anyio.wait_all_tasks_blocked()
+        await lab.store(lab.group(2))
+        await lab.extend_ledger([lab.group(3, env="words"), lab.group(4)])
+
+        async def both() -> bool:
+            return len(found) == 1
+
+        await lab.until(both)
+        tasks.cancel_scope.cancel()
+    assert found == [f"{4:032x}"]
