@@ -15,7 +15,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.observe.rollout import RolloutTimeline
+from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs
 
 __all__ = ["find_rollout", "read_rollouts", "start_at"]
 
@@ -78,15 +78,25 @@ async def read_rollouts(
 async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) -> int:
     """Return a sequence at or before the first message stored at `time_ns` or later, not far before it."""
     usage = await bus.usage(stream)
-    reach = _REACH_MESSAGES
-    while (start := usage.last - reach + 1) > usage.first:
-        async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
-            async for message in messages:
-                if message.time_ns < time_ns:
-                    return start
-                break
-        reach *= 8
-    return usage.first
+    reach, end = _REACH_MESSAGES, usage.last + 1
+    while (start := usage.last - reach + 1) > usage.first and not await _is_older(bus, stream, filters, start, time_ns):
+        end, reach = start, 8 * reach
+    start = max(start, usage.first)
+    while end - start > _REACH_MESSAGES:  # what lies at `start` is older, what lies at `end` is not
+        middle = (start + end) // 2
+        if await _is_older(bus, stream, filters, middle, time_ns):
+            start = middle
+        else:
+            end = middle
+    return start
+
+
+async def _is_older(bus: Bus, stream: str, filters: Sequence[str], start: int, time_ns: int) -> bool:
+    """Whether the first message from `start` on was stored before `time_ns`."""
+    async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
+        async for message in messages:
+            return message.time_ns < time_ns
+    return False
 
 
 async def _member(bus: Bus, config: RunConfig, name: str) -> RolloutTimeline:
@@ -137,22 +147,25 @@ async def _ledger(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimelin
     ledger = subjects.ledger(config.run, trainer)
     filters = [ledger, subjects.state(config.run, "trainer", subjects.LIVE, trainer)]
     start = await start_at(bus, subjects.LEDGER, filters, min(rollout.stored_ns for rollout in rollouts))
-    open_rollouts = list(rollouts)
+    waiting = {rollout.seq: rollout for rollout in rollouts}
+    batched: list[RolloutTimeline] = []
     async with bus.read(subjects.LEDGER, filters, start=start, follow=False) as messages:
         async for message in messages:
             try:
                 if message.subject == ledger:
                     entry = decode(LedgerEntry, message.data)
-                    for rollout in open_rollouts:
+                    for seq in decided_seqs(entry) & waiting.keys():
+                        rollout = waiting.pop(seq)
                         rollout.ledger(entry)
+                        batched += [] if rollout.ended else [rollout]
                 else:
                     report = decode(TrainReport, message.data)
-                    for rollout in open_rollouts:
+                    for rollout in batched:
                         rollout.report(report)
+                    batched = [one for one in batched if not (one.ended or (one.reported and not until_trained))]
             except SchemaError:
                 continue  # what cannot be read tells nothing of these rollouts
-            open_rollouts = [one for one in open_rollouts if not (one.ended or (one.reported and not until_trained))]
-            if not open_rollouts:
+            if not waiting and not batched:
                 return
 
 
@@ -166,15 +179,20 @@ async def _annotations(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTi
         rollout.entry.written_ns for rollout in rollouts if rollout.entry is not None and rollout.entry.written_ns
     ]
     end_ns = max(settled) + _SKEW_NS if len(settled) == len(rollouts) else None
+    waiting = {rollout.plan.group: rollout for rollout in rollouts}
     async with bus.read(subjects.EVENTS, filters, start=start, follow=False) as messages:
         async for message in messages:
-            if end_ns is not None and message.time_ns > end_ns:
+            if not waiting or (end_ns is not None and message.time_ns > end_ns):
                 return
             try:
                 event = decode(_EVENTS[message.subject.split(".")[1]], message.data)
             except SchemaError:
                 continue
-            named = None if isinstance(event, DeadLetter) else {item.group for item in event.groups}
-            for rollout in rollouts:
-                if named is None or rollout.plan.group in named:
-                    rollout.annotation(event)
+            if isinstance(event, DeadLetter):  # which may name a sequence alone
+                concerned = list(waiting)
+            else:
+                concerned = [item.group for item in event.groups if item.group in waiting]
+            for group in concerned:
+                waiting[group].annotation(event)
+                if waiting[group].is_annotated(config.batching):
+                    del waiting[group]

@@ -16,6 +16,7 @@ from lachesis.schemas.errors import NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.observe.find import find_rollout, read_rollouts
 from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, group_row, group_view, has_text
+from lachesis.services.observe.rollout import decided_seqs
 
 __all__ = ["follow_groups", "newest_groups", "read_group"]
 
@@ -58,9 +59,7 @@ async def follow_groups(bus: Bus, config: RunConfig, wanted: GroupFilter) -> Asy
                 entry = decode(LedgerEntry, message.data)
             except SchemaError:
                 continue  # what cannot be read decides of nothing
-            decided = {outcome.seq for outcome in entry.outcomes}
-            decided |= {ref.seq for ref in entry.batch.groups} if entry.batch is not None else set()
-            if decided:
+            if decided := decided_seqs(entry):
                 for row in await _wanted_rows(bus, config, wanted, min(decided), max(decided)):
                     if row.seq in decided:
                         yield row

@@ -27,7 +27,7 @@ from lachesis.schemas.annotations import (
 from lachesis.schemas.ledger import LedgerEntry, Outcome, TrainReport
 from lachesis.schemas.plan import Plan
 
-__all__ = ["RolloutTimeline", "Timeline"]
+__all__ = ["RolloutTimeline", "Timeline", "decided_seqs"]
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +56,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     seconds: float
     spans: list[Span]
+
+
+def decided_seqs(entry: LedgerEntry) -> set[int]:
+    """Return the sequences of the rollouts of which an entry says what became of them."""
+    batched = entry.batch.groups if entry.batch is not None else []
+    return {ref.seq for ref in batched} | {outcome.seq for outcome in entry.outcomes}
 
 
 @dataclass(slots=True)
@@ -125,6 +131,11 @@ class RolloutTimeline:
     def ended(self) -> bool:
         """Whether nothing more is to be learned from the ledger."""
         return self.outcome is not None or self.trained_ns is not None
+
+    def is_annotated(self, config: BatchingConfig) -> bool:
+        """Whether nothing more is to be learned from EVENTS."""
+        taught = self.teacher is not None or config.teacher == "off"
+        return self.score is not None and self.reward is not None and taught
 
     def stamps(self) -> list[Stamp]:
         """Return the stamps of every stage that is known to have handled it."""
