@@ -366,6 +366,9 @@ async def test_of_a_run_that_has_ended_everything_says_so_and_ends(run: Run) -> 
         assert tailed.stderr == b"lachesis: run demo has ended; this is what there is of it\n"
     followed = await run.lachesis("trace", "--follow", "--slow", "1", "--json")
     assert [json.loads(line)["group"] for line in followed.stdout.splitlines()] == [group]
+    listed = await run.json("rollouts", "--step", "1")
+    assert (listed["group"], listed["state"], listed["step"]) == (group, "trained", 1)
+    assert group.encode() in (await run.lachesis("rollouts")).stdout
     alerts = await run.lachesis("health", "--follow")
     assert b"run demo has ended" in followed.stderr
     assert (alerts.returncode, alerts.stdout) == (0, b"")

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 FOLLOWING = {
     "tail": (["tail", "score", "--json"], subjects.EVENTS),
     "trace": (["trace", "--follow"], subjects.LEDGER),
+    "rollouts": (["rollouts", "--follow"], subjects.LEDGER),
     "health": (["health", "--follow"], subjects.EVENTS),
 }
 """By name: a command, and the stream that it reads."""

@@ -35,6 +35,8 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("status",), ("status", "--json"), ("top", "--once", "--window", "2"), ("top", "--json", "--window", "2"),
     ("doctor",), ("doctor", "--json"), ("health",), ("health", "--json"),
     ("trace", GROUP), ("trace", GROUP, "--json"), ("trace", TOKEN),
+    ("rollouts",), ("rollouts", "--json"), ("rollouts", GROUP), ("rollouts", GROUP, "--json"), ("rollouts", TOKEN),
+    ("rollouts", "--text", TOKEN, "--item", TOKEN), ("rollouts", "--score", TOKEN),
     *(("tail", "rl.>", "--since-start", "--no-follow", *more) for more in ((), ("--json",), ("--full",))),
     *(("tail", kind, "--since-start", "--no-follow") for kind in ("rollout", "dead")),
     ("tail", "rl.>", "--since-start", "--no-follow", "--where", f"env={TOKEN}"),

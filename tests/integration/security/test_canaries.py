@@ -168,6 +168,7 @@ def configure(run: Run, judge: str) -> None:
 SHOWN = (
     ["status", "--json"], ["status"], ["config", "show"], ["config", "show", "--json"], ["doctor"],
     ["doctor", "--json"], ["health"], ["dead", "list"], ["dead", "list", "--json"], ["trace", "0" * 32], ["gc"],
+    ["rollouts"], ["rollouts", "--json", "--text", "a"],
     ["auth", "show"], ["run", "scorer", "--set=scoring.timeout=1"],
 )  # fmt: skip
 """Commands whose output is looked through after the run, the last one for what it says of a setting that is none."""
