@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.training.batches import batches
     from lachesis.schemas.errors import RaterUnavailable, ToolError
     from lachesis.schemas.rollout import Message
+    from lachesis.services.notebook import open_run
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "ToolError",
     "batches",
     "estimator",
+    "open_run",
     "rater",
     "tool",
 ]
@@ -54,6 +56,7 @@ _HOMES = {
     "ToolError": "lachesis.schemas.errors",
     "batches": "lachesis.pipeline.training.batches",
     "estimator": "lachesis.pipeline.rewards.estimators.own",
+    "open_run": "lachesis.services.notebook",
     "rater": "lachesis.pipeline.scoring.rater",
     "tool": "lachesis.pipeline.environments.tools",
 }
