@@ -15,6 +15,7 @@ from rich.text import Text
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
+from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.columns import TableColumn, print_columns
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Json, Options, with_options
@@ -24,7 +25,7 @@ from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, N
 from lachesis.services.output import SafeConsole, human_number, json_text, print_json, printable
 from lachesis.services.run.connect import RunHistory, open_history
 
-__all__ = ["print_group", "rollouts"]
+__all__ = ["rollouts"]
 
 _ITEM_CHARS = 32
 _STATES = {"trained": "green", "batched": "green", "under way": "yellow", "dead": "red"}
@@ -68,12 +69,13 @@ def rollouts(
         if as_json:
             print_json(view)
         else:
-            print_group(view)
+            _print_group(view)
         return
     ranges = {"score": score, "disagreement": disagreement, "advantage": advantage, "step": step,
               "policy_step": policy_step}  # fmt: skip
     wanted = GroupFilter(
-        envs=env or (), states=state or (), item=item, text=text,
+        envs=tuple(check_name("environment", name) for name in env or ()), states=tuple(state or ()),
+        item=item, text=text,
         **{name: None if given is None else _parsed(name, given) for name, given in ranges.items()},
     )  # fmt: skip
     if follow:
@@ -82,8 +84,11 @@ def rollouts(
     rows = anyio.run(_list, config, wanted, limit, before)
     if as_json:
         sys.stdout.write("".join(f"{json_text(row)}\n" for row in rows))
-    else:
+    elif rows:
         _print_rows(rows, more=len(rows) == limit)
+    else:
+        fits = "is stored" if wanted == GroupFilter() and before is None else "that is stored fits"
+        print(f"no group {fits}", file=sys.stderr)
 
 
 def _parsed(name: str, text: str) -> NumberRange:
@@ -143,9 +148,6 @@ def _line(row: GroupRow) -> str:
 
 
 def _print_rows(rows: Sequence[GroupRow], *, more: bool) -> None:
-    if not rows:
-        print("no group that is stored fits; without filters all are shown", file=sys.stderr)
-        return
     cells: list[tuple[str, list[str], bool, int]] = [
         ("stored", [_when(row.stored_ns) for row in rows], False, 1),
         ("group", [row.group for row in rows], False, 0),
@@ -169,7 +171,7 @@ def _print_rows(rows: Sequence[GroupRow], *, more: bool) -> None:
         print(f"older ones: --before {rows[-1].seq}; one with its samples: lachesis rollouts GROUP_ID", file=sys.stderr)
 
 
-def print_group(view: GroupView) -> None:
+def _print_group(view: GroupView) -> None:
     """Print a group: what was asked, and each sample with what everybody made of it."""
     console = SafeConsole(soft_wrap=True)
     for text in (*_head(view), *_said("prompt", view.prompt)):

@@ -426,3 +426,16 @@ async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(
         done = await anyio.run_process([*command[:3], *arguments, *command[4:]], env=environ, check=False)
         assert done.returncode == 2
         assert done.stderr == b"lachesis: the server knows no run dmo; it has demo: name one with --run\n"
+
+
+async def test_a_run_without_rollouts_has_none_to_list(run: Run) -> None:
+    await run.lachesis("init")
+    listed = await run.lachesis("rollouts")
+    assert (listed.returncode, listed.stdout) == (0, b"")
+    assert listed.stderr == b"no group is stored\n"
+    assert (await run.lachesis("rollouts", "--step", "3")).stderr == b"no group that is stored fits\n"
+    missing = await run.lachesis("rollouts", "0" * 32)
+    assert missing.returncode == 2
+    assert b"no rollout of run demo has an id with 000" in missing.stderr
+    refused = await run.lachesis("rollouts", "--env", "a b")
+    assert (refused.returncode, refused.stderr[:32]) == (2, b"lachesis: environment 'a b': use")
