@@ -13,6 +13,7 @@ from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, Reward
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall
 from lachesis.services.observe import group_reader
 from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
@@ -138,6 +139,15 @@ async def test_a_row_says_what_became_of_the_group_and_what_everybody_made_of_it
     assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
     with pytest.raises(NotFoundError, match="no rollout of run r"):
         await read_group(lab.bus, CONFIG, "f" * 32)
+
+
+async def test_of_a_group_that_is_stored_twice_the_first_is_judged(lab) -> None:
+    group = lab.group(1)
+    first = await lab.store(group)
+    headers = {PLAN_HEADER: Plan.of(group).pack()}
+    await lab.bus.publish(subjects.rollout("r", "sums"), encode(group), msg_id="again", headers=headers)
+    await judge(lab, group, first, [1.0, 0.0])
+    assert [row.score for row in await listed(lab, GroupFilter())] == [None, 0.5]
 
 
 async def test_followed_groups_come_as_it_is_decided_what_becomes_of_them(lab) -> None:
