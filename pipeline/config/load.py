@@ -28,7 +28,7 @@ from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["PREFIX", "ConfigSetting", "LoadedConfig", "load", "settings"]
+__all__ = ["PREFIX", "ConfigSetting", "LoadedConfig", "field_descriptions", "load", "settings"]
 
 PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
@@ -105,7 +105,7 @@ def settings(loaded: LoadedConfig[C]) -> list[ConfigSetting]:
     rows: list[ConfigSetting] = []
 
     def walk(struct: msgspec.Struct, prefix: str) -> None:
-        descriptions = _descriptions(type(struct))
+        descriptions = field_descriptions(type(struct))
         for name in struct.__struct_fields__:
             path, value = f"{prefix}{name}", getattr(struct, name)
             if value is msgspec.UNSET:
@@ -239,7 +239,7 @@ def _plain(hint: Any) -> Any:
 
 
 @functools.cache
-def _descriptions(kind: type) -> dict[str, str]:
+def field_descriptions(kind: type) -> dict[str, str]:
     """Return the text written under each field of a struct, which Python itself does not keep."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     found = {}

@@ -1,4 +1,4 @@
-"""`lachesis config show`: every setting with its value, origin and meaning, and no secret among them."""
+"""`lachesis config`: every setting with its value, origin and meaning, no secret among them; their JSON Schema."""
 
 import sys
 import textwrap
@@ -9,11 +9,13 @@ import msgspec
 import typer
 
 from lachesis.pipeline.config import secrets
+from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import ConfigSetting, settings
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table, printable
 
-__all__ = ["config_app", "config_show", "masked", "show_settings"]
+__all__ = ["config_app", "config_schema", "config_show", "masked", "show_settings"]
 
 config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
 
@@ -23,6 +25,16 @@ config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
 def config_show(options: Options, as_json: Json = False) -> None:
     """Show every setting with its value, source and meaning."""
     show_settings(options, as_json=as_json)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of a run's configuration file, for editors.
+
+    Write it beside the file (`lachesis config schema > run.schema.json`), and make `#:schema ./run.schema.json` the
+    file's first line: editors with Taplo (VS Code's Even Better TOML, say) then complete, explain and check it.
+    """
+    print_json(json_schema(RunConfig))
 
 
 def show_settings(options: Options, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lachesis.pipeline.config.load import ConfigSetting
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.settings import masked, show_settings
+from lachesis.services.cli.settings import config_schema, masked, show_settings
 
 
 def test_secrets_are_masked_wherever_they_are() -> None:
@@ -37,3 +37,8 @@ def test_show_prints_value_origin_and_meaning(
 def test_every_setting_says_what_it_means(capsys: pytest.CaptureFixture[str]) -> None:
     show_settings(Options(nats="nats://h:1"), as_json=True)
     assert [row["path"] for row in json.loads(capsys.readouterr().out) if not row["description"]] == []
+
+
+def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    config_schema()
+    assert json.loads(capsys.readouterr().out)["$defs"]["RunConfig"]["properties"]["seed"]["default"] == 0
