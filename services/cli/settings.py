@@ -1,4 +1,7 @@
-"""`lachesis config`: every setting with its value, origin and meaning, no secret among them; their JSON Schema."""
+"""`lachesis config`: every setting with its value, origin and meaning, and their JSON Schema.
+
+No secret is shown.
+"""
 
 import sys
 import textwrap
