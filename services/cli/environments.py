@@ -1,17 +1,23 @@
 """`lachesis env`: what can be an environment on this machine, and a new one to begin with."""
 
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
 import typer
 
 from lachesis.pipeline.environments.load import BUILTIN
+from lachesis.pipeline.environments.source_files import SourceFile, scan_files
+from lachesis.pipeline.safe_text import printable_lines
 from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
-from lachesis.schemas.errors import StartupError
+from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.env_new import env_new
 from lachesis.services.cli.env_test import env_test
 from lachesis.services.cli.env_verify import env_verify
 from lachesis.services.cli.options import Json
-from lachesis.services.output import print_json
+from lachesis.services.output import print_json, print_table, printable
 
-__all__ = ["env_app", "env_list"]
+__all__ = ["env_app", "env_list", "env_show"]
 
 env_app = typer.Typer(help="Environments.", no_args_is_help=True)
 env_app.command("new")(env_new)
@@ -20,11 +26,19 @@ env_app.command("verify")(env_verify)
 
 
 @env_app.command("list")
-def env_list(as_json: Json = False) -> None:
-    """List the built-in environments and their tasks."""
+def env_list(
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also list those in the Python files there, which are read and not imported. Repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the built-in environments and their tasks, and those in the source files of folders."""
     datasets, missing = _datasets()
+    files = [file for place in folder or () for file in scan_files(place)]
     if as_json:
-        print_json({"builtin": sorted(BUILTIN), "reasoning_gym": datasets, "missing": missing})
+        builtin = {"builtin": sorted(BUILTIN), "reasoning_gym": datasets, "missing": missing}
+        print_json({**builtin, "files": msgspec.to_builtins(files)})
         return
     print("built in: " + ", ".join(sorted(BUILTIN)))
     print("your own: module:Class, or path/to/file.py:Class")
@@ -33,6 +47,48 @@ def env_list(as_json: Json = False) -> None:
     else:
         print(f"reasoning_gym: {len(datasets)} datasets, as params.dataset")
         print("\n".join(f"  {name}" for name in datasets))
+    if folder:
+        _print_files(files)
+
+
+@env_app.command("show")
+def env_show(
+    place: Annotated[str, typer.Argument(help="path/to/file.py, or path/to/file.py:CLASS.")], as_json: Json = False
+) -> None:
+    """Show what the source of environments says of them: docstring, settings, defaults. Nothing is imported."""
+    path, _, name = place.rpartition(":") if ".py:" in place else (place, "", "")
+    if not path.endswith(".py"):
+        raise ConfigError(f"{place} is no Python file: give path/to/file.py or path/to/file.py:CLASS")
+    files = scan_files(Path(path))
+    if problem := next((file.problem for file in files if file.problem), None):
+        raise ConfigError(f"{path} {problem}")
+    every = [env for file in files for env in file.environments]
+    found = [env for env in every if name in {"", env.name}]
+    if not found:
+        known = f"; it has {', '.join(env.name for env in every)}" if every else ""
+        raise ConfigError(f"{path} has no environment {name}".rstrip() + known)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    for env in found:
+        print(printable(f"{env.name} ({env.family}), {path}:{env.line}"))
+        print("".join(f"  {line}\n" for line in printable_lines(env.docstring or "no docstring").splitlines()))
+        print(printable(f"  defines: {', '.join(env.methods) or 'nothing itself'}"))
+        print_table(
+            ("setting", "type", "default", "help"), ((one.name, one.type, one.default, one.help) for one in env.fields)
+        )
+
+
+def _print_files(files: list[SourceFile]) -> None:
+    rows = [
+        (env.name, env.family, f"{file.path}:{env.line}", (env.docstring or "").partition("\n")[0] or None)
+        for file in files
+        for env in file.environments
+    ]
+    print_table(("environment", "family", "place", "about"), rows)
+    for file in files:
+        if file.problem:
+            print(printable(f"{file.path}: {file.problem}"))
 
 
 def _datasets() -> tuple[list[str], str | None]:
