@@ -1,4 +1,4 @@
-"""Makes the JSON Schema of a configuration: types, ranges, defaults and help of every setting.
+"""Makes the JSON Schema of a configuration, for editors: types, ranges, defaults and help.
 
 Guarantees that whatever `load` accepts in a TOML file for reasons of its own is accepted here as well: sizes as texts
 ("1GiB") and other names of a setting (`ALIASES`). What only `__post_init__` checks, relations between settings, no

@@ -1,4 +1,4 @@
-"""Finds environments in Python source without running it: their docstrings, and their settings with defaults and help.
+"""Finds environments in Python source without running it, with their docstrings and settings.
 
 In: the bytes of one module. Out: its environments: subclasses of `lachesis.Environment`, of Atropos' `BaseEnv`, and
 what verifiers loads (`load_environment`). Guarantees that nothing of the source is run or imported, so a default is

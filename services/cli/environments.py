@@ -55,7 +55,7 @@ def env_list(
 def env_show(
     place: Annotated[str, typer.Argument(help="path/to/file.py, or path/to/file.py:CLASS.")], as_json: Json = False
 ) -> None:
-    """Show what the source of environments says of them: docstring, settings, defaults. Nothing is imported."""
+    """Show docstring, settings and defaults of environments as their source has them; nothing is imported."""
     path, _, name = place.rpartition(":") if ".py:" in place else (place, "", "")
     if not path.endswith(".py"):
         raise ConfigError(f"{place} is no Python file: give path/to/file.py or path/to/file.py:CLASS")

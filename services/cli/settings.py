@@ -1,7 +1,4 @@
-"""`lachesis config`: every setting with its value, origin and meaning, and their JSON Schema.
-
-No secret is shown.
-"""
+"""`lachesis config`: every setting with its value, origin and meaning, and their JSON Schema."""
 
 import sys
 import textwrap
