@@ -194,8 +194,8 @@ async def _write(link: ServerLink, action: str, definition: dict[str, Any]) -> N
         raise ConfigError(
             f"the server has no room for stream {name} with a budget of {definition['max_bytes']:,} bytes "
             f"({error}){_reserved_text(await reserved_bytes(link))}: lower streams.*_bytes, delete a run that is over "
-            "(`lachesis delete`), or raise what limits it: server.max_file_bytes of the run's own server, elsewhere "
-            "max_file in the server's jetstream block or the account's max_storage"
+            "(`lachesis runs delete`), or raise what limits it: server.max_file_bytes of the run's own server, "
+            "elsewhere max_file in the server's jetstream block or the account's max_storage"
         ) from error
     except SubjectsOverlapError as error:
         raise await _overlap(link, definition, error) from error

@@ -64,8 +64,6 @@ COMMANDS = {
                 "file, one row a sequence."),
         Command("gc", "gc:gc", "List unused history (by age, size, revision or offline "
                 "trainer); `--yes` deletes it."),
-        Command("delete", "delete:delete", "Delete a finished run: its history, checkpoints, logs and "
-                "folder. Lists them first, and asks."),
         Command("import", "imports:import_", "Import rollouts from files into the run, under "
                 "their own ids. Stored rollouts are skipped."),
         Command("tail", "tail:tail", "Follow events as they are stored, decoded."),
@@ -77,6 +75,7 @@ COMMANDS = {
                 "batches, and from a checkpoint the same weights."),
         Command("doctor", "doctor:doctor", "Check this machine and the server, and say how to fix each "
                 "problem. Exits with 1 if there is one."),
+        Command("runs", "runs:runs_app", "Runs of this machine.", is_group=True),
         Command("env", "environments:env_app", "Environments.", is_group=True),
         Command("dead", "dead:dead_app", "Messages that could not be handled.", is_group=True),
         Command("config", "settings:config_app", "The configuration.", is_group=True),

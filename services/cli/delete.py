@@ -1,4 +1,4 @@
-"""`lachesis delete`: all of a run that is over, shown, confirmed and deleted."""
+"""`lachesis runs delete`: all of a run that is over, shown, confirmed and deleted."""
 
 import sys
 from dataclasses import replace
@@ -41,7 +41,7 @@ def delete_named(options: Options, *, yes: bool, as_json: bool) -> None:
         raise ConfigError("--json asks nothing: give --yes with it")
     config = options.config()
     if not options.names_run:
-        raise ConfigError("say which run: lachesis delete NAME")
+        raise ConfigError("say which run: lachesis runs delete NAME")
 
     def confirm(contents: RunContents) -> bool:
         if not as_json:

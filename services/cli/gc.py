@@ -64,7 +64,7 @@ def gc(
 
     Unused means that no reader, no hold and no resumable checkpoint needs it. The governor trims a run by itself; this
     command also deletes evaluations, revisions and the ledger, which the governor never trims. It is safe beside a
-    running governor, and safe to repeat. `lachesis delete` deletes a whole run.
+    running governor, and safe to repeat. `lachesis runs delete` deletes a whole run.
     """
 
     history = older_than or keep_bytes or revision or trainer or ledger

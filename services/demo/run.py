@@ -29,13 +29,14 @@ from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare
 from lachesis.services.demo.pretrained import MODULES, prepare_pretrained
 from lachesis.services.demo.report import render
-from lachesis.services.demo.restarting import LOG, keep_supervisor
 from lachesis.services.demo.settings import DemoModel, DemoOptions, demo_config
 from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.file import write_run_file
+from lachesis.services.run.supervisor_state import SUPERVISOR_LOG
+from lachesis.services.supervisor.keeper import keep_supervisor
 
 __all__ = ["run_demo"]
 
@@ -127,11 +128,11 @@ class _Demo:
             tasks.start_soon(self._end_on_signal)
             tasks.start_soon(self._end_at, deadline_s)
             async with showing(self.observed, self.started):
-                code = await keep_supervisor(self.config, self.file, self._beside, lambda: bool(self.observed.batches))
+                code = await keep_supervisor(self.config, self.file, self._beside)
             if code == 0:
                 self.state = "finished"
             else:
-                self.reason = f"the supervisor ended with code {code}: {_tail(self.config.path / LOG)}"
+                self.reason = f"the supervisor ended with code {code}: {_tail(self.config.path / SUPERVISOR_LOG)}"
             tasks.cancel_scope.cancel()
         self._take_times(begun_ns)
 

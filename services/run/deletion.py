@@ -20,6 +20,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
@@ -30,14 +31,16 @@ from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, s
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.known_runs import forget_run
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
+from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPERVISOR_LOG
 
 __all__ = ["MODEL_MARK", "FolderContents", "RunContents", "delete_folder", "delete_run", "measure_folder"]
 
 MODEL_MARK = ".lachesis-copy"
 """In a folder `model` that the demo made, and that goes with its run; any other is somebody's."""
 _ENTRIES = frozenset({
-    "checkpoints", "environments", "logs", NATS_FOLDER, "plots", "trainers", "vllm", "wandb", "weights",
-    METRICS_FILE, f".{METRICS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json", "supervisor.log",
+    "checkpoints", "environments", GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots", "trainers", "vllm", "wandb",
+    "weights", METRICS_FILE, f".{METRICS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
+    SUPERVISOR_LOG, STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
     "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip
 """What a run makes in its folder, but for what says that it is one, which goes last."""

@@ -16,6 +16,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
+from lachesis.services.run.file import is_written_here
 
 __all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run"]
 
@@ -31,14 +32,17 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register_run(config: RunConfig, file: Path | None) -> None:
-    """Record where a run lies.
+    """Record where a run lies. `file`: its configuration; the one that it wrote itself says nothing new.
 
     Where that cannot be written, `--run` finds it in its own folder's parent alone.
     """
-    record = KnownRun(run=config.run, folder=str(config.path), config=None if file is None else str(file.absolute()))
     path = _record(config.path)
     if path is None:
         return
+    given = None if file is None else str(file.absolute())
+    if file is not None and file.absolute().parent == config.path and is_written_here(file):
+        given = _configuration_in(path) or given
+    record = KnownRun(run=config.run, folder=str(config.path), config=given)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
@@ -89,6 +93,14 @@ def find_run(name: str, file: Path | None = None) -> Path | None:
             "one by its own configuration, --config FOLDER/run.toml"
         )
     return Path(found[0].folder) if found else None
+
+
+def _configuration_in(record: Path) -> str | None:
+    """Return the configuration file that is recorded already, None if there is none."""
+    try:
+        return from_json(record.name, KnownRun, read_small_file(record)).config
+    except (OSError, SchemaError):
+        return None
 
 
 def _record(folder: Path) -> Path | None:

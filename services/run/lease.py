@@ -245,7 +245,7 @@ def refuse_half_deleted(folder: Path) -> None:
 
 
 def _half_deleted(run: str) -> str:
-    return f"run {run} is half deleted: finish that with `lachesis delete {run}`, then it can start again"
+    return f"run {run} is half deleted: finish that with `lachesis runs delete {run}`, then it can start again"
 
 
 def _refusal(holder: SupervisorLease) -> str:

@@ -54,6 +54,8 @@ from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.run.process_identity import started_ticks
+from lachesis.services.run.supervisor_state import Phase, SupervisorStateWriter
 from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, open_supervised
 from lachesis.services.supervisor.forkserver import ForkRequest
 from lachesis.services.supervisor.ledger_check import verify_ledger
@@ -80,7 +82,7 @@ def has_survivors(folder: Path) -> bool:
         pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
     except (OSError, SchemaError):
         return False
-    return any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values())
+    return any(pid is not None and started_ticks(pid) is not None for pid in pids.values())
 
 
 @dataclass(slots=True)
@@ -131,6 +133,8 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._pids = DeferredFile(config.path / _PIDS_FILE)
+        self._state = SupervisorStateWriter(config.path)
+        self._phase: Phase = "starting"
         self._verifying = anyio.CancelScope()
         self._notices = Notices(config)
         self.has_begun = False
@@ -163,25 +167,32 @@ class Supervisor:
                 f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
             ) from error
         with lock_folder(self.config.path):
-            await self._unless_stopped(write_run_file, self.config)
-            register_run(self.config, self.file)
             self.has_begun = True
-            async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
-                await bus.ensure_streams(self.config.streams)
-                lease = RunLease(bus, self.config.run, self.config.path, self.stop)
-                await self._unless_stopped(lease.acquire)
-                if not lease.is_held:
-                    return
-                async with lease.held():
-                    await self._unless_stopped(self._refuse_other_writers, bus)
-                    await self._run_services(bus)
+            self._report_state()
+            try:
+                await self._unless_stopped(write_run_file, self.config)
+                register_run(self.config, self.file)
+                await self._run_with_server()
+            finally:
+                self._enter("ended")
+
+    async def _run_with_server(self) -> None:
+        async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
+            await bus.ensure_streams(self.config.streams)
+            lease = RunLease(bus, self.config.run, self.config.path, self.stop)
+            await self._unless_stopped(lease.acquire)
+            if not lease.is_held:
+                return
+            async with lease.held():
+                await self._unless_stopped(self._refuse_other_writers, bus)
+                await self._run_services(bus)
 
     async def _run_services(self, bus: NatsBus) -> None:
         if self._stop.is_set():
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flush_output)
-            tasks.start_soon(retry_until_room, self._pids)
+            tasks.start_soon(retry_until_room, self._pids, self._state.file)
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(self._watch_heartbeats, bus)
             for watch in self.watches:
@@ -231,8 +242,10 @@ class Supervisor:
                         await self._ready(rows)
                 await self._ready(self.running)
                 log.info("all %d processes are ready", len(self.running))
+                self._enter("running")
                 await self._until_finished()
         finally:
+            self._enter("stopping")
             with anyio.CancelScope(shield=True):
                 await self._stop_all()
 
@@ -344,7 +357,9 @@ class Supervisor:
                         row.stage = beat.stage
                         if beat.stage.state != "starting":
                             row.up = True
-                            row.ready.set()
+                            if not row.ready.is_set():
+                                row.ready.set()
+                                self._report_state()
                 evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
                 waits = evaluator is not None and not evaluator.ended.is_set()
                 self._notices.report(beat, evaluates=waits)
@@ -375,6 +390,15 @@ class Supervisor:
             code = await server.wait()
             log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
             await server.start_again()
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._report_state()
+
+    def _report_state(self) -> None:
+        missing = [row.planned.name for row in self.running if not row.ready.is_set()]
+        count = len(self.running)
+        self._state.report(self._phase, count - len(missing), count, waits_for=missing[0] if missing else "")
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}

@@ -47,7 +47,10 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("shadow", "list"), ("shadow", "list", "--json"), ("shadow", "stop", "again"),
     ("promote", "again", "--wait", "1"), ("resume", "--wait", "1"), ("config", "show"), ("env", "list"), ("init",),
     ("replay", TOKEN), ("train", TOKEN), ("schema",), ("run", TOKEN), ("dev", TOKEN), ("up", "--config", TOKEN),
-    ("demo", TOKEN), ("auth", TOKEN), ("delete",), ("delete", TOKEN, "--yes", "--json"),
+    ("demo", TOKEN), ("auth", TOKEN), ("runs", "delete"), ("runs", "delete", TOKEN, "--yes", "--json"),
+    ("runs", "list"), ("runs", "list", "--json"), ("runs", "show"), ("runs", "show", "--json"), ("runs", "stop"),
+    ("runs", "results", "demo"), ("runs", "results", "demo", "--json"), ("runs", "logs"), ("runs", "logs", "-p", TOKEN),
+    ("runs", "start", TOKEN), ("runs", "show", TOKEN),
 )  # fmt: skip
 
 

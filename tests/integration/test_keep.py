@@ -13,8 +13,8 @@ from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import StartupError
-from lachesis.services.demo.restarting import keep_supervisor
 from lachesis.services.run.connect import NATS_FOLDER
+from lachesis.services.supervisor.keeper import keep_supervisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -46,7 +46,7 @@ async def test_the_next_supervisor_has_its_server_where_it_was(tmp_path: Path, m
 
     with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keep_supervisor, config, run.config, beside, lambda: True)
+            tasks.start_soon(keep_supervisor, config, run.config, beside)
             before = await another_endpoint(folder / NATS_FOLDER)
             os.kill(supervisors[-1], signal.SIGKILL)
             after = await another_endpoint(folder / NATS_FOLDER, than=before)

@@ -1,4 +1,4 @@
-"""`lachesis delete` on real servers: shown, confirmed, done; refused where the run is not over; killed half-way."""
+"""`lachesis runs delete` on real servers: shown, confirmed, done; refused while the run goes on; killed half-way."""
 
 import random
 import shutil
@@ -80,23 +80,23 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     for name in ("notes", "thesis.tex"):
         shutil.rmtree(folder / name) if name == "notes" else (folder / name).unlink()
 
-    code, out, err = await world.lachesis("delete", RUN)  # nobody answers
+    code, out, err = await world.lachesis("runs", "delete", RUN)  # nobody answers
     assert code == 1
     assert "209 messages" in out  # with the chunks of the large one
     assert "up to step-00000003" in err
     assert "not confirmed; nothing was done" in err
     async with holding(bus, RUN, "reader", {ROLLOUTS: 1}, about="a test"):
-        assert "(a test): end that first" in await world.refusal("delete", RUN, "--yes")
+        assert "(a test): end that first" in await world.refusal("runs", "delete", RUN, "--yes")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_beat, Service(bus, "scorer", RUN))
-        assert "its scorer is there" in await world.refusal("delete", RUN, "--yes")
+        assert "its scorer is there" in await world.refusal("runs", "delete", RUN, "--yes")
         tasks.cancel_scope.cancel()
     with lock_folder(folder):
-        assert "another supervisor runs in" in await world.refusal("delete", RUN, "--yes")
+        assert "another supervisor runs in" in await world.refusal("runs", "delete", RUN, "--yes")
     assert len(await world.groups()) == 200
     assert measure_folder(folder).files == 10
 
-    process = world.start("delete", RUN, "--yes")
+    process = world.start("runs", "delete", RUN, "--yes")
     with anyio.fail_after(60):
         while process.poll() is None and not (folder / DELETION_MARK).exists():  # noqa: ASYNC110
             await anyio.sleep(0.001)
@@ -104,12 +104,12 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     process.send_signal(signal.SIGKILL)
     await world.ended(process)
     if folder.is_dir():  # else the machine was quicker
-        assert "finish that with `lachesis delete demo`" in await world.refusal("up")
-        await world.json("delete", RUN, "--yes")
+        assert "finish that with `lachesis runs delete demo`" in await world.refusal("up")
+        await world.json("runs", "delete", RUN, "--yes")
     assert await bus.describe_streams() == []
     assert await bus.runs() == ["other"]
     assert not folder.exists()
-    assert "there is nothing of a run demo" in await world.refusal("delete", RUN, "--yes")
+    assert "there is nothing of a run demo" in await world.refusal("runs", "delete", RUN, "--yes")
 
 
 async def test_what_is_half_deleted_is_not_run_until_that_is_finished(world: World) -> None:
@@ -119,9 +119,9 @@ async def test_what_is_half_deleted_is_not_run_until_that_is_finished(world: Wor
     await lease.acquire()
     async with lease.held():
         await lease.begin_deletion()
-    with pytest.raises(StartupError, match="run demo is half deleted: finish that with `lachesis delete demo`"):
+    with pytest.raises(StartupError, match="run demo is half deleted: finish that with `lachesis runs delete demo`"):
         await RunLease(bus, RUN, folder, lambda: None).acquire()
-    await world.json("delete", RUN, "--yes")
+    await world.json("runs", "delete", RUN, "--yes")
     assert await bus.describe_streams() == []
 
 
@@ -186,7 +186,7 @@ def test_the_folder_is_finished_wherever_its_deletion_was_killed(tmp_path: Path)
 
 
 async def _delete(folder: Path) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "lachesis", "delete", RUN, "--yes"]
+    command = [sys.executable, "-m", "lachesis", "runs", "delete", RUN, "--yes"]
     return await anyio.run_process(command, cwd=folder, check=False)
 
 

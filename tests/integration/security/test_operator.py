@@ -53,11 +53,11 @@ async def test_it_may_export_import_and_delete(secured: Secured, streams_config:
                     await client.request(subject, text, timeout=30)
         assert (await lachesis("gc"))["streams"]["ROLLOUTS"]["messages"] == others + 3
         assert (await lachesis("status"))["ledger"] is None
-        assert (await lachesis("delete", "--yes"))["streams"]
+        assert (await lachesis("runs", "delete", "--yes"))["streams"]
         assert await bus.describe_streams() == []
         for _ in range(2):
             assert (await lachesis("import", "out.jsonl", "--unleased"))["stored"] == 3
-            assert (await lachesis("delete", "--yes"))["streams"]["ROLLOUTS"]["messages"] == 3
+            assert (await lachesis("runs", "delete", "--yes"))["streams"]["ROLLOUTS"]["messages"] == 3
         assert await bus.describe_streams() == []
         await bus.ensure_streams(streams_config)
         durable = subjects.durable("scorer", "one", "live")

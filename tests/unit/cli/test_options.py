@@ -86,7 +86,7 @@ def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("LACHESIS_RUN")
     _started(tmp_path / "default", "run", seed=1)
     assert Options().config() == RunConfig()
-    with pytest.raises(ConfigError, match="say which run: lachesis delete NAME"):
+    with pytest.raises(ConfigError, match="say which run: lachesis runs delete NAME"):
         delete_named(Options(), yes=True, as_json=False)
 
     other = tmp_path / "away" / "other.toml"

@@ -1,0 +1,225 @@
+"""How runs of this machine stand, by what lies in their folders.
+
+No server is asked, so the answer is there at once. What goes in: a run's folder. What comes out: a `RunOverview`, in
+which None means "not known" or "none yet".
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.small_files import read_small_file
+from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.values import from_json
+from lachesis.services.observe.evaluations import EvaluationStatus, evaluation_rows_of_figures
+from lachesis.services.observe.progress import newest_figures
+from lachesis.services.observe.rewards import EnvRewards, rewards_of
+from lachesis.services.observe.summary import SUMMARY_FILE
+from lachesis.services.run.file import run_file
+from lachesis.services.run.known_runs import known_runs
+from lachesis.services.run.lease import DELETION_MARK
+from lachesis.services.run.supervisor_state import (
+    KEEPER_FILE,
+    STATE_FILE,
+    ProcessRecord,
+    SupervisorState,
+    read_record,
+)
+
+__all__ = ["LIVE_STATES", "RunOverview", "RunState", "look_at_folder", "look_at_runs", "state_of_run"]
+
+RunState = Literal[
+    "starting", "running", "stopping", "restarting", "finished", "stopped", "failed", "interrupted", "half deleted",
+    "elsewhere", "unknown",
+]  # fmt: skip
+LIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping", "restarting"})
+_PIDS_FILE = "pids.json"
+
+
+class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. `supervisor`: pid, while it runs here; `ready` of its `processes` are. `started_ns`: Unix time of its last
+    start. `step`: optimizer steps taken of `steps`; `reward` and what follows are of the newest one.
+    `end_to_end_p99_s`: seconds from a task to its optimizer step, lately. `pids`: by process, None for one that does
+    not run. `problem`: why something is not known, or why the run failed.
+    """
+
+    run: str
+    folder: str
+    state: RunState
+    problem: str | None = None
+    config: str | None = None
+    mode: str | None = None
+    environments: list[str] = []
+    supervisor: int | None = None
+    ready: int | None = None
+    processes: int | None = None
+    started_ns: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    reward: float | None = None
+    rewards: dict[str, EnvRewards] = {}
+    evaluations: list[EvaluationStatus] = []
+    staleness: float | None = None
+    end_to_end_p99_s: float | None = None
+    pids: dict[str, int | None] = {}
+    logs: str | None = None
+    wandb: str | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a supervisor or who starts it again is at work."""
+        return self.state in LIVE_STATES
+
+
+class _AnySummary(msgspec.Struct):
+    """What the summaries of `up` and of the demo have in common."""
+
+    state: str = "unknown"
+    reason: str | None = None
+
+
+def look_at_runs() -> list[RunOverview]:
+    """Return the runs that this user started on this machine, and those in `runs/` here, newest first."""
+    folders = {Path(record.folder): record.run for record in known_runs()}
+    for folder in sorted(Path("runs").glob("*")):
+        if run_file(folder) is not None:
+            folders.setdefault(folder.absolute(), folder.name)
+    found = [look_at_folder(name, folder) for folder, name in folders.items()]
+    return sorted(found, key=lambda one: (-(one.started_ns or 0), one.run, one.folder))
+
+
+def look_at_folder(run: str, folder: Path) -> RunOverview:
+    """Return how the run called `run` stands, whose folder is `folder`."""
+    state = read_record(folder / STATE_FILE, SupervisorState)
+    keeper = read_record(folder / KEEPER_FILE, ProcessRecord)
+    ended = _summary(folder)
+    found = state_of_run(
+        deleting=(folder / DELETION_MARK).exists(),
+        state=state,
+        supervisor_runs=state.process.runs if state is not None else False,
+        keeper_runs=bool(keeper is not None and keeper.runs),
+        ended=ended.state,
+    )
+    overview = RunOverview(
+        run=run,
+        folder=str(folder),
+        state=found,
+        problem=_problem(found, run, state, ended.reason),
+        supervisor=state.process.pid if state is not None and state.process.runs else None,
+        ready=None if state is None else state.ready,
+        processes=None if state is None else state.processes,
+        started_ns=None if state is None else state.process.begun_ns,
+        pids=_pids(folder),
+        logs=str(folder / "logs") if (folder / "logs").is_dir() else None,
+        **_newest(folder),
+    )
+    file = run_file(folder)
+    if file is None:
+        return overview
+    overview = msgspec.structs.replace(overview, config=str(file))
+    try:
+        config = load(RunConfig, file=file).config
+    except ConfigError as error:
+        return msgspec.structs.replace(
+            overview, problem=overview.problem or f"its configuration is unreadable: {error}"
+        )
+    return msgspec.structs.replace(
+        overview,
+        run=config.run,
+        mode=config.mode,
+        environments=list(config.environments),
+        steps=config.training.steps,
+        wandb=_wandb(config),
+    )
+
+
+def state_of_run(
+    *, deleting: bool, state: SupervisorState | None, supervisor_runs: bool | None, keeper_runs: bool, ended: str
+) -> RunState:
+    """Return the state of a run. Pure.
+
+    `supervisor_runs` None: the supervisor was started on another machine. `ended`: the state in the run's summary.
+    """
+    if deleting:
+        return "half deleted"
+    if state is not None and supervisor_runs:
+        return "stopping" if state.phase == "ended" else state.phase
+    if keeper_runs:
+        return "restarting"
+    if state is not None and supervisor_runs is None:
+        return "elsewhere"
+    if state is not None and state.phase != "ended":
+        return "interrupted"
+    known: Mapping[str, RunState] = {
+        "finished": "finished", "stopped": "stopped", "failed": "failed", "interrupted": "stopped",
+    }  # fmt: skip
+    return known.get(ended, "unknown")
+
+
+def _problem(found: RunState, run: str, state: SupervisorState | None, reason: str | None) -> str | None:
+    if found == "failed":
+        return reason
+    if found == "interrupted":
+        return f"its supervisor was killed, or the machine restarted: `lachesis runs start {run}` goes on"
+    if found == "half deleted":
+        return f"its deletion was begun: `lachesis runs delete {run}` ends it"
+    if found == "elsewhere" and state is not None:
+        return f"started on {state.process.host} (pid {state.process.pid}), of which nothing is known here"
+    return None
+
+
+def _summary(folder: Path) -> _AnySummary:
+    try:
+        return from_json(SUMMARY_FILE, _AnySummary, read_small_file(folder / SUMMARY_FILE))
+    except (OSError, SchemaError):
+        return _AnySummary()
+
+
+def _pids(folder: Path) -> dict[str, int | None]:
+    """Return the processes of a run by name, those that do not run with None."""
+    try:
+        pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
+    except (OSError, SchemaError):
+        return {}
+    return {name: pid if pid is not None and _exists(pid) else None for name, pid in pids.items()}
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _newest(folder: Path) -> dict[str, Any]:
+    """Return what the newest figures of a run say."""
+    try:
+        figures = newest_figures(folder)
+    except OSError:
+        return {}
+    step = figures.get("train/step")
+    return {
+        "step": None if step is None else int(step),
+        "reward": figures.get("reward/mean"),
+        "rewards": rewards_of(figures),
+        "evaluations": evaluation_rows_of_figures(figures),
+        "staleness": figures.get("staleness/mean"),
+        "end_to_end_p99_s": figures.get("latency/e2e/rolling_p99"),
+    }
+
+
+def _wandb(config: RunConfig) -> str | None:
+    """Return where the run's figures are in wandb: the folder of an offline one, else project and name."""
+    if config.training.wandb.project is None:
+        return None
+    folder = config.path / "wandb"
+    offline = sorted(folder.glob("wandb/offline-run-*")) if folder.is_dir() else []
+    return str(offline[-1]) if offline else f"{config.training.wandb.project}/{config.run}"
