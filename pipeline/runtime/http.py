@@ -75,25 +75,42 @@ class BrowserGuard:
 
     A request with an origin is refused. So is one for a host that is neither of `hosts` nor a loopback address: the
     name of a page may be made to lead here (DNS rebinding). `hosts` None: any host, for a server whose names nobody
-    knows. `refuse` makes the answer, status 403, of the reason.
+    knows. `refuse` makes the answer, status 403, of the reason. `has_pages`: it has pages of its own, whose scripts are
+    answered, as is a browser that only opens an address.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Container[str] | None, refuse: Callable[[str], ASGIApp]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Container[str] | None,
+        refuse: Callable[[str], ASGIApp],
+        *,
+        has_pages: bool = False,
+    ) -> None:
         self._app = app
         self._hosts = hosts
         self._refuse = refuse
+        self._has_pages = has_pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+            if "origin" in headers or not self._is_direct(headers):
                 app = self._refuse("requests from web pages are not answered")
             elif self._hosts is not None:
                 host = host_of(headers.get("host", ""))
                 if host not in self._hosts and not _is_loopback(host):
                     app = self._refuse(f"this server is not {host[:100]!r}; request it by its address")
         await app(scope, receive, send)
+
+    def _is_direct(self, headers: Headers) -> bool:
+        """Whether no page of another server is behind a request, as far as its browser says."""
+        site = headers.get("sec-fetch-site", "none")
+        if not self._has_pages:
+            return site == "none"
+        opens = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        return site in {"none", "same-origin"} or opens
 
 
 def host_of(address: str) -> str:

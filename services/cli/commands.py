@@ -48,6 +48,8 @@ COMMANDS = {
                 "and failed rollouts as they end."),
         Command("rollouts", "rollouts:rollouts", "List groups of rollouts, the newest first, or show one with its "
                 "samples."),
+        Command("web", "web:web", "Serve a page that shows the run and its rollouts, and print its address. "
+                "Ends with Ctrl-C."),
         Command("health", "health:health", "Show the health checks. Exits with 1 if an environment "
                 "is quarantined, halted, or not checked yet."),
         Command("resume", "health:resume", "Resume a quarantined or halted environment. Its "

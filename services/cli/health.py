@@ -10,29 +10,25 @@ from functools import partial
 from typing import Annotated
 
 import anyio
-import msgspec
 import typer
 from rich.text import Text
 
-from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.plan import reason_no_curriculum
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
-from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding, ResumeRequest
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Json, Options, with_options
-from lachesis.services.cli.tail import first_seq_of_last
+from lachesis.services.observe.health import EnvHealth, checked_environments, read_alert, read_health
 from lachesis.services.observe.store import DiskWarning
 from lachesis.services.output import json_text, print_json, print_table, printable
 from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_history
 
 __all__ = ["EnvHealth", "follow_health", "health", "read_health", "request_resume", "resume"]
 
-_RECENT_ALERTS = 32
-"""Alert events looked at: enough to find the newest result of every check."""
 _STYLES = {"inform": "cyan", "warn": "yellow", "quarantine": "red", "halt": "red", "idle": "dim"}
 
 
@@ -72,68 +68,9 @@ def resume(
         raise typer.Exit(1)
 
 
-class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment: its standing, the groups judged since its start or resumption, and each check's result."""
-
-    env: str
-    standing: EnvironmentStanding
-    groups: int
-    results: list[Alert]
-    no_curriculum: str | None = None
-    """Why the run does not draw its tasks; None: it does, or nothing is known of the environment's settings."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it is quarantined or halted."""
-        return self.standing.halted or self.standing.quarantined_from is not None
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether it was judged, and goes on."""
-        return self.groups > 0 and not self.stopped
-
-
 async def _read(config: RunConfig) -> list[EnvHealth]:
     async with open_history(config, f"{config.run}.health-cli", patience_s=CONNECT_S) as bus:
-        return [await read_health(bus, config, env) for env in await _environments(bus, config)]
-
-
-async def _environments(bus: Bus, config: RunConfig) -> list[str]:
-    """Return the environments configured, else those that were judged. Raises `ConfigError` where there is none."""
-    found = dict.fromkeys(config.environments)
-    if not found:
-        subject = subjects.event("alert", config.run, config.revision)
-        start = await first_seq_of_last(bus, subjects.EVENTS, [subject], _RECENT_ALERTS)
-        async with bus.read(subjects.EVENTS, [subject], start=start, headers_only=True, follow=False) as messages:
-            async for message in messages:
-                found[message.subject.rsplit(".", 1)[-1]] = None
-    if not found:
-        raise ConfigError(f"no environment of run {config.run} was checked yet, and none is configured; add --config")
-    return list(found)
-
-
-async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
-    """Return where `env` stands by its newest alert events."""
-    subject = subjects.event("alert", config.run, config.revision, env)
-    results: dict[str, Alert] = {}
-    standing, groups = EnvironmentStanding(), 0
-    start = await first_seq_of_last(bus, subjects.EVENTS, [subject], _RECENT_ALERTS)
-    async with bus.read(subjects.EVENTS, [subject], start=start, follow=False) as messages:
-        async for message in messages:
-            event = _event(message)
-            if event is None:
-                continue
-            if event.source == "resume":
-                results.clear()
-            results.update({result.check: result for result in event.results})
-            standing, groups = event.standing, event.groups
-    return EnvHealth(
-        env=env,
-        standing=standing,
-        groups=groups,
-        results=list(results.values()),
-        no_curriculum=reason_no_curriculum(config, env),
-    )
+        return [await read_health(bus, config, env) for env in await checked_environments(bus, config)]
 
 
 def _print(found: Sequence[EnvHealth]) -> None:
@@ -196,7 +133,7 @@ async def _show(config: RunConfig, as_json: bool, history: RunHistory) -> None:
     start = usage.first if ended else usage.last + 1
     async with bus.read(subjects.EVENTS, [subject], start=start, follow=not ended) as messages:
         async for message in messages:
-            event = _event(message)
+            event = read_alert(message)
             if event is None:
                 continue
             changed = event.standing != before.get(event.env, EnvironmentStanding()) or event.source == "resume"
@@ -224,7 +161,7 @@ def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
 async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
     done = True
     async with await connect_run(config, f"{config.run}.resume", OPERATOR) as bus:
-        known = await _environments(bus, config)
+        known = await checked_environments(bus, config)
         if env is not None and env not in known:
             raise ConfigError(f"there is no environment {env!r}; there are {', '.join(known)}")
         found = [await read_health(bus, config, name) for name in known]
@@ -251,14 +188,7 @@ async def request_resume(bus: Bus, config: RunConfig, env: str, *, wait_s: float
     with anyio.move_on_after(wait_s):
         async with bus.read(subjects.EVENTS, [subject], start=start) as messages:
             async for message in messages:
-                event = _event(message)
+                event = read_alert(message)
                 if event is not None and event.source == "resume":
                     return True
     return False
-
-
-def _event(message: StoredMessage) -> AlertEvent | None:
-    try:
-        return decode(AlertEvent, message.data)
-    except SchemaError:
-        return None  # it is no alert of this build; `lachesis tail alert` shows what it is

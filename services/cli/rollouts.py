@@ -13,15 +13,19 @@ import typer
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
-from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.columns import TableColumn, print_columns
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
-from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
-from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, NumberRange, SampleView
+from lachesis.services.observe.group_reader import (
+    GroupPage,
+    follow_groups,
+    newest_groups,
+    read_group,
+    read_group_page,
+)
+from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, SampleView
 from lachesis.services.output import SafeConsole, human_number, json_text, print_json, printable
 from lachesis.services.run.connect import RunHistory, open_history
 
@@ -73,29 +77,18 @@ def rollouts(
         return
     ranges = {"score": score, "disagreement": disagreement, "advantage": advantage, "step": step,
               "policy_step": policy_step}  # fmt: skip
-    wanted = GroupFilter(
-        envs=tuple(check_name("environment", name) for name in env or ()), states=tuple(state or ()),
-        item=item, text=text,
-        **{name: None if given is None else _parsed(name, given) for name, given in ranges.items()},
-    )  # fmt: skip
+    wanted = GroupFilter.parse(envs=env or (), states=state or (), item=item, text=text, ranges=ranges, prefix="--")
     if follow:
         anyio.run(_follow, config, wanted, as_json)
         return
-    rows = anyio.run(_list, config, wanted, limit, before)
+    rows, older = anyio.run(_list, config, wanted, limit, before)
     if as_json:
         sys.stdout.write("".join(f"{json_text(row)}\n" for row in rows))
     elif rows:
-        _print_rows(rows, more=len(rows) == limit)
+        _print_rows(rows, older)
     else:
         fits = "is stored" if wanted == GroupFilter() and before is None else "that is stored fits"
         print(f"no group {fits}", file=sys.stderr)
-
-
-def _parsed(name: str, text: str) -> NumberRange:
-    try:
-        return NumberRange.parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"--{name.replace('_', '-')} {error}") from error
 
 
 async def _show(config: RunConfig, name: str) -> GroupView:
@@ -103,16 +96,10 @@ async def _show(config: RunConfig, name: str) -> GroupView:
         return await read_group(bus, config, name)
 
 
-async def _list(config: RunConfig, wanted: GroupFilter, limit: int, before: int | None) -> list[GroupRow]:
-    found: list[GroupRow] = []
+async def _list(config: RunConfig, wanted: GroupFilter, limit: int, before: int | None) -> GroupPage:
     async with open_history(config, f"{config.run}.rollouts") as bus:
-        with bar("looking back") as tell:
-            async with aclosing(newest_groups(bus, config, wanted, before=before, progress=tell)) as rows:
-                async for row in rows:
-                    found.append(row)
-                    if len(found) == limit:
-                        break
-    return found
+        with bar("looking back") as show:
+            return await read_group_page(bus, config, wanted, limit=limit, before=before, progress=show)
 
 
 async def _follow(config: RunConfig, wanted: GroupFilter, as_json: bool) -> None:
@@ -147,7 +134,7 @@ def _line(row: GroupRow) -> str:
     return "  ".join(printable(part) for part in parts if part)
 
 
-def _print_rows(rows: Sequence[GroupRow], *, more: bool) -> None:
+def _print_rows(rows: Sequence[GroupRow], older: int | None) -> None:
     cells: list[tuple[str, list[str], bool, int]] = [
         ("stored", [_when(row.stored_ns) for row in rows], False, 1),
         ("group", [row.group for row in rows], False, 0),
@@ -167,8 +154,8 @@ def _print_rows(rows: Sequence[GroupRow], *, more: bool) -> None:
     ]
     states = [Text(printable(_state(row)), style=_STATES.get(row.state, "")) for row in rows]
     print_columns([*columns, TableColumn("state", states)])
-    if more:
-        print(f"older ones: --before {rows[-1].seq}; one with its samples: lachesis rollouts GROUP_ID", file=sys.stderr)
+    if older is not None:
+        print(f"older ones: --before {older}; one with its samples: lachesis rollouts GROUP_ID", file=sys.stderr)
 
 
 def _print_group(view: GroupView) -> None:

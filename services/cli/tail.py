@@ -22,6 +22,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.events import FieldFilter, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options, with_options
+from lachesis.services.observe.find import first_seq_of_last
 from lachesis.services.run.connect import RunHistory, open_run
 
 __all__ = ["Printer", "StreamSlice", "TailTargets", "first_seq_of_last", "resolve", "tail"]
@@ -172,28 +173,6 @@ async def _follow_core(bus: Bus, subject: str, printer: Printer) -> None:
     async with bus.listen(subject) as messages:
         async for message in messages:
             printer.show(message)
-
-
-async def first_seq_of_last(bus: Bus, stream: str, filters: list[str], count: int) -> int:
-    """Return the sequence of the `count`-th last message on `filters`.
-
-    The stream's first if there are fewer.
-
-    Looks back in steps that grow eightfold, so that a long stream is not read from its start for its last messages.
-    """
-    usage = await bus.usage(stream)
-    reach = 8 * count
-    while True:
-        start = max(usage.first, usage.last - reach + 1)
-        seqs: list[int] = []
-        async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
-            async for message in messages:
-                seqs.append(message.seq)  # noqa: PERF401  # an async comprehension would hide the reader's context
-        if len(seqs) >= count:
-            return seqs[-count]
-        if start == usage.first:
-            return start
-        reach *= 8
 
 
 def _is_pipe(fd: int) -> bool:

@@ -17,7 +17,7 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs
 
-__all__ = ["find_rollout", "read_rollouts", "start_at"]
+__all__ = ["find_rollout", "first_seq_of_last", "read_rollouts", "start_at"]
 
 _HEX = frozenset("0123456789abcdef")
 _ID_DIGITS = 32
@@ -89,6 +89,28 @@ async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) 
         else:
             end = middle
     return start
+
+
+async def first_seq_of_last(bus: Bus, stream: str, filters: list[str], count: int) -> int:
+    """Return the sequence of the `count`-th last message on `filters`.
+
+    The stream's first if there are fewer.
+
+    Looks back in steps that grow eightfold, so that a long stream is not read from its start for its last messages.
+    """
+    usage = await bus.usage(stream)
+    reach = 8 * count
+    while True:
+        start = max(usage.first, usage.last - reach + 1)
+        seqs: list[int] = []
+        async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
+            async for message in messages:
+                seqs.append(message.seq)  # noqa: PERF401  # an async comprehension would hide the reader's context
+        if len(seqs) >= count:
+            return seqs[-count]
+        if start == usage.first:
+            return start
+        reach *= 8
 
 
 async def _is_older(bus: Bus, stream: str, filters: Sequence[str], start: int, time_ns: int) -> bool:

@@ -5,6 +5,9 @@ Reads the streams alone, a stretch of ROLLOUTS at a time, so that memory does no
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import NamedTuple
+
+import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
@@ -18,11 +21,55 @@ from lachesis.services.observe.find import find_rollout, read_rollouts
 from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, group_row, group_view, has_text
 from lachesis.services.observe.rollout import decided_seqs
 
-__all__ = ["follow_groups", "newest_groups", "read_group"]
+__all__ = ["GroupPage", "follow_groups", "newest_groups", "read_group", "read_group_page"]
 
 _FIRST_MESSAGES = 128
 _MAX_MESSAGES = 2048
 """Messages of ROLLOUTS that are read at a time: few at first, more where few of them are wanted."""
+
+
+class GroupPage(NamedTuple):
+    """Some of the groups that are wanted, the newest first. `before`: where the next page begins, None: at no more."""
+
+    rows: list[GroupRow]
+    before: int | None
+
+
+class _Stretch(NamedTuple):
+    rows: list[GroupRow]
+    low: int
+    done: int
+    total: int
+
+
+async def read_group_page(
+    bus: Bus,
+    config: RunConfig,
+    wanted: GroupFilter,
+    *,
+    limit: int,
+    before: int | None = None,
+    seconds: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> GroupPage:
+    """Return up to `limit` of the groups that are wanted, the newest first.
+
+    Arguments are as in `newest_groups`. No stretch of the history is begun after `seconds`: there may be fewer then,
+    though older ones are wanted.
+    """
+    found: list[GroupRow] = []
+    until_s = None if seconds is None else anyio.current_time() + seconds
+    async with aclosing(_stretches(bus, config, wanted, before)) as stretches:
+        async for stretch in stretches:
+            room = limit - len(found)
+            found += stretch.rows[:room]
+            progress(stretch.done, stretch.total)
+            left_over, ended = len(stretch.rows) > room, stretch.done == stretch.total
+            if len(found) == limit:
+                return GroupPage(found, found[-1].seq if left_over or not ended else None)
+            if until_s is not None and anyio.current_time() > until_s and not ended:
+                return GroupPage(found, stretch.low)
+    return GroupPage(found, None)
 
 
 async def newest_groups(
@@ -38,14 +85,22 @@ async def newest_groups(
     With `before` those that lie below that sequence of ROLLOUTS. `progress` is told how many sequences are read, of how
     many.
     """
+    async with aclosing(_stretches(bus, config, wanted, before)) as stretches:
+        async for stretch in stretches:
+            for row in stretch.rows:
+                yield row
+            progress(stretch.done, stretch.total)
+
+
+async def _stretches(bus: Bus, config: RunConfig, wanted: GroupFilter, before: int | None) -> AsyncGenerator[_Stretch]:
+    """Yield the history backward, a stretch of ROLLOUTS at a time."""
     usage = await bus.usage(subjects.ROLLOUTS)
     newest = high = usage.last if before is None else min(usage.last, before - 1)
     reach = _FIRST_MESSAGES
     while high >= usage.first:
         low = max(usage.first, high - reach + 1)
-        for row in reversed(await _wanted_rows(bus, config, wanted, low, high)):
-            yield row
-        progress(newest - low + 1, newest - usage.first + 1)
+        rows = await _wanted_rows(bus, config, wanted, low, high)
+        yield _Stretch(rows[::-1], low, newest - low + 1, newest - usage.first + 1)
         high, reach = low - 1, min(2 * reach, _MAX_MESSAGES)
 
 

@@ -1,6 +1,6 @@
 """Groups of rollouts as people look at them: rows, a filter of rows, one with its samples. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +10,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message, RolloutGroup
+from lachesis.schemas.subjects import check_name
 from lachesis.services.observe.rollout import RolloutTimeline
 
 __all__ = ["GroupFilter", "GroupRow", "GroupView", "NumberRange", "SampleView", "group_row", "group_view", "has_text"]
@@ -107,6 +108,31 @@ class GroupFilter:
     advantage: NumberRange | None = None
     step: NumberRange | None = None
     policy_step: NumberRange | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        envs: Sequence[str] = (),
+        states: Sequence[str] = (),
+        item: str | None = None,
+        text: str | None = None,
+        ranges: Mapping[str, str | None],
+        prefix: str = "",
+    ) -> Self:
+        """Read a filter as people write it; `ranges` are texts by the field's name, None: not given.
+
+        Raises `ConfigError` that names the field, `prefix` before it.
+        """
+        parsed: dict[str, NumberRange] = {}
+        for name, text_of_range in ranges.items():
+            if text_of_range is not None:
+                try:
+                    parsed[name] = NumberRange.parse(text_of_range)
+                except ConfigError as error:
+                    raise ConfigError(f"{prefix}{name.replace('_', '-')} {error}") from error
+        named = tuple(check_name("environment", name) for name in envs)
+        return cls(envs=named, states=tuple(states), item=item, text=text, **parsed)
 
     def takes(self, row: GroupRow) -> bool:
         """Whether a row is wanted, by all but the text."""

@@ -60,7 +60,7 @@ from lachesis.services.run.connect import (
     unknown_run,
 )
 
-__all__ = ["ANSWER_S", "RunSnapshot", "StreamStatus", "look_at_run", "take_snapshot"]
+__all__ = ["ANSWER_S", "RunSnapshot", "StreamStatus", "look_at_run", "snapshot_of_folder", "take_snapshot"]
 
 ANSWER_S = 3.0
 """Seconds in which a look is over, whatever is dead: with the start of Python and the end of connections, five."""
@@ -170,7 +170,9 @@ async def look_at_run(config: RunConfig, show: Callable[["RunSnapshot"], None]) 
             reason = str(error)
             if not newest_figures(config.path):
                 raise
-        show(await take_snapshot(history, config, until_s) if history is not None else _from_folder(config, reason))
+        show(
+            await take_snapshot(history, config, until_s) if history is not None else snapshot_of_folder(config, reason)
+        )
 
 
 def _server_of(config: RunConfig) -> str:
@@ -183,8 +185,8 @@ def _server_of(config: RunConfig) -> str:
     return f"the run's server (pid {endpoint.pid}, {endpoint.url})"
 
 
-def _from_folder(config: RunConfig, problem: str) -> "RunSnapshot":
-    """Return what the run's folder tells, where its server cannot be asked."""
+def snapshot_of_folder(config: RunConfig, problem: str) -> "RunSnapshot":
+    """Return what the run's folder tells, where its server cannot be asked; `problem` says why."""
     figures = newest_figures(config.path)
     step = int(figures["train/step"]) if "train/step" in figures else None
     return RunSnapshot(

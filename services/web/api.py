@@ -1,0 +1,204 @@
+"""Answers of the page's API: plain data out of a run's streams and folder, bounded in size and time.
+
+What goes in: the query of a request. What comes out: data that is encoded as JSON, in which None means "not known".
+Nothing is written.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
+from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
+from lachesis.services.observe.group_reader import read_group_page
+from lachesis.services.observe.groups import GroupFilter
+from lachesis.services.observe.health import checked_environments, read_health
+from lachesis.services.observe.overview import untrained_warning
+from lachesis.services.observe.progress import newest_figures
+from lachesis.services.observe.runs import LIVE_STATES, look_at_folder
+from lachesis.services.observe.series import CurveReader
+from lachesis.services.observe.snapshot import RunSnapshot, snapshot_of_folder, take_snapshot
+from lachesis.services.web.shared_history import SharedHistory
+from lachesis.services.web.token_texts import TokenTexts
+
+__all__ = ["MAX_GROUPS", "MAX_TEXT_CHARS", "Query", "RunApi", "bounded"]
+
+MAX_GROUPS = 100
+"""Groups of one page at most."""
+_GROUPS = 25
+_SEARCH_S = 5.0
+"""Seconds after which a page of groups is answered with what was found."""
+MAX_TOKENS = 8192
+"""Tokens of one answer at most."""
+MAX_TEXT_CHARS = 20_000
+"""Characters of one text at most; what is cut off is counted."""
+_MAX_ANSWER_CHARS = 2_000_000
+_VALUE_CHARS = 8
+"""For the bound of an answer each value counts as so many characters, beside its text."""
+_SNAPSHOT_S = 2.0
+"""Seconds for which a snapshot is looked for, and then shown to everybody."""
+_RANGES = ("score", "disagreement", "advantage", "step", "policy_step")
+
+Query = Mapping[str, list[str]]
+"""The parameters of a request: name to values."""
+
+
+def bounded(value: Any, chars: int = _MAX_ANSWER_CHARS) -> Any:
+    """Return plain data with long texts cut, and without what is beyond `chars` characters in all. Pure."""
+    left = chars
+
+    def cut(one: Any) -> Any:
+        nonlocal left
+        left -= _VALUE_CHARS
+        if isinstance(one, str):
+            kept = one[: max(0, min(MAX_TEXT_CHARS, left))]
+            left -= len(kept)
+            return kept if len(kept) == len(one) else f"{kept}... [{len(one) - len(kept)} more characters]"
+        if isinstance(one, dict):
+            return {cut(str(key)): cut(item) for key, item in one.items() if left > 0}
+        if isinstance(one, list):
+            return [cut(item) for item in one if left > 0]
+        return one
+
+    return cut(value)
+
+
+class RunApi:
+    """The answers about one run; `config` is its configuration."""
+
+    def __init__(self, config: RunConfig, history: SharedHistory) -> None:
+        self._config = config
+        self._history = history
+        self._curves = CurveReader(config.path)
+        self._reading_curves = anyio.Lock()
+        self._tokens = TokenTexts(config)
+        self._snapshot: RunSnapshot | None = None
+        self._snapshot_s = float("-inf")
+        self._taking_snapshot = anyio.Lock()
+
+    async def run(self, query: Query) -> Any:
+        """Return how the run stands: the facts of its folder, and the snapshot of `lachesis status`."""
+        _check_names(query)
+        overview = await anyio.to_thread.run_sync(look_at_folder, self._config.run, self._config.path)
+        snapshot = await self._newest_snapshot()
+        outcomes = snapshot.ledger.outcomes if snapshot.ledger else {}
+        return bounded(
+            msgspec.to_builtins(
+                {
+                    "run": self._config.run,
+                    "now_ns": time.time_ns(),
+                    "goes_on": overview.state in LIVE_STATES or not (snapshot.ended or snapshot.finished),
+                    "environments": list(self._config.environments),
+                    "raters": [rater.name or rater.rater for rater in self._config.scoring.raters],
+                    "overview": overview,
+                    "snapshot": snapshot,
+                    "warnings": [*untrained_warning(outcomes), *snapshot.warnings],
+                }
+            )
+        )
+
+    async def series(self, query: Query) -> Any:
+        """Return the curves over optimizer steps, out of the log of figures."""
+        _check_names(query)
+        async with self._reading_curves:
+            charts = await anyio.to_thread.run_sync(self._curves.read)
+        return {"charts": msgspec.to_builtins(charts)}
+
+    async def alerts(self, query: Query) -> Any:
+        """Return where each environment stands by its health checks."""
+        _check_names(query)
+        async with self._history.borrow() as (bus, _):
+            try:
+                names = await checked_environments(bus, self._config)
+            except ConfigError:
+                names = []  # none was checked yet
+            found = [await read_health(bus, self._config, name) for name in names[:MAX_GROUPS]]
+        return bounded({"environments": msgspec.to_builtins(found)})
+
+    async def groups(self, query: Query) -> Any:
+        """Return a page of groups, as `lachesis rollouts` lists them."""
+        _check_names(query, "env", "state", "item", "text", *_RANGES, "limit", "before")
+        wanted = GroupFilter.parse(
+            envs=query.get("env", ()),
+            states=query.get("state", ()),
+            item=_one(query, "item"),
+            text=_one(query, "text"),
+            ranges={name: _one(query, name) for name in _RANGES},
+        )
+        limit = _count(query, "limit", MAX_GROUPS) or _GROUPS
+        before = _count(query, "before")
+        async with self._history.borrow() as (bus, _):
+            page = await read_group_page(bus, self._config, wanted, limit=limit, before=before, seconds=_SEARCH_S)
+        return bounded({"groups": msgspec.to_builtins(page.rows), "before": page.before})
+
+    async def group(self, query: Query, name: str) -> Any:
+        """Return one group with all that is known of it.
+
+        `sequence` and `start` say which tokens; else the first of every sequence.
+        """
+        _check_names(query, "sequence", "start")
+        sequence, start = _count(query, "sequence", least=0), _count(query, "start", least=0)
+        window = TokenWindow(limit=MAX_TOKENS, sequence=sequence, start=start or 0)
+        async with self._history.borrow() as (bus, _):
+            detail = await read_group_detail(bus, self._config, name, window)
+        texts = await self._tokens.texts(detail.tokenizer_hash, [columns.ids for columns in detail.tokens])
+        answer = msgspec.to_builtins(detail)
+        tokens = answer.pop("tokens")  # their number is bounded
+        for number, columns in enumerate(tokens):
+            columns["texts"] = None if isinstance(texts, str) else [text[:MAX_TEXT_CHARS] for text in texts[number]]
+        return {**bounded(answer), "tokens": tokens, "texts_reason": texts if isinstance(texts, str) else None}
+
+    async def _newest_snapshot(self) -> RunSnapshot:
+        """Return the snapshot, at most `_SNAPSHOT_S` old; of a run that has ended the one that there is."""
+        async with self._taking_snapshot:
+            newest = self._snapshot
+            if newest is not None and (self._is_recent() or (newest.ended and await self._stands_still())):
+                return newest
+            try:
+                async with self._history.borrow() as history:
+                    found = await take_snapshot(history, self._config, anyio.current_time() + _SNAPSHOT_S)
+            except LachesisError as error:
+                found = snapshot_of_folder(self._config, str(error))
+                if not newest_figures(self._config.path):
+                    raise
+            self._snapshot, self._snapshot_s = found, anyio.current_time()
+            return found
+
+    def _is_recent(self) -> bool:
+        return anyio.current_time() - self._snapshot_s < _SNAPSHOT_S
+
+    async def _stands_still(self) -> bool:
+        """Whether nobody but this process has started a server on the run's store since it ended."""
+        if self._history.reads_store:
+            return True
+        try:
+            await anyio.to_thread.run_sync(read_endpoint, self._config.path / NATS_FOLDER)
+        except StartupError:
+            return self._config.nats is None
+        return False
+
+
+def _check_names(query: Query, *known: str) -> None:
+    unknown = [name for name in query if name not in known]
+    if unknown:
+        raise ConfigError(f"{unknown[0][:80]!r} is no parameter here; there are {', '.join(known) or 'none'}")
+
+
+def _one(query: Query, name: str) -> str | None:
+    """Return the last value of a parameter, None where it is empty or not given."""
+    values = query.get(name) or [""]
+    return values[-1] or None
+
+
+def _count(query: Query, name: str, most: int = (1 << 53) - 1, least: int = 1) -> int | None:
+    text = _one(query, name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 16 and least <= int(text) <= most):
+        raise ConfigError(f"{name} is {text[:80]!r}: a whole number from {least} to {most} is needed")
+    return int(text)
