@@ -1,0 +1,730 @@
+"use strict";
+// The page of a run. Texts of the run are hostile: they become text nodes alone (`element`), with control characters
+// spelled out (`visible`). Nothing is loaded but /api.
+
+const POLL_MS = 2000;
+const POLL_ENDED_MS = 15000;
+const PAGE_GROUPS = 25;
+const OUTCOMES = ["trained", "batched", "under way", "stale", "zero_variance", "unscorable", "dead"];
+const FOLD_TOKENS = 60; // runs of masked tokens from here on are folded,
+const FOLD_KEPT = 12; // but for so many at either end
+const TONES = { trained: "good", batched: "good", running: "good", finished: "good", ok: "good", "under way": "warn", waiting: "warn", warn: "warn", starting: "warn", stopping: "warn", restarting: "warn", backpressure: "warn", dead: "bad", failed: "bad", interrupted: "bad", silent: "bad", halt: "bad", quarantine: "bad", void: "bad" };
+const CHARTS = {
+  reward: ["Training reward", (v) => number(v)],
+  held_out: ["Held-out rate", (v) => number(v)],
+  end_to_end_p99: ["Task to optimizer step, p99", (v) => seconds(v)],
+  staleness: ["Staleness, optimizer steps", (v) => number(v)],
+  difficulty: ["Sampled difficulty", (v) => number(v)],
+};
+
+// ---- elements
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  return filled(made, attributes, children);
+}
+
+function drawn(name, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function filled(made, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "style") for (const [property, text] of Object.entries(value)) made.style.setProperty(property, text);
+    else made.setAttribute(key, value === true ? "" : String(value));
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === undefined || child === null || child === false) continue;
+    made.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
+  }
+  return made;
+}
+
+/** Spell out the characters that would move or hide others. */
+function visible(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
+    (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+// ---- numbers and times
+
+function number(value) {
+  if (typeof value !== "number" || !Number.isFinite(value)) return "-";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
+  return Number(value.toPrecision(3)).toString().replace("-", "\u2212");
+}
+
+function seconds(value) {
+  if (typeof value !== "number") return "-";
+  if (value >= 120) return `${number(value / 60)} min`;
+  if (value >= 1) return `${number(value)} s`;
+  return value >= 0.001 ? `${number(value * 1e3)} ms` : `${number(value * 1e6)} \u00b5s`;
+}
+
+function bytes(value) {
+  if (typeof value !== "number") return "-";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = value < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(value) / 10));
+  return `${number(value / 1024 ** power)} ${units[power]}`;
+}
+
+function clock(ns) {
+  if (typeof ns !== "number") return "-";
+  const date = new Date(ns / 1e6);
+  const day = date.toDateString() === new Date().toDateString() ? "" : `${date.toLocaleDateString("en-CA")} `;
+  return element("time", { datetime: date.toISOString(), title: date.toISOString() }, day + date.toLocaleTimeString("en-GB"));
+}
+
+const shown = (value) => (value === null || value === undefined || value === "" ? "-" : value);
+const pill = (text, tone = TONES[text]) => element("span", { class: `pill ${tone || ""}` }, text);
+const link = (hash, ...children) => element("a", { href: hash }, ...children);
+const groupLink = (id, text = id.slice(0, 12)) => link(`#/rollouts/${encodeURIComponent(id)}`, text);
+const outcomeText = (row) => (row.step === null || row.step === undefined ? row.state : `${row.state} in step ${row.step}`);
+
+// ---- the API
+
+class ApiError extends Error {}
+
+async function request(path, signal) {
+  let response;
+  try {
+    response = await fetch(path, { signal, credentials: "same-origin", cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server of this page does not answer: was `lachesis web` ended? This page asks again.");
+  }
+  let answer;
+  try {
+    answer = await response.json();
+  } catch {
+    throw new ApiError(`The server of this page answered ${response.status} without a reason.`);
+  }
+  if (!response.ok) throw new ApiError(answer.error || `status ${response.status}`);
+  return answer;
+}
+
+function showProblem(text) {
+  const place = document.getElementById("problem");
+  place.hidden = !text;
+  if (text && place.textContent !== visible(text)) place.replaceChildren(visible(text));
+}
+
+// ---- routing and polling
+
+let current = null;
+let runFacts = null;
+let listed = { ids: [], query: "" };
+
+class View {
+  constructor() {
+    this.main = document.getElementById("main");
+    this.aborter = new AbortController();
+    this.timer = null;
+    this.busy = false;
+  }
+  get period() { return runFacts && !runFacts.goes_on ? POLL_ENDED_MS : POLL_MS; }
+  fetch(path) { return request(path, this.aborter.signal); }
+  async poll() {
+    clearTimeout(this.timer);
+    if (this.busy || this.aborter.signal.aborted) return;
+    this.busy = true;
+    try {
+      await this.refresh();
+      showProblem("");
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      if (!(error instanceof ApiError)) throw error;
+      showProblem(error.message);
+      this.failed?.();
+    } finally {
+      this.busy = false;
+    }
+    if (!this.aborter.signal.aborted && this.goesOn !== false && !document.hidden) {
+      this.timer = setTimeout(() => this.poll(), this.period);
+    }
+  }
+  close() { clearTimeout(this.timer); this.aborter.abort(); }
+  async readRun() {
+    runFacts = await this.fetch("/api/run");
+    showRun(runFacts);
+    return runFacts;
+  }
+}
+
+function showRun(facts) {
+  document.getElementById("run-name").replaceChildren(visible(facts.run));
+  const state = document.getElementById("run-state");
+  state.hidden = false;
+  state.className = `pill ${TONES[facts.overview.state] || ""}`;
+  state.replaceChildren(visible(facts.overview.state));
+}
+
+function route() {
+  const hash = location.hash.replace(/^#/, "") || "/";
+  const [path, query = ""] = hash.split("?", 2);
+  const parts = path.split("/").filter(Boolean);
+  current?.close();
+  document.getElementById("inspector").hidden = true;
+  showProblem("");
+  const inRollouts = parts[0] === "rollouts";
+  for (const [id, here] of [["nav-overview", !inRollouts], ["nav-rollouts", inRollouts]]) {
+    const tab = document.getElementById(id);
+    if (here) tab.setAttribute("aria-current", "page");
+    else tab.removeAttribute("aria-current");
+  }
+  if (!inRollouts) current = new Overview();
+  else if (parts.length > 1) current = new GroupPage(decoded(parts[1]));
+  else current = new Rollouts(query);
+  current.main.replaceChildren(element("p", { class: "quiet" }, "Loading..."));
+  window.scrollTo(0, 0);
+  current.poll();
+}
+
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
+}
+
+function titled(text) {
+  document.title = `${visible(text)} - ${runFacts ? visible(runFacts.run) : "Lachesis"}`;
+}
+
+// ---- the overview
+
+class Overview extends View {
+  constructor() {
+    super();
+    this.rounds = 0;
+    this.alerts = null;
+    this.openDetails = new Set();
+  }
+  async refresh() {
+    const [facts, series] = await Promise.all([this.readRun(), this.fetch("/api/series")]);
+    if (!document.getElementById("charts")) this.build();
+    titled("Overview");
+    this.head.replaceChildren(...this.headline(facts));
+    this.charts.update(series.charts);
+    this.state.replaceChildren(...this.tables(facts));
+    if (this.rounds++ % 3 === 0) {
+      this.alerts = (await this.fetch("/api/alerts")).environments;
+      const open = new Set([...this.health.querySelectorAll("details[open]")].map((one) => one.dataset.env));
+      this.health.replaceChildren(...this.healthTables(open));
+    }
+  }
+  failed() {
+    if (!document.getElementById("charts")) this.main.replaceChildren(element("p", { class: "quiet" }, "Nothing is known of this run yet."));
+  }
+  build() {
+    this.head = element("div");
+    this.charts = new Charts();
+    this.health = element("div");
+    this.state = element("div");
+    this.main.replaceChildren(this.head, element("h2", {}, "Training"), this.charts.place, this.health, this.state);
+  }
+  headline(facts) {
+    const { overview, snapshot } = facts;
+    const step = snapshot.step ?? overview.step;
+    const steps = snapshot.steps ?? overview.steps;
+    const made = [element("h1", {}, step === null ? "Before its first step" : `Step ${number(step)}${steps === null ? "" : ` of ${number(steps)}`}`)];
+    if (step !== null && steps) {
+      const share = Math.min(100, (100 * step) / steps);
+      made.push(element("div", { class: "progress", role: "progressbar", "aria-label": "Optimizer steps", "aria-valuenow": step, "aria-valuemin": 0, "aria-valuemax": steps }, element("span", { style: { width: `${share}%` } })));
+    }
+    for (const text of [overview.problem, ...snapshot.problems]) if (text) made.push(element("p", { class: "problem" }, text));
+    for (const text of facts.warnings) made.push(element("p", { class: "warning" }, text));
+    const figures = [["Training reward", number(snapshot.reward), ratersText(snapshot.rewards)]];
+    for (const one of snapshot.evaluations) {
+      const error = one.error === null ? "" : ` \u00b1 ${number(one.error)}`;
+      const change = one.first_step === one.step ? `step ${one.step}` : `step ${one.step}; ${number(one.first)} at step ${one.first_step}`;
+      figures.push([`Held out, ${one.env}`, number(one.rate) + error, one.greedy === null ? change : `${change}; greedy ${number(one.greedy)}`]);
+    }
+    figures.push(["Staleness", number(overview.staleness), "optimizer steps, mean of the newest batch"]);
+    figures.push(["Task to step, p99", seconds(overview.end_to_end_p99_s), "lately"]);
+    const policy = snapshot.policy;
+    figures.push(["Policy", policy ? `step ${number(policy.step)}` : "-", policy ? `published ${seconds(policy.age_s)} ago` : "none published yet"]);
+    const ledger = snapshot.ledger;
+    figures.push(["Batches", ledger ? number(ledger.batches) : "-", ledger ? `every rollout up to ${number(ledger.watermark)} has its outcome` : ""]);
+    made.push(element("div", { class: "figures" }, figures.map(([name, value, more]) =>
+      element("div", { class: "card figure" }, element("span", { class: "quiet small" }, name), element("b", {}, value), element("span", { class: "quiet small" }, more)))));
+    return made;
+  }
+  healthTables(open) {
+    const made = [element("h2", {}, "Health")];
+    if (!this.alerts.length) made.push(element("p", { class: "quiet" }, "No environment was checked yet."));
+    for (const env of this.alerts) {
+      const said = env.results.filter((one) => !["ok", "idle"].includes(one.severity));
+      const rest = env.results.filter((one) => ["ok", "idle"].includes(one.severity));
+      const stops = [env.standing.halted && "halted", env.standing.quarantined_from && "quarantined"].filter(Boolean);
+      const head = element("p", {}, element("b", {}, env.env), " ", stops.length ? pill(stops.join(", "), "bad") : pill(said.some((one) => one.severity !== "inform") ? "warnings" : env.groups ? "ok" : "not checked yet", said.some((one) => one.severity !== "inform") ? "warn" : env.groups ? "good" : ""), element("span", { class: "quiet" }, ` ${number(env.groups)} groups checked`), env.standing.cause ? ` because of ${env.standing.cause}` : "");
+      made.push(head);
+      if (said.length) made.push(checksTable(said));
+      if (rest.length) made.push(element("details", { "data-env": env.env, open: open.has(env.env) }, element("summary", {}, `${rest.length} checks with nothing to report`), checksTable(rest)));
+    }
+    return made;
+  }
+  tables({ snapshot }) {
+    const made = [];
+    const outcomes = Object.entries(snapshot.ledger?.outcomes ?? {});
+    if (outcomes.length) {
+      const total = outcomes.reduce((sum, [, count]) => sum + count, 0);
+      made.push(element("h2", {}, "What became of the groups"), table(["Outcome", "Groups", "Share"], outcomes.map(([kind, count]) => [
+        link(`#/rollouts?state=${encodeURIComponent(kind === "batched" ? "trained" : kind)}`, kind), numeric(number(count)),
+        element("td", {}, meter(count / total), ` ${number(Math.round((1000 * count) / total) / 10)} %`)])));
+    }
+    const services = snapshot.services.filter((row) => row.instances.length);
+    if (services.length) {
+      made.push(element("h2", {}, "Services"), table(["Service", "State", "Lag", "In work", "Handled", "Dead", "Wait p99", "Process p99"], services.map((row) => [
+        row.service + (row.instances.length > 1 ? ` \u00d7 ${row.instances.length}` : ""), pill(row.state), numeric(number(row.lag)), numeric(number(row.in_flight)), numeric(number(row.handled)), numeric(number(row.dead)), numeric(seconds(row.wait?.p99)), numeric(seconds(row.process?.p99))])));
+    }
+    const absent = snapshot.services.filter((row) => !row.instances.length && row.state === "silent");
+    if (absent.length) made.push(element("p", { class: "warning" }, `Silent, so dead or cut off: ${absent.map((row) => row.service).join(", ")}`));
+    const streams = (snapshot.streams ?? []).filter((row) => row.messages);
+    if (streams.length) {
+      made.push(element("h2", {}, "Streams"), table(["Stream", "Messages", "Bytes", "Budget", "Full"], streams.map((row) => [
+        row.name, numeric(number(row.messages)), numeric(bytes(row.bytes)), numeric(bytes(row.max_bytes)),
+        element("td", {}, meter(row.bytes / row.max_bytes), ` ${number(Math.round((1000 * row.bytes) / row.max_bytes) / 10)} %`)])));
+    }
+    return made;
+  }
+}
+
+function ratersText(rewards) {
+  const raters = Object.values(rewards).flatMap((one) => Object.entries(one.raters));
+  return raters.map(([name, value]) => `${name} ${number(value)}`).join(", ");
+}
+
+function checksTable(results) {
+  return table(["Check", "Says", "Value", "Threshold", "Reason", "Groups"], results.map((one) => [
+    one.check, pill(one.severity), numeric(number(one.value)), numeric(number(one.threshold)), shown(one.reason),
+    element("td", {}, (one.examples ?? []).slice(0, 3).flatMap((id) => [groupLink(id, id.slice(-8)), " "]))]));
+}
+
+const numeric = (text) => element("td", { class: "number" }, text);
+
+function meter(share) {
+  return element("span", { class: "range", "aria-hidden": "true" }, element("i", { style: { left: "0", width: `${Math.min(100, 100 * share)}%` } }));
+}
+
+function table(names, rows) {
+  const cells = (row) => row.map((cell) => (cell instanceof HTMLTableCellElement ? cell : element("td", {}, cell)));
+  const numbers = rows.length ? cells(rows[0]).map((cell) => cell.className === "number") : [];
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": names.join(", ") }, element("table", {},
+    element("thead", {}, element("tr", {}, names.map((name, i) => element("th", { scope: "col", class: numbers[i] ? "number" : null }, name)))),
+    element("tbody", {}, rows.map((row) => element("tr", {}, cells(row))))));
+}
+
+// ---- charts
+
+class Charts {
+  constructor() {
+    this.place = element("div", { class: "charts", id: "charts" });
+    this.known = "";
+  }
+  update(charts) {
+    const text = JSON.stringify(charts);
+    if (text === this.known) return;
+    this.known = text;
+    const byName = new Map(charts.map((chart) => [chart.name, chart.lines]));
+    this.place.replaceChildren(...Object.entries(CHARTS).map(([name, [title, format]]) => lineChart(title, byName.get(name) ?? [], format)));
+  }
+}
+
+function lineChart(title, lines, format) {
+  const drawnLines = lines.filter((line) => line.points.length);
+  const newest = drawnLines.map((line) => line.points[line.points.length - 1][1]);
+  const head = element("div", { class: "chart-head" }, element("h3", {}, title), element("span", { class: "small" }, newest.length ? newest.map(format).join(" / ") : "-"));
+  if (!drawnLines.length) return element("div", { class: "card" }, head, element("p", { class: "quiet small" }, "No figures yet."));
+  const all = drawnLines.flatMap((line) => line.points);
+  const [x0, x1] = extent(all.map((point) => point[0]));
+  let [y0, y1] = extent(all.map((point) => point[1]));
+  if (y0 === y1) { y0 -= Math.abs(y0) / 10 || 0.5; y1 += Math.abs(y1) / 10 || 0.5; }
+  const [width, height, left, bottom, top, right] = [330, 150, 46, 20, 8, 6];
+  const x = (step) => left + ((width - left - right) * (x1 === x0 ? 0.5 : (step - x0) / (x1 - x0)));
+  const y = (value) => height - bottom - ((height - bottom - top) * (value - y0)) / (y1 - y0);
+  const words = drawnLines.map((line) => `${line.name} from ${format(line.points[0][1])} at step ${line.points[0][0]} to ${format(line.points[line.points.length - 1][1])} at step ${line.points[line.points.length - 1][0]}`);
+  const svg = drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${words.join("; ")}`, tabindex: "0" });
+  for (const value of [y0, (y0 + y1) / 2, y1]) {
+    svg.append(drawn("line", { class: "axis", x1: left, x2: width - right, y1: y(value), y2: y(value) }), drawn("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, format(Number(value.toPrecision(3)))));
+  }
+  svg.append(drawn("text", { x: left, y: height - 4 }, `step ${number(x0)}`), drawn("text", { x: width - right, y: height - 4, "text-anchor": "end" }, number(x1)));
+  drawnLines.forEach((line, i) => {
+    const colour = `var(--line-${(i % 6) + 1})`;
+    svg.append(drawn("polyline", { points: line.points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" "), style: { stroke: colour } }));
+    if (line.points.length < 12) for (const [step, value] of line.points) svg.append(drawn("circle", { class: "dot", cx: x(step), cy: y(value), r: 3, style: { fill: colour } }));
+  });
+  const caption = element("div", { class: "legend", "aria-live": "off" });
+  const cursor = drawn("line", { class: "cursor", y1: top, y2: height - bottom, x1: 0, x2: 0, visibility: "hidden" });
+  svg.append(cursor);
+  let marked = null;
+  const mark = (step) => {
+    marked = step;
+    cursor.setAttribute("visibility", step === null ? "hidden" : "visible");
+    const at = step === null ? null : all.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best - step) ? point[0] : best), x0);
+    if (at !== null) { cursor.setAttribute("x1", x(at)); cursor.setAttribute("x2", x(at)); marked = at; }
+    caption.replaceChildren(...(at === null ? [] : [element("span", {}, `step ${number(at)}`)]), ...drawnLines.map((line, i) => {
+      const point = at === null ? null : line.points.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
+      return element("span", {}, element("span", { class: "key", style: { background: `var(--line-${(i % 6) + 1})` } }), line.name, point ? ` ${format(point[1])}` : "");
+    }));
+  };
+  const stepAt = (event) => {
+    const box = svg.getBoundingClientRect();
+    const inside = ((event.clientX - box.left) / box.width) * width;
+    return x0 + ((inside - left) / (width - left - right)) * (x1 - x0);
+  };
+  svg.addEventListener("pointermove", (event) => mark(stepAt(event)));
+  svg.addEventListener("pointerleave", () => mark(null));
+  svg.addEventListener("blur", () => mark(null));
+  svg.addEventListener("keydown", (event) => {
+    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    event.preventDefault();
+    const steps = [...new Set(all.map((point) => point[0]))].sort((a, b) => a - b);
+    const at = marked === null ? steps.length : steps.indexOf(marked);
+    mark(steps[Math.max(0, Math.min(steps.length - 1, at + (event.key === "ArrowLeft" ? -1 : 1)))]);
+  });
+  mark(null);
+  return element("div", { class: "card" }, head, svg, caption);
+}
+
+function extent(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+}
+
+// ---- the browser of rollouts
+
+class Rollouts extends View {
+  constructor(query) {
+    super();
+    this.query = new URLSearchParams(query);
+    this.known = "";
+  }
+  get isNewest() { return !this.query.has("before"); }
+  get period() { return this.isNewest && runFacts?.goes_on ? POLL_MS : POLL_ENDED_MS; }
+  async refresh() {
+    if (!runFacts) await this.readRun();
+    if (!this.list) this.build();
+    titled("Rollouts");
+    const asked = new URLSearchParams(this.query);
+    if (!asked.has("limit")) asked.set("limit", PAGE_GROUPS);
+    const page = await this.fetch(`/api/groups?${asked}`);
+    const text = JSON.stringify(page);
+    if (text !== this.known) {
+      this.known = text;
+      listed = { ids: page.groups.map((row) => row.group), query: this.query.toString() };
+      this.list.replaceChildren(...this.rows(page));
+    }
+    this.goesOn = this.isNewest;
+    if (this.isNewest) await this.readRun();
+  }
+  failed() { this.list?.replaceChildren(); this.known = ""; }
+  build() {
+    const value = (name) => this.query.get(name) ?? "";
+    const [low, high] = value("score").includes(":") ? value("score").split(":", 2) : [value("score"), value("score")];
+    const choice = (name, label, values) => element("label", {}, label, element("select", { name }, element("option", { value: "" }, "any"),
+      [...new Set([...values, ...(value(name) ? [value(name)] : [])])].map((one) => element("option", { value: one, selected: one === value(name) }, one))));
+    const field = (name, label, more = {}, text = value(name)) => element("label", {}, label, element("input", { name, value: text, autocomplete: "off", ...more }));
+    const outcomes = [...new Set([...OUTCOMES, ...Object.keys(runFacts.snapshot.ledger?.outcomes ?? {})])];
+    const numberField = { type: "number", step: "any" };
+    const form = element("form", { class: "filters", role: "search", "aria-label": "Filter rollouts", onsubmit: (event) => { event.preventDefault(); this.apply(new FormData(form)); } },
+      choice("env", "Environment", runFacts.environments), choice("state", "Outcome", outcomes),
+      field("low", "Score from", numberField, low), field("high", "Score to", numberField, high),
+      field("disagreement", "Disagreement from", numberField, value("disagreement").split(":")[0]),
+      field("step", "Optimizer step", { ...numberField, step: "1", min: "1" }, value("step").split(":")[0]),
+      field("item", "Item has"), field("text", "Prompt or answer has"),
+      element("div", { class: "pair" }, element("button", { class: "main", type: "submit" }, "Filter"), element("a", { class: "button", href: "#/rollouts" }, "Clear")));
+    for (const select of form.querySelectorAll("select")) select.addEventListener("change", () => form.requestSubmit());
+    this.list = element("div", {}, element("p", { class: "quiet" }, "Looking back..."));
+    const wide = window.matchMedia("(min-width: 641px)").matches;
+    this.main.replaceChildren(element("h1", {}, "Rollouts"), element("details", { open: wide || this.query.size > 0 }, element("summary", {}, "Filters"), form), this.list);
+  }
+  apply(data) {
+    const query = new URLSearchParams();
+    for (const name of ["env", "state", "item", "text"]) if (data.get(name)) query.set(name, data.get(name));
+    if (data.get("low") || data.get("high")) query.set("score", `${data.get("low")}:${data.get("high")}`);
+    if (data.get("disagreement")) query.set("disagreement", `${data.get("disagreement")}:`);
+    if (data.get("step")) query.set("step", data.get("step"));
+    const hash = `#/rollouts${query.size ? `?${query}` : ""}`;
+    if (hash === location.hash) this.poll();
+    else location.hash = hash;
+  }
+  rows(page) {
+    const older = () => { const query = new URLSearchParams(this.query); query.set("before", page.before); return `#/rollouts?${query}`; };
+    const newest = () => { const query = new URLSearchParams(this.query); query.delete("before"); return `#/rollouts${query.size ? `?${query}` : ""}`; };
+    const few = page.before !== null && page.groups.length < PAGE_GROUPS;
+    const foot = element("div", { class: "bar" },
+      this.isNewest ? null : element("a", { class: "button", href: newest() }, "\u2190 Newest"),
+      few ? element("span", { class: "quiet" }, `Searched back to sequence ${page.before}.`) : null,
+      page.before === null ? element("span", { class: "quiet" }, page.groups.length ? "These are the oldest that are stored." : "") : element("a", { class: "button", href: older() }, few ? "Search older ones \u2192" : "Older \u2192"));
+    if (!page.groups.length) return [element("p", { class: "quiet" }, page.before === null ? ([...this.query.keys()].length ? "No group that is stored fits." : "No group is stored yet.") : "None found yet."), foot];
+    const extents = extent(page.groups.flatMap((row) => (row.low === null ? [] : [row.low, row.high])));
+    const names = ["Item", "Score", "Disagreement", "Advantage", "Outcome", "Policy", "Tokens", "Stored"];
+    const cell = (i, attributes, ...children) => element("td", { "data-name": names[i], ...attributes }, ...children);
+    const several = runFacts.environments.length > 1;
+    return [element("div", { class: "scroll" }, element("table", { class: "rows" },
+      element("thead", {}, element("tr", {}, names.map((name, i) => element("th", { scope: "col", class: [2, 3, 5, 6].includes(i) ? "number" : null }, name)))),
+      element("tbody", {}, page.groups.map((row) => element("tr", { class: "link" },
+        cell(0, { class: "title" }, groupLink(row.group, row.item ?? row.group.slice(0, 12)), several ? element("span", { class: "quiet small" }, ` ${row.env}`) : null),
+        cell(1, { class: "nowrap" }, element("span", {}, element("span", { class: "score-value" }, number(row.score)), spread(row, extents))),
+        cell(2, { class: "number" }, number(row.disagreement)), cell(3, { class: "number" }, row.advantage === null ? "-" : `\u00b1${number(row.advantage)}`),
+        cell(4, {}, element("span", { title: row.reason }, pill(outcomeText(row), TONES[row.state]))),
+        cell(5, { class: "number" }, number(row.policy_step)), cell(6, { class: "number" }, number(row.tokens)), cell(7, { class: "nowrap" }, clock(row.stored_ns))))))), foot];
+  }
+}
+
+/** The range of a group's scores as a small bar, with its mean. */
+function spread(row, [low, high]) {
+  if (row.low === null || high <= low) return null;
+  const at = (value) => (100 * (value - low)) / (high - low);
+  return element("span", { class: "range", role: "img", "aria-label": `from ${number(row.low)} to ${number(row.high)}`, title: `from ${number(row.low)} to ${number(row.high)}` },
+    element("i", { style: { left: `${at(row.low)}%`, width: `${at(row.high) - at(row.low)}%` } }), element("b", { style: { left: `${at(row.score)}%` } }));
+}
+
+// ---- one group
+
+const COLOURS = {
+  logprob: ["logprob", (token) => token.logprob, (value) => -Math.min(1, -value / 5)],
+  advantage: ["advantage", (token) => token.advantage, (value) => Math.max(-1, Math.min(1, value / 2))],
+  teacher: ["teacher difference", (token) => token.difference, (value) => Math.max(-1, Math.min(1, value / 2))],
+  none: ["nothing", () => null, () => 0],
+};
+let colour = "logprob";
+let order = "drawn";
+
+class GroupPage extends View {
+  constructor(id) {
+    super();
+    this.id = id;
+    this.known = "";
+    this.goesOn = true;
+  }
+  async refresh() {
+    if (!runFacts) await this.readRun();
+    const detail = await this.fetch(`/api/groups/${encodeURIComponent(this.id)}`);
+    const { row } = detail.view;
+    this.goesOn = runFacts.goes_on && ["under way", "batched"].includes(row.state);
+    const known = JSON.stringify([row, detail.view.samples, detail.timeline.spans.length, detail.revisions]);
+    if (known === this.known) return;
+    this.known = known;
+    this.detail = detail;
+    titled(`${detail.view.item}`);
+    this.draw();
+  }
+  failed() {
+    if (!this.detail) { this.main.replaceChildren(link("#/rollouts", "All rollouts")); this.goesOn = false; }
+  }
+  draw() {
+    const { view, timeline } = this.detail;
+    this.samples = element("div", { class: "samples" });
+    this.main.replaceChildren(this.trail(), element("h1", {}, view.item), this.outcome(), this.facts(),
+      ...this.prompt(), this.controls(), this.samples, ...this.trace(timeline), ...this.revisions());
+    this.drawSamples();
+  }
+  trail() {
+    const at = listed.ids.indexOf(this.detail.view.row.group);
+    const [newer, older] = at < 0 ? [] : [listed.ids[at - 1], listed.ids[at + 1]];
+    return element("div", { class: "bar" }, link(`#/rollouts${listed.query ? `?${listed.query}` : ""}`, "\u2190 Rollouts"),
+      element("span", { class: "end" }, newer ? element("a", { class: "button", href: `#/rollouts/${newer}` }, "\u2191 Newer") : null, " ", older ? element("a", { class: "button", href: `#/rollouts/${older}` }, "\u2193 Older") : null));
+  }
+  outcome() {
+    const { row } = this.detail.view;
+    return element("p", {}, pill(row.state, TONES[row.state]), " ",
+      row.step === null ? null : [row.state === "trained" ? "trained in " : "batched for ", link(`#/rollouts?step=${row.step}`, `optimizer step ${row.step}`), " "],
+      row.reason ? element("span", { class: "quiet" }, row.reason) : null);
+  }
+  facts() {
+    const { view, timeline } = this.detail;
+    const { row } = view;
+    const facts = [
+      ["Score, mean", `${number(row.score)} (${number(row.low)} to ${number(row.high)})`], ["Disagreement of raters", number(row.disagreement)],
+      ["Largest advantage", number(row.advantage)], ["Verdict", shown(view.verdict)], ["Environment", row.env], ["Policy", view.policy_versions.join(", ")],
+      ["Samples, tokens", `${row.samples}, ${number(row.tokens)}`], ["Difficulty, skill", `${number(view.difficulty)}, ${shown(view.skill)}`],
+      ["Stored", clock(row.stored_ns)], ["From task to end", seconds(timeline.seconds)], ["Producer", timeline.producer], ["Place", `ROLLOUTS:${row.seq}`],
+    ];
+    return element("div", { class: "card" }, element("dl", { class: "facts" }, facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))),
+      element("p", { class: "quiet small mono" }, row.group),
+      Object.entries(view.failures).map(([rater, why]) => element("p", { class: "warning" }, `${rater} gave no rating: ${why}`)),
+      this.detail.teacher_reason ? element("p", { class: "warning" }, `Teacher: ${this.detail.teacher_reason}`) : null);
+  }
+  prompt() {
+    const { view } = this.detail;
+    const task = Object.keys(view.task).length ? element("details", {}, element("summary", {}, "Task, as the raters see it"), element("pre", {}, JSON.stringify(view.task, null, 2))) : null;
+    return [element("h2", {}, "Prompt"), element("div", { class: "card" }, view.prompt.length ? view.prompt.map(turn) : element("p", { class: "quiet" }, "Its texts were not kept."), task)];
+  }
+  controls() {
+    const select = (label, now, choices, changed) => element("label", {}, label, element("select", { onchange: (event) => changed(event.target.value) },
+      choices.map(([value, text]) => element("option", { value, selected: value === now }, text))));
+    this.scale = element("span", { class: "scale" });
+    return element("div", {}, element("h2", {}, "Samples"), element("div", { class: "bar" },
+      select("Colour tokens by", colour, Object.entries(COLOURS).map(([value, [text]]) => [value, text]), (value) => { colour = value; this.recolour(); }),
+      select("Order", order, [["drawn", "as drawn"], ["best", "best score first"], ["worst", "worst score first"]], (value) => { order = value; this.drawSamples(); }),
+      this.scale, element("span", { class: "quiet small" }, "Dotted tokens are masked: the loss leaves them out. Point at a token, or tab to it and use the arrow keys.")));
+  }
+  drawSamples() {
+    const { view, tokens } = this.detail;
+    const numbers = view.samples.map((_, i) => i);
+    const score = (i) => view.samples[i].score ?? -Infinity;
+    if (order !== "drawn") numbers.sort((a, b) => (order === "best" ? score(b) - score(a) : score(a) - score(b)));
+    this.strips = [];
+    this.samples.replaceChildren(...numbers.map((i) => this.sample(i, view.samples[i], tokens.filter((columns) => columns.sample === i))));
+    this.recolour();
+  }
+  sample(i, sample, sequences) {
+    const ratings = Object.entries(sample.ratings).map(([rater, value]) => [
+      element("span", {}, rater), element("span", { class: "meter" }, value === null ? null : element("i", { style: { width: `${100 * Math.max(0, Math.min(1, value))}%` } })), element("span", {}, number(value)),
+      value === null ? element("span", { class: "why" }, [sample.statuses[rater], this.detail.view.failures[rater]].filter(Boolean).join(": ")) : null]);
+    const own = Object.entries(sample.rewards).map(([name, value]) => [element("span", {}, name), element("span", { class: "quiet small" }, "by the environment"), element("span", {}, number(value))]);
+    return element("article", { class: "card sample", "aria-label": `Sample ${i}` },
+      element("div", { class: "sample-head" }, element("h3", {}, `Sample ${i}`), sample.excluded ? pill("not trained on", "warn") : null,
+        element("span", { class: "quiet small" }, `advantage ${number(sample.advantage)}, reward ${number(sample.reward)}`),
+        element("span", { class: "score", title: "score" }, number(sample.score))),
+      element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
+      sample.messages.length ? element("div", {}, sample.messages.map(turn)) : null,
+      ratings.length || own.length ? element("div", { class: "ratings" }, ratings, own) : element("p", { class: "quiet small" }, "No ratings yet."),
+      sequences.map((columns) => this.strip(columns, sample)));
+  }
+  strip(columns, sample) {
+    const place = element("div", { class: "tokens", role: "listbox", "aria-label": `Tokens of sequence ${columns.sequence}` });
+    const strip = { place, spans: [], tokens: [] };
+    this.strips.push(strip);
+    this.extend(strip, columns, sample);
+    const focusAt = (i) => { const span = strip.spans[i]; if (span) { span.tabIndex = 0; span.focus(); } };
+    place.addEventListener("keydown", (event) => {
+      const i = strip.spans.indexOf(document.activeElement);
+      const step = (by) => { let at = i + by; while (strip.spans[at]?.hidden) at += by; return at; };
+      const to = { ArrowRight: step(1), ArrowLeft: step(-1), Home: 0, End: strip.spans.length - 1 }[event.key];
+      if (i < 0 || to === undefined || !strip.spans[to]) return;
+      event.preventDefault();
+      strip.spans[i].tabIndex = -1;
+      focusAt(to);
+    });
+    const inspect = (event) => { const i = strip.spans.indexOf(event.target.closest(".token")); if (i >= 0) this.inspect(strip.tokens[i]); };
+    place.addEventListener("pointerover", inspect);
+    place.addEventListener("focusin", inspect);
+    place.addEventListener("pointerleave", () => { document.getElementById("inspector").hidden = true; });
+    place.addEventListener("focusout", () => { document.getElementById("inspector").hidden = true; });
+    const total = element("span", { class: "quiet small" }, "");
+    const more = element("button", { type: "button", onclick: async () => {
+      more.disabled = true;
+      try {
+        const detail = await this.fetch(`/api/groups/${encodeURIComponent(this.detail.view.row.group)}?sequence=${columns.sequence}&start=${strip.tokens.length}`);
+        this.extend(strip, detail.tokens[0], sample);
+        this.recolour();
+      } catch (error) {
+        if (error.name !== "AbortError") showProblem(error.message);
+      }
+      more.disabled = false;
+      more.hidden = strip.tokens.length >= columns.total;
+      total.replaceChildren(`${number(strip.tokens.length)} of ${number(columns.total)} tokens`);
+    } }, "More tokens");
+    more.hidden = strip.tokens.length >= columns.total;
+    total.replaceChildren(`${number(strip.tokens.length)} of ${number(columns.total)} tokens`);
+    return element("div", {}, place, this.detail.texts_reason ? element("p", { class: "quiet small" }, `Ids without texts: ${this.detail.texts_reason}`) : null, columns.total > strip.tokens.length ? element("div", { class: "bar" }, more, total) : null);
+  }
+  extend(strip, columns, sample) {
+    const folded = foldedRuns(columns.mask);
+    columns.ids.forEach((id, i) => {
+      const logprob = columns.logprobs[i];
+      const teacher = columns.teacher ? columns.teacher[i] : null;
+      const masked = !columns.mask[i];
+      const advantage = masked ? null : columns.advantages ? columns.advantages[i] : sample.advantage;
+      const text = columns.texts ? columns.texts[i] : ` ${id}`;
+      const token = { id, text, masked, logprob, teacher, advantage, difference: logprob === null || teacher === null ? null : logprob - teacher, position: columns.start + i };
+      const span = element("span", { class: masked ? "token masked" : "token", role: "option", tabindex: strip.spans.length ? "-1" : "0", "aria-label": `${visible(text).trim() || `token ${id}`}${masked ? ", masked" : ""}` });
+      const lines = text === "" ? ["\u00b7"] : text.split("\n");
+      lines.forEach((line, n) => {
+        if (n) span.append(element("span", { class: "sign" }, "\u21b5"), "\n");
+        span.append(visible(line));
+      });
+      strip.tokens.push(token);
+      strip.spans.push(span);
+      const fold = folded.find((run) => i >= run.start && i < run.end);
+      if (fold) {
+        fold.spans.push(span);
+        span.hidden = true;
+        if (i === fold.start) strip.place.append(foldButton(fold));
+      }
+      strip.place.append(span);
+    });
+  }
+  recolour() {
+    const [name, valueOf, shareOf] = COLOURS[colour];
+    let any = colour === "none";
+    for (const { spans, tokens } of this.strips) {
+      tokens.forEach((token, i) => {
+        const value = valueOf(token);
+        const share = value === null ? 0 : shareOf(value);
+        any ||= value !== null;
+        spans[i].classList.toggle("hot", share < 0);
+        spans[i].classList.toggle("cold", share > 0);
+        spans[i].style.setProperty("--share", `${Math.round(70 * Math.abs(share))}%`);
+      });
+    }
+    const ends = { logprob: ["0", "\u22125 or less"], advantage: ["\u22122", "2"], teacher: ["less likely than by the teacher", "more likely"] }[colour];
+    this.scale.replaceChildren(...(!any ? [`There is no ${name} of these tokens.`] : ends ? [ends[0], element("span", { class: `ramp ${colour === "logprob" ? "logprob" : "both"}`, "aria-hidden": "true" }), ends[1]] : []));
+  }
+  inspect(token) {
+    const place = document.getElementById("inspector");
+    const fact = (name, value) => element("span", {}, `${name} `, element("b", {}, value));
+    place.replaceChildren(fact("token", JSON.stringify(token.text)), fact("id", String(token.id)), fact("at", String(token.position)),
+      ...(token.masked ? [element("span", { class: "quiet" }, "masked: the loss leaves it out")] : [
+        fact("logprob", token.logprob === null ? "-" : String(token.logprob)), fact("probability", token.logprob === null ? "-" : number(Math.exp(token.logprob))),
+        fact("teacher", token.teacher === null ? "-" : String(token.teacher)), fact("difference", token.difference === null ? "-" : token.difference.toFixed(4)), fact("advantage", number(token.advantage))]));
+    place.hidden = false;
+  }
+  trace(timeline) {
+    if (!timeline.spans.length) return [];
+    const [start, end] = extent(timeline.spans.flatMap((span) => [span.start_ns, span.end_ns]));
+    const whole = Math.max(end - start, 1);
+    const spans = [...timeline.spans].sort((a, b) => a.start_ns - b.start_ns || b.end_ns - a.end_ns);
+    return [element("h2", {}, "Trace"), element("div", { class: "card waterfall" }, spans.flatMap((span) => {
+      const took = (span.end_ns - span.start_ns) / 1e9;
+      const kind = span.parent === null ? "root" : /wait|receive|hold/.test(span.name) ? "wait" : "";
+      const at = `${seconds((span.start_ns - start) / 1e9)} after the start`;
+      return [element("span", {}, span.parent === null ? "whole rollout" : element("span", { title: span.name }, `${span.service}: ${span.name.replace(/ rl\..*/, "")}`), span.error ? element("span", { class: "pill bad", title: span.error }, "error") : null),
+        element("span", { class: "track", title: at }, element("i", { class: kind, style: { left: `${(100 * (span.start_ns - start)) / whole}%`, width: `${(100 * (span.end_ns - span.start_ns)) / whole}%` } })), element("span", { class: "took" }, seconds(took))];
+    })), timeline.waits_for ? element("p", { class: "quiet" }, `It waits for ${timeline.waits_for}.`) : null];
+  }
+  revisions() {
+    const { revisions, view } = this.detail;
+    if (!revisions.length && this.detail.revisions_complete) return [];
+    const live = view.samples.map((sample) => sample.score);
+    return [element("h2", {}, "Other revisions"), revisions.length ? table(["Revision", "Verdict", ...live.map((_, i) => `Sample ${i}`)], [["live", shown(view.verdict), ...live.map((score) => numeric(number(score)))],
+      ...revisions.map((one) => [element("td", { title: Object.keys(one.raters).join(", ") }, one.revision), one.unscored ?? shown(one.verdict), ...live.map((_, i) => numeric(number(one.scores[i])))])]) : null,
+      this.detail.revisions_complete ? null : element("p", { class: "quiet" }, "There are more revisions than could be read in time; see `lachesis compare`.")];
+  }
+}
+
+/** The inner part of long runs of masked tokens: a prompt of thousands would hide what was sampled. */
+function foldedRuns(mask) {
+  const runs = [];
+  for (let start = 0; start < mask.length; ) {
+    let end = start;
+    while (end < mask.length && !mask[end]) end++;
+    if (end - start >= FOLD_TOKENS) runs.push({ start: start + FOLD_KEPT, end: end - FOLD_KEPT, spans: [] });
+    start = Math.max(end, start + 1);
+  }
+  return runs;
+}
+
+function foldButton(fold) {
+  const button = element("button", { class: "fold", type: "button", onclick: () => {
+    for (const span of fold.spans) span.hidden = false;
+    button.remove();
+  } }, `show ${number(fold.end - fold.start)} masked tokens`);
+  return button;
+}
+
+function turn(message) {
+  return element("div", { class: `turn ${message.role === "assistant" ? "assistant" : ""}` }, element("span", { class: "role" }, message.name ? `${message.role} (${message.name})` : message.role),
+    message.content ? element("div", { class: "said", tabindex: message.content.length > 1500 ? "0" : null }, message.content) : null,
+    (message.tool_calls ?? []).map((call) => element("div", { class: "said call" }, `calls ${call.name}(${call.arguments})`)),
+    message.attachments?.length ? element("div", { class: "quiet small" }, `${message.attachments.length} attachments`) : null);
+}
+
+// ---- start
+
+window.addEventListener("hashchange", route);
+document.addEventListener("visibilitychange", () => { if (!document.hidden && current?.goesOn !== false) current?.poll(); });
+document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); });
+route();
