@@ -76,6 +76,8 @@ COMMANDS = {
         Command("doctor", "doctor:doctor", "Check this machine and the server, and say how to fix each "
                 "problem. Exits with 1 if there is one."),
         Command("runs", "runs:runs_app", "Runs of this machine.", is_group=True),
+        Command("mcp", "mcp:mcp", "Serve tools for agents by the Model Context Protocol: find, configure, start, watch "
+                "and stop runs."),
         Command("env", "environments:env_app", "Environments.", is_group=True),
         Command("dead", "dead:dead_app", "Messages that could not be handled.", is_group=True),
         Command("config", "settings:config_app", "The configuration.", is_group=True),

@@ -50,7 +50,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("demo", TOKEN), ("auth", TOKEN), ("runs", "delete"), ("runs", "delete", TOKEN, "--yes", "--json"),
     ("runs", "list"), ("runs", "list", "--json"), ("runs", "show"), ("runs", "show", "--json"), ("runs", "stop"),
     ("runs", "results", "demo"), ("runs", "results", "demo", "--json"), ("runs", "logs"), ("runs", "logs", "-p", TOKEN),
-    ("runs", "start", TOKEN), ("runs", "show", TOKEN),
+    ("runs", "start", TOKEN), ("runs", "show", TOKEN), ("mcp", "--policy", TOKEN), ("mcp", "--http", TOKEN),
 )  # fmt: skip
 
 
