@@ -13,6 +13,8 @@ import httpx
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.installation import install_command
+from lachesis.schemas.errors import StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -36,14 +38,19 @@ async def open_app(
     """Load `model`, a folder or a Hugging Face id, and yield the inference server's application over it.
 
     `settings`: its threads and engine. `name`: what it is called, by default `model`. The others: as `build_app`.
-    Raises ConfigError when it cannot be loaded.
+    Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
-    import torch
+    try:
+        import torch
 
-    from lachesis.pipeline.inference.app import build_app
-    from lachesis.pipeline.inference.engine import Engine
-    from lachesis.pipeline.model.policy import load_model
-    from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+        from lachesis.pipeline.inference.app import build_app
+        from lachesis.pipeline.inference.engine import Engine
+        from lachesis.pipeline.model.policy import load_model
+        from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("lachesis"):
+            raise
+        raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
     torch.set_num_threads(settings.threads)
     policy = await anyio.to_thread.run_sync(partial(load_model, model))
