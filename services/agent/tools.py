@@ -35,7 +35,7 @@ __all__ = ["AgentTools"]
 _OPENROUTER_KEY = "OPENROUTER_API_KEY"
 _HISTORY = 10
 """Steps that the results of a run show, evenly spaced."""
-_SHOWN = frozenset({"train/step", "reward/mean", "staleness/mean", "latency/e2e/rolling_p99"})
+_HISTORY_FIGURES = frozenset({"train/step", "reward/mean", "staleness/mean", "latency/e2e/rolling_p99"})
 """What they show of a step, besides held-out rates."""
 _NANOSECONDS = 1e9
 
@@ -144,7 +144,7 @@ class AgentTools:
         steps = await anyio.to_thread.run_sync(read_steps, config.path)
         stride = max(1, -(-len(steps) // _HISTORY))
         shown = [
-            {name: value for name, value in figures.items() if name in _SHOWN or name.startswith("eval/")}
+            {name: value for name, value in figures.items() if name in _HISTORY_FIGURES or name.startswith("eval/")}
             for figures in steps[::-1][::stride][::-1]
         ]
         return {"run_id": run_id, **msgspec.to_builtins(results), "history": shown}

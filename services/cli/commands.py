@@ -60,6 +60,9 @@ COMMANDS = {
                 "with its own ledger and checkpoints."),
         Command("compare", "compare:compare", "Compare two revisions of the same history: rewards, "
                 "ranks, advantage signs, raters, texts."),
+        Command("eval", "eval:eval_", "Evaluate checkpoints, or models of a server, on the held-out tasks of a run."),
+        Command("serve", "serve:serve", "Serve a checkpoint of a run, or a model's folder, to OpenAI clients. Ends "
+                "with Ctrl-C."),
         Command("export", "export:export", "Write rollouts with their scores, rewards, advantages and outcomes to a "
                 "file, one row a sequence."),
         Command("gc", "gc:gc", "List unused history (by age, size, revision or offline "

@@ -51,6 +51,8 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("runs", "list"), ("runs", "list", "--json"), ("runs", "show"), ("runs", "show", "--json"), ("runs", "stop"),
     ("runs", "results", "demo"), ("runs", "results", "demo", "--json"), ("runs", "logs"), ("runs", "logs", "-p", TOKEN),
     ("runs", "start", TOKEN), ("runs", "show", TOKEN), ("mcp", "--policy", TOKEN), ("mcp", "--http", TOKEN),
+    ("serve", TOKEN), ("serve", "demo"), ("serve", "demo", "--checkpoint", TOKEN),
+    ("eval", TOKEN), ("eval", "best"), ("eval", "--server", TOKEN), ("eval", "x", "--env", TOKEN),
 )  # fmt: skip
 
 
