@@ -12,7 +12,8 @@ The error of the rate takes tasks as the unit of chance (`pipeline.evaluation.lo
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 import msgspec
@@ -27,7 +28,14 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.annotations import MAX_EVALUATION_EXAMPLES, MAX_EXAMPLE_CHARS, EvalExample
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, PolicyMovedError
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    LachesisError,
+    PolicyMovedError,
+)
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["EvalResult", "GroupScorer", "Score", "evaluate"]
@@ -90,6 +98,7 @@ async def evaluate(
     concurrency: int = 32,
     config: CollectConfig | None = None,
     report: Callable[[RetryWait], None] | None = None,
+    skip: Callable[[int, LachesisError], None] | None = None,
 ) -> EvalResult:
     """Evaluate the policy behind `inference` on the tasks `items`, with k samples each.
 
@@ -97,9 +106,9 @@ async def evaluate(
 
     `score` (a sample) or `score_group` (all samples of a task) and `threshold` judge success; by default `env.score`
     and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. `report`:
-    as in `collect_group`. Raises
-    PolicyMovedError (see the module), and what `collect_group` raises, except that an item the environment's bugs cost
-    counts as unjudged unless all do.
+    as in `collect_group`. `skip` is called for an item of which requests or raters failed or were refused, and its
+    samples count as unjudged; without it that ends the evaluation. Raises PolicyMovedError (see the module), and what
+    `collect_group` raises, except that an item the environment's bugs cost counts as unjudged unless all do.
     """
     if k < 1 or concurrency < 1:
         raise ConfigError("evaluate: k and concurrency must be at least 1")
@@ -114,16 +123,20 @@ async def evaluate(
 
     async def draw(place: int, n: int, sampling: SamplingParams) -> list[float | None]:
         index = indices[place]
-        try:
-            draft = await collect_group(env, _task(env, index), inference, n, sampling, config=config, report=report)
-        except EnvironmentCodeError as error:
-            tally.bugs.append(error)
-            return [None] * n
-        tally.count(draft)
-        scores = await scored(draft)
-        if sampling.temperature == 0 and draft.sessions and place < MAX_EVALUATION_EXAMPLES:
-            tally.examples[place] = _example(index, draft.sessions[0], scores[0])
-        return [*scores, *[None] * len(draft.failures)]
+        scores: list[float | None] = [None] * n
+        with _skip_on_failure(index, skip):
+            try:
+                draft = await collect_group(
+                    env, _task(env, index), inference, n, sampling, config=config, report=report
+                )
+            except EnvironmentCodeError as error:
+                tally.bugs.append(error)
+                return scores
+            tally.count(draft)
+            scores = [*await scored(draft), *[None] * len(draft.failures)]
+            if sampling.temperature == 0 and draft.sessions and place < MAX_EVALUATION_EXAMPLES:
+                tally.examples[place] = _example(index, draft.sessions[0], scores[0])
+        return scores
 
     async def one(place: int) -> None:
         async with places:
@@ -141,6 +154,16 @@ async def evaluate(
     except ExceptionGroup as group:
         raise deciding_error(group) from group
     return tally.result(k, temperature, env.success_threshold if threshold is None else threshold)
+
+
+@contextmanager
+def _skip_on_failure(index: int, skip: Callable[[int, LachesisError], None] | None) -> Iterator[None]:
+    try:
+        yield
+    except (InfrastructureError, DataError) as error:
+        if skip is None or isinstance(error, PolicyMovedError):
+            raise
+        skip(index, error)
 
 
 def _one_by_one(score: Score) -> GroupScorer:

@@ -8,20 +8,14 @@ environment that cannot be evaluated then is left out, and said so of, and never
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.environments.config import CollectConfig
-from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.environments.evaluate import GroupScorer, evaluate
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.environments.schedule import Schedule
-from lachesis.pipeline.environments.success import success_scorer
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
-from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
-from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, is_held_out
+from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_out
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
@@ -44,17 +38,16 @@ log = logging.getLogger("lachesis")
 
 
 @dataclass(frozen=True, slots=True)
-class _EvaluationEnv:
-    """An environment, `tasks` to evaluate it on, in the order in which fewer of them are taken, its schedule, and the
-    `newest` evaluation of a life before."""
+class _ScheduledEnv:
+    """An environment to evaluate, its schedule, and the `newest` evaluation of a life before."""
 
-    name: str
-    env: Environment
-    settings: EnvironmentConfig
-    tasks: Sequence[int]
-    score_group: GroupScorer
+    evaluated: EvaluatedEnv
     schedule: Schedule
     newest: EvalEvent | None
+
+    @property
+    def name(self) -> str:
+        return self.evaluated.name
 
 
 async def run_evaluator(service: Service, config: RunConfig) -> None:
@@ -83,7 +76,11 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
                 step = record.policy_version.step
-                due = [(one, items) for one in envs if one.tasks and (items := one.schedule.due(step)) is not None]
+                due = [
+                    (one, items)
+                    for one in envs
+                    if one.evaluated.tasks and (items := one.schedule.due(step)) is not None
+                ]
                 try:
                     for one, items in due:
                         if await evaluator.evaluate(record, one, items):
@@ -98,14 +95,12 @@ class _PolicyRefusedError(DataError):
     """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
 
 
-def _doubt(one: _EvaluationEnv) -> str | None:
+def _doubt(one: _ScheduledEnv) -> str | None:
     """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
-    if not one.tasks:
-        return (
-            f"environment {one.name} is not evaluated: of its {len(one.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
-            f"would be held out; raise evaluate.held_out, or add [evaluation.{one.name}] with tasks of its own"
-        )
-    if one.newest is not None and any(then != now for then, now in zip(one.newest.tasks, one.tasks, strict=False)):
+    if (reason := one.evaluated.reason_without_tasks()) is not None:
+        return reason
+    tasks = one.evaluated.tasks
+    if one.newest is not None and any(then != now for then, now in zip(one.newest.tasks, tasks, strict=False)):
         return (
             f"environment {one.name} is evaluated on other tasks than up to step {one.newest.policy_step}, since seed, "
             "tasks or evaluate.held_out changed: they may have been trained on"
@@ -113,9 +108,9 @@ def _doubt(one: _EvaluationEnv) -> str | None:
     return None
 
 
-def _failing(one: _EvaluationEnv, event: EvalEvent) -> str | None:
+def _failing(one: _ScheduledEnv, event: EvalEvent) -> str | None:
     """Say how to have raters judge, where an environment that judges itself finds nothing right; else None."""
-    if event.avg > 0 or one.settings.success_rater is not None:
+    if event.avg > 0 or one.evaluated.settings.success_rater is not None:
         return None
     return (
         f"no answer to {event.items} held-out tasks of {one.name} is right by the environment's own judgement; if a "
@@ -129,12 +124,10 @@ class _Evaluator:
         self.config = config
         self.directory = directory
 
-    async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluationEnv:
+    async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
         await self.service.starts_with(f"loading environment {name} ({settings.kind})")
-        env, plan = load_environment(settings.kind, settings.params), self.config.evaluate
-        own = is_held_out(self.config, name)
-        tasks = held_out_tasks(self.config, name, len(env)).tolist() if own else range(min(plan.items, len(env)))
+        evaluated = load_evaluated_env(self.config, name, settings)
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
         stored: StoredMessage | None = None
@@ -145,24 +138,16 @@ class _Evaluator:
         newest = None if stored is None else decode(EvalEvent, stored.data)
         if newest is not None:
             self._show(newest)
-        return _EvaluationEnv(
-            name=name,
-            env=env,
-            settings=settings,
-            tasks=tasks,
-            score_group=success_scorer(
-                env, name, settings, settings.scoring or self.config.scoring, run=self.service.run
-            ),
-            schedule=Schedule(plan, self.config.training.steps, newest.policy_step if newest else None),
-            newest=newest,
-        )
+        done = newest.policy_step if newest else None
+        schedule = Schedule(self.config.evaluate, self.config.training.steps, done)
+        return _ScheduledEnv(evaluated, schedule, newest)
 
-    async def evaluate(self, record: PolicyRecord, one: _EvaluationEnv, items: int) -> bool:
+    async def evaluate(self, record: PolicyRecord, one: _ScheduledEnv, items: int) -> bool:
         """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""
         try:
             async for attempt in self.service.retrying(f"evaluate {record.version}"):
                 with attempt:
-                    event = await self._measure(record, one, one.tasks[:items])
+                    event = await self._measure(record, one.evaluated, items)
         except InfrastructureError:  # draining
             return False
         except _PolicyRefusedError:
@@ -185,8 +170,7 @@ class _Evaluator:
             log.warning("%s", text)
         self.service.set_note(about, text)
 
-    async def _measure(self, record: PolicyRecord, one: _EvaluationEnv, tasks: Sequence[int]) -> EvalEvent:
-        plan, settings = self.config.evaluate, one.settings
+    async def _measure(self, record: PolicyRecord, one: EvaluatedEnv, items: int) -> EvalEvent:
         started_ns = time.time_ns()
         client = await self.directory.current()
         if await client.weight_version() != record.version:
@@ -195,25 +179,16 @@ class _Evaluator:
                     await client.update_weights(record.weights, record.version)
             except (AccessError, DataError) as error:
                 raise _PolicyRefusedError(str(error)) from error
-        result = await evaluate(
-            one.env,
+        result = await one.measure(
             client,
-            k=plan.samples,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            items=tasks,
-            score_group=one.score_group,
-            threshold=1.0,
-            greedy=len(tasks) == min(plan.items, len(one.tasks)),
-            max_tokens=settings.max_new_tokens,
-            seed=self.config.seed,
+            self.config,
+            items=items,
+            greedy=items >= min(self.config.evaluate.items, len(one.tasks)),
             policy_version=record.version,
-            concurrency=settings.concurrency,
-            config=CollectConfig(request_timeout_s=settings.timeout_s),
             report=self.service.report_wait,
         )
         if result.avg_at_k is None or result.pass_at_k is None:
-            raise DataError(f"environment {one.name} judged none of {len(tasks)} items")
+            raise DataError(f"environment {one.name} judged none of {result.items} items")
         carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}
         return EvalEvent(
             run=self.service.run,

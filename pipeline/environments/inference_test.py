@@ -28,7 +28,7 @@ from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
 
-__all__ = ["InferenceTest", "ModelUnderTest"]
+__all__ = ["InferenceTest", "ModelUnderTest", "RequestMeter"]
 
 
 class ModelUnderTest(NamedTuple):
@@ -110,7 +110,7 @@ class InferenceTest:
             task = self._env.task(self.indices[step])
         except Exception as error:  # noqa: BLE001 - the boundary to other people's code
             text = f"task({self.indices[step]}): {type(error).__name__}: {error}"
-            bug = _Attempt(None, _SampleMeter(model.connect()), "environment_bug", text)
+            bug = _Attempt(None, RequestMeter(model.connect()), "environment_bug", text)
             return [_record(model.name, step, number, "?", attempt=bug) for number in range(self._samples)]
         attempts: dict[int, _Attempt] = {}
 
@@ -140,7 +140,7 @@ class InferenceTest:
             max_tokens=settings.max_new_tokens,
             seed=derive_seed(self._seed, step, number),
         )
-        meter = _SampleMeter(model.connect())
+        meter = RequestMeter(model.connect())
         outcome: SampleOutcome
         try:
             draft = await collect_group(self._env, task, meter, 1, sampling, config=self._collect, report=report)
@@ -188,8 +188,8 @@ class InferenceTest:
             return None, f"{name}.score: {type(error).__name__}: {error}"
 
 
-class _SampleMeter:
-    """The inference of one sample, with the seconds and tokens that it took."""
+class RequestMeter:
+    """An inference with the seconds and tokens that requests to it took, over all of them."""
 
     def __init__(self, inference: Inference) -> None:
         self.seconds: float | None = None
@@ -198,17 +198,21 @@ class _SampleMeter:
 
     @property
     def tokens(self) -> int | None:
+        """Tokens that the model generated; None where the server does not count them."""
         return self._inference.tokens if isinstance(self._inference, ChatInference) else self.generated
 
     async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return what the inference does."""
         return await self._inference.tokenize(messages, add_generation_prompt=add_generation_prompt)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return what the inference does."""
         return await self._inference.detokenize(token_ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
     ) -> list[GeneratedSample]:
+        """Return what the inference does, and count it."""
         began_s = time.monotonic()
         try:
             found = await self._inference.generate(prompt_ids, n, sampling)
@@ -222,7 +226,7 @@ class _Attempt(NamedTuple):
     """How one sample ended: a draft of a single session, or what prevented it."""
 
     draft: GroupDraft | None
-    meter: _SampleMeter
+    meter: RequestMeter
     outcome: SampleOutcome
     error: str | None
 

@@ -55,7 +55,8 @@ with each version, some of which run any method of its workers."""
 _NEEDS_TOKEN = "this may change the server's state, which processes of its run alone may do"  # noqa: S105 - a sentence
 _NEEDS_KEY = (
     "this server answers nobody without its key; send it as `Authorization: Bearer KEY` (OpenAI's clients: api_key). "
-    "It is in the file that inference.ROLE.key_file names, else in inference/ROLE.key of the run's folder"
+    "It is in the file that inference.ROLE.key_file (lachesis serve: --key-file) names, else in inference/ROLE.key "
+    "of the run's folder"
 )
 
 

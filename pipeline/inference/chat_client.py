@@ -13,6 +13,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import anyio
 import httpx
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.client import GeneratedSample, is_on_this_machine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
-from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
+from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError, leaves
 
 __all__ = ["ChatClient", "ChatInference", "ChatReply"]
 
@@ -149,7 +150,7 @@ class ChatClient:
 
 
 class ChatInference:
-    """An `Inference` for one sample over a `ChatClient`; `tokens` counts what the model generated, None if unknown."""
+    """An `Inference` over a `ChatClient`; `tokens` counts what the model generated, None if unknown."""
 
     def __init__(self, client: ChatClient, model: str) -> None:
         self.tokens: int | None = 0
@@ -170,9 +171,23 @@ class ChatInference:
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
     ) -> list[GeneratedSample]:
-        """Return `n` answers, a request each: many servers know no `n`."""
+        """Return `n` answers, a request each, all at once: many servers know no `n`.
+
+        Raises as `ChatClient.complete`.
+        """
         messages = await self._messages(prompt_ids)
-        return [await self._answer(messages, sampling or SamplingParams()) for _ in range(n)]
+        answers: dict[int, GeneratedSample] = {}
+
+        async def one(number: int) -> None:
+            answers[number] = await self._answer(messages, sampling or SamplingParams())
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for number in range(n):
+                    tasks.start_soon(one, number)
+        except ExceptionGroup as errors:
+            raise leaves(errors)[0] from errors
+        return [answers[number] for number in range(n)]
 
     async def _messages(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         starts = [place for place, i in enumerate(ids) if _END < i < _FIRST_CHARACTER]

@@ -6,7 +6,6 @@ The policy's server registers only once it holds a published policy version, so 
 """
 
 import logging
-import socket
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,9 +36,9 @@ from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokeniz
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.private_file import write_private
-from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within, listen
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["run_inference"]
 
@@ -90,7 +89,7 @@ async def _serve_reference(
     policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model))
     version = policy_version(0, role, policy_tensors(policy.model))
     with (
-        _listen(settings.host, settings.port) as listener,
+        listen(settings.host, settings.port, "inference.<role>.port") as listener,
         Engine(
             policy.model,
             eos_token_id=policy.tokenizer.eos_token_id,
@@ -154,16 +153,3 @@ async def _count(service: Service, engine: Engine) -> None:
         service.vitals.in_flight = engine.running
         service.vitals.lag = engine.waiting
         await anyio.sleep(1.0)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise StartupError(
-            f"cannot listen on port {port} of {host} ({error.strerror}); set inference.<role>.port to 0 for a free one"
-        ) from error
-    return listener

@@ -19,8 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.performance import CallRecord
+from lachesis.schemas.errors import StartupError
 
-__all__ = ["BrowserGuard", "HttpServer", "RequestCounter", "TimedHttpProtocol", "host_of", "http_within"]
+__all__ = ["BrowserGuard", "HttpServer", "RequestCounter", "TimedHttpProtocol", "host_of", "http_within", "listen"]
 
 
 class RequestCounter:
@@ -126,6 +127,24 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def listen(host: str, port: int, setting: str) -> socket.socket:
+    """Return a socket that listens on `port`, 0 for a free one.
+
+    Raises `StartupError` that names the `setting` when it cannot.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"cannot listen on port {port} of {host} ({error.strerror}); set {setting} to 0 for a free one"
+        ) from error
+    return listener
 
 
 class TimedHttpProtocol(H11Protocol):

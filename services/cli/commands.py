@@ -62,6 +62,9 @@ COMMANDS = {
                 "with its own ledger and checkpoints."),
         Command("compare", "compare:compare", "Compare two revisions of the same history: rewards, "
                 "ranks, advantage signs, raters, texts."),
+        Command("eval", "eval:eval_", "Evaluate checkpoints, or models of a server, on the held-out tasks of a run."),
+        Command("serve", "serve:serve", "Serve a checkpoint of a run, or a model's folder, to OpenAI clients. Ends "
+                "with Ctrl-C."),
         Command("export", "export:export", "Write rollouts with their scores, rewards, advantages and outcomes to a "
                 "file, one row a sequence."),
         Command("gc", "gc:gc", "List unused history (by age, size, revision or offline "
@@ -78,6 +81,8 @@ COMMANDS = {
         Command("doctor", "doctor:doctor", "Check this machine and the server, and say how to fix each "
                 "problem. Exits with 1 if there is one."),
         Command("runs", "runs:runs_app", "Runs of this machine.", is_group=True),
+        Command("mcp", "mcp:mcp", "Serve tools for agents by the Model Context Protocol: find, configure, start, watch "
+                "and stop runs."),
         Command("env", "environments:env_app", "Environments.", is_group=True),
         Command("dead", "dead:dead_app", "Messages that could not be handled.", is_group=True),
         Command("config", "settings:config_app", "The configuration.", is_group=True),

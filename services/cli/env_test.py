@@ -1,14 +1,13 @@
 """`lachesis env test`: asks models for answers to some tasks, and shows a table of the results."""
 
-import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import anyio
-import httpx
 import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
@@ -18,7 +17,6 @@ from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.environments.inference_test import InferenceTest, ModelUnderTest
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.logic.inference_test import InferenceSample, ModelSummary, summarize
-from lachesis.pipeline.inference.chat_client import ChatClient, ChatInference
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.directory import sampling_key, url_file
@@ -28,15 +26,11 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.local_model import open_local_model
 from lachesis.services.cli.options import Json, Options, read_params, with_options
 from lachesis.services.cli.progress import bar
+from lachesis.services.cli.server_models import ServerTargets, open_server_models
 from lachesis.services.output import human_number, human_seconds, print_json, print_table
 
-__all__ = ["OPENROUTER_MODELS", "env_test"]
+__all__ = ["env_test"]
 
-_OPENROUTER = "openrouter"
-_OPENROUTER_URL = "https://openrouter.ai/api/v1"
-_OPENROUTER_KEY = "OPENROUTER_API_KEY"
-OPENROUTER_MODELS = ("qwen/qwen3-8b", "z-ai/glm-4.7-flash", "minimax/minimax-m2.1")
-"""Models of OpenRouter that are asked where none is named."""
 _MAX_ERRORS_PER_MODEL = 3
 
 
@@ -49,10 +43,8 @@ class _Environment(NamedTuple):
 class _Targets(NamedTuple):
     """Where answers come from. `run`: the configuration of the run whose server is asked."""
 
-    servers: list[str]
-    models: list[str]
+    servers: ServerTargets
     folders: list[Path]
-    key_env: str | None
     run: RunConfig | None
     role: str
     timeout_s: float
@@ -114,9 +106,8 @@ def env_test(
             "--server URL --model NAME (any OpenAI-compatible server) or --server openrouter"
         )
     run = options.config() if options.run else None
-    asked = _Targets(
-        list(server or []), list(model or []), list(folder or []), key_env, run, role, chosen.settings.timeout_s
-    )
+    servers = ServerTargets(server or [], model or [], key_env)
+    asked = _Targets(servers, list(folder or []), run, role, chosen.settings.timeout_s)
     played = load_environment(chosen.settings.kind, chosen.settings.params)
     test = InferenceTest(
         played, chosen.settings, chosen.scoring, steps=steps, samples=samples, seed=seed, concurrency=concurrency
@@ -192,22 +183,16 @@ async def _one_model(test: InferenceTest, model: ModelUnderTest, lines: Any, tot
 async def _open_models(asked: _Targets) -> AsyncIterator[list[ModelUnderTest]]:
     async with AsyncExitStack() as stack:
         models = []
-        pairs = _pairs(asked.servers, asked.models)
+        others = asked.run is not None or bool(asked.folders)
+        servers = await stack.enter_async_context(
+            open_server_models(asked.servers, asked.timeout_s, beside_others=others)
+        )
         if asked.run is not None:
             models.append(await stack.enter_async_context(_open_run(asked.run, asked.role, asked.timeout_s)))
         for folder in asked.folders:
             client = await stack.enter_async_context(open_local_model(str(folder), asked.timeout_s))
-            models.append(ModelUnderTest(str(folder), _always(client)))
-        for url, model in pairs:
-            is_router = url == _OPENROUTER
-            key = _key(_OPENROUTER_KEY if is_router and not asked.key_env else asked.key_env)
-            where = _OPENROUTER_URL if is_router else _checked_url(url)
-            chat = await stack.enter_async_context(ChatClient(where, key=key, timeout_s=asked.timeout_s))
-            models += [
-                _text_model(chat, name, several=len(asked.servers) > 1 or bool(models))
-                for name in await _names(chat, is_router, model)
-            ]
-        yield models
+            models.append(ModelUnderTest(str(folder), partial(_same, client)))
+        yield [*models, *servers]
 
 
 @asynccontextmanager
@@ -221,54 +206,11 @@ async def _open_run(config: RunConfig, role: str, timeout_s: float) -> AsyncIter
         ) from error
     key = sampling_key(config, role)
     async with InferenceClient(ClientConfig(url=url, timeout=timeout_s), token=key) as client:
-        yield ModelUnderTest(f"{config.run}/{role}", _always(client))
+        yield ModelUnderTest(f"{config.run}/{role}", partial(_same, client))
 
 
-def _always(client: InferenceClient) -> Any:
-    return lambda: client
-
-
-def _text_model(chat: ChatClient, name: str, *, several: bool) -> ModelUnderTest:
-    """Return a model of a server; the server is part of its name where `several` places are asked."""
-    shown = f"{name} @ {httpx.URL(chat.url).netloc.decode()}" if several else name
-    return ModelUnderTest(shown, lambda: ChatInference(chat, name))
-
-
-def _pairs(servers: Sequence[str], models: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return each server with the models to ask it for; none: those it has."""
-    if models and not servers:
-        raise ConfigError("--model names a model of a server: add --server URL, or --folder for a local model")
-    if len(servers) == 1 or not models:
-        return [(server, list(models)) for server in servers]
-    if len(servers) != len(models):
-        raise ConfigError(f"{len(servers)} servers and {len(models)} models: give one --model for each --server")
-    return [(server, [model]) for server, model in zip(servers, models, strict=True)]
-
-
-async def _names(chat: ChatClient, is_router: bool, given: Sequence[str]) -> Sequence[str]:
-    if given:
-        return given
-    if is_router:
-        return OPENROUTER_MODELS
-    found = await chat.models()
-    if not found:
-        raise ConfigError(f"server {without_secrets(chat.url)} lists no model: name one with --model")
-    return found[:1]
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ConfigError(f"the server needs a key: set the environment variable {variable} to it and try again")
-    return key
-
-
-def _checked_url(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--server {without_secrets(url)!r}: give http://HOST:PORT/v1, or `{_OPENROUTER}`")
-    return url
+def _same(client: InferenceClient) -> InferenceClient:
+    return client
 
 
 def _print(report: InferenceReport, out: Path) -> None:

@@ -1,35 +1,58 @@
-"""Serves a local model inside this process: the reference engine behind the client, without a port."""
+"""Runs a local model on the reference engine in this process: for a client, or to be served."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import httpx
 
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
-from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.installation import install_command
+from lachesis.schemas.errors import StartupError
 
-__all__ = ["open_local_model"]
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from starlette.applications import Starlette
+
+__all__ = ["open_app", "open_local_model"]
 
 
 @asynccontextmanager
-async def open_local_model(model: str, timeout_s: float) -> AsyncIterator[InferenceClient]:
-    """Load `model`, a folder or a Hugging Face id, and yield a client for it.
+async def open_app(
+    model: str,
+    settings: InferenceConfig,
+    *,
+    name: str | None = None,
+    aliases: "Sequence[str]" = (),
+    token: str | None = None,
+    key: str | None = None,
+    hosts: "Container[str] | None" = None,
+) -> "AsyncIterator[Starlette]":
+    """Load `model`, a folder or a Hugging Face id, and yield the inference server's application over it.
 
-    Raises ConfigError when it cannot be loaded.
+    `settings`: its threads and engine. `name`: what it is called, by default `model`. The others: as `build_app`.
+    Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
-    import torch
+    try:
+        import torch
 
-    from lachesis.pipeline.inference.app import build_app
-    from lachesis.pipeline.inference.engine import Engine
-    from lachesis.pipeline.model.policy import load_model
-    from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+        from lachesis.pipeline.inference.app import build_app
+        from lachesis.pipeline.inference.engine import Engine
+        from lachesis.pipeline.model.policy import load_model
+        from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("lachesis"):
+            raise
+        raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
-    torch.set_num_threads(InferenceConfig().threads)
+    torch.set_num_threads(settings.threads)
     policy = await anyio.to_thread.run_sync(partial(load_model, model))
     version = str(policy_version(0, "test", policy_tensors(policy.model)))
     with (
@@ -38,11 +61,31 @@ async def open_local_model(model: str, timeout_s: float) -> AsyncIterator[Infere
             policy.model,
             eos_token_id=policy.tokenizer.eos_token_id,
             weight_version=version,
-            config=EngineConfig(),
+            config=settings.engine,
             decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
         ) as engine,
     ):
-        app = build_app(policy, engine, model_name=model, weights_folder=Path(weights))
+        yield build_app(
+            policy,
+            engine,
+            model_name=name or model,
+            weights_folder=Path(weights),
+            token=token,
+            key=key,
+            hosts=hosts,
+            aliases=aliases,
+        )
+
+
+@asynccontextmanager
+async def open_local_model(
+    model: str, timeout_s: float, settings: InferenceConfig | None = None
+) -> AsyncIterator[InferenceClient]:
+    """Load `model`, a folder or a Hugging Face id, and yield a client for it.
+
+    Raises ConfigError when it cannot be loaded.
+    """
+    async with open_app(model, settings or InferenceConfig()) as app:
         config = ClientConfig(url="http://127.0.0.1", timeout=timeout_s)
         async with InferenceClient(config, transport=httpx.ASGITransport(app)) as client:
             yield client

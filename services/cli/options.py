@@ -78,14 +78,14 @@ class Options:
         from lachesis.schemas.errors import ConfigError
         from lachesis.services.run.known_runs import find_run
 
-        for text in self._all_sets():
+        for text in self.texts():
             if without_secrets(text) != text:
                 raise ConfigError(
                     f"{text.partition('=')[0]}: a password or token in a command line is shown to every user of this "
                     "machine; put it into a file (nats.token_file), or the address into the configuration or "
                     "LACHESIS_NATS__URL"
                 )
-        loaded = load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
+        loaded = load(RunConfig, file=self.config_file(), environ=os.environ, sets=self.texts())
         if loaded.config.folder or not self.names_run:
             return loaded
         folder = find_run(loaded.config.run, self.file)
@@ -120,7 +120,7 @@ class Options:
 
     def arguments(self) -> list[str]:
         """Return what gives another process the same configuration."""
-        file = self._file()
+        file = self.config_file()
         named = {"--config": file and str(file.absolute()), "--nats": self.nats, "--run": self.run}
         found = [part for name, value in named.items() if value for part in (name, value)]
         return found + [part for text in self.sets for part in ("--set", text)]
@@ -128,9 +128,9 @@ class Options:
     @property
     def has_file(self) -> bool:
         """Whether there is a configuration file: one that was given, or the run's own."""
-        return self._file() is not None
+        return self.config_file() is not None
 
-    def _file(self) -> Path | None:
+    def config_file(self) -> Path | None:
         """Return the configuration's file: the one given, or the one in the folder of the run that is named."""
         from lachesis.services.run.file import run_file
         from lachesis.services.run.known_runs import find_run
@@ -141,7 +141,8 @@ class Options:
         folder = find_run(name)
         return None if folder is None else run_file(folder)
 
-    def _all_sets(self) -> list[str]:
+    def texts(self) -> list[str]:
+        """Return all that is set on the command line, as texts of `--set`."""
         sugar = {"nats.url": self.nats, "run": self.run}
         return [*self.sets, *(_assign(path, value) for path, value in sugar.items() if value is not None)]
 

@@ -194,6 +194,8 @@ def _show(found: RunOverview) -> None:
         "step": None if found.step is None else _step(found),
         "reward": describe_rewards(found.reward, found.rewards) or None,
         "held out": "; ".join(evaluation_summary(row) for row in found.evaluations) or None,
+        "stopped": ", ".join([*found.quarantined, *found.halted])
+        and f"{', '.join([*found.quarantined, *found.halted])} by health checks: lachesis health --run {found.run}",
         "staleness": human_number(found.staleness),
         "p99": human_seconds(found.end_to_end_p99_s),
         "started": _when(found),

@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_trainer
 from lachesis.pipeline.runtime.service import Service
@@ -32,6 +32,7 @@ from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.output import print_json
+from lachesis.services.run.checkpoints import find_checkpoint
 from lachesis.services.run.connect import open_history
 
 __all__ = ["OFFLINE_FOLDER", "TrainingProgress", "past_config", "start_model", "train"]
@@ -129,11 +130,7 @@ def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
     model that is no checkpoint counts as step 0. Raises `ConfigError`.
     """
     if begin is not None and begin.isdecimal() and int(begin):
-        kept = {state.step: path for path, state in known_checkpoints(config.path / CHECKPOINTS)}
-        if int(begin) not in kept:
-            there = f"there are {', '.join(map(str, sorted(kept)))}" if kept else "there is none"
-            raise ConfigError(f"--from {begin}: no checkpoint of step {begin} in {config.path / CHECKPOINTS}; {there}")
-        return str(kept[int(begin)]), int(begin)
+        return str(find_checkpoint(config.path, begin)), int(begin)
     name = config.model if begin in {None, "0"} else begin
     if name is None:
         raise ConfigError("model: not set; give the run's --config, or name the model to begin with (--from)")

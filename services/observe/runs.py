@@ -45,7 +45,8 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     """A run. `supervisor`: pid, while it runs here; `ready` of its `processes` are. `started_ns`: Unix time of its last
     start. `step`: optimizer steps taken of `steps`; `reward` and what follows are of the newest one.
     `end_to_end_p99_s`: seconds from a task to its optimizer step, lately. `pids`: by process, None for one that does
-    not run. `problem`: why something is not known, or why the run failed.
+    not run. `quarantined`, `halted`: environments that a health check has stopped. `problem`: why something is not
+    known, or why the run failed.
     """
 
     run: str
@@ -65,6 +66,8 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     rewards: dict[str, EnvRewards] = {}
     evaluations: list[EvaluationStatus] = []
     staleness: float | None = None
+    quarantined: list[str] = []
+    halted: list[str] = []
     end_to_end_p99_s: float | None = None
     pids: dict[str, int | None] = {}
     logs: str | None = None
@@ -212,8 +215,16 @@ def _newest(folder: Path) -> dict[str, Any]:
         "rewards": rewards_of(figures),
         "evaluations": evaluation_rows_of_figures(figures),
         "staleness": figures.get("staleness/mean"),
+        "quarantined": _environments(figures, "quarantined"),
+        "halted": _environments(figures, "halted"),
         "end_to_end_p99_s": figures.get("latency/e2e/rolling_p99"),
     }
+
+
+def _environments(figures: Mapping[str, float], standing: str) -> list[str]:
+    """Return the environments that the health checks have left in a standing."""
+    names = (name.split("/") for name, value in figures.items() if value)
+    return sorted(name[1] for name in names if len(name) == 3 and name[0] == "health" and name[2] == standing)
 
 
 def _wandb(config: RunConfig) -> str | None:

@@ -18,7 +18,7 @@ from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.run.file import is_written_here
 
-__all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run"]
+__all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run", "state_folder"]
 
 log = logging.getLogger("lachesis")
 
@@ -62,7 +62,7 @@ def forget_run(folder: Path) -> None:
 def known_runs() -> list[KnownRun]:
     """Return the recorded runs whose folders are there, sorted by name."""
     found = []
-    state = _state_folder(os.environ)
+    state = state_folder(os.environ)
     for path in state.glob("*.json") if state is not None else ():
         try:
             record = from_json(path.name, KnownRun, read_small_file(path))
@@ -104,11 +104,12 @@ def _configuration_in(record: Path) -> str | None:
 
 
 def _record(folder: Path) -> Path | None:
-    state = _state_folder(os.environ)
+    state = state_folder(os.environ)
     digest = hashlib.sha256(str(folder.absolute()).encode(errors="surrogateescape")).hexdigest()[:32]
     return None if state is None else state / f"{digest}.json"
 
 
-def _state_folder(environ: Mapping[str, str]) -> Path | None:
+def state_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the records of this user's runs, None without a home."""
     home = environ.get("XDG_STATE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.local/state")
     return Path(home) / "lachesis" / "runs" if home else None

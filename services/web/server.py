@@ -91,6 +91,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise StartupError(
-            f"cannot listen on {host[:100]}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or 0 for a free one"
+            f"cannot listen on {host[:100]}:{port} ({why}); choose another --port, or 0 for a free one"
         ) from error

@@ -50,7 +50,10 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("demo", TOKEN), ("auth", TOKEN), ("runs", "delete"), ("runs", "delete", TOKEN, "--yes", "--json"),
     ("runs", "list"), ("runs", "list", "--json"), ("runs", "show"), ("runs", "show", "--json"), ("runs", "stop"),
     ("runs", "results", "demo"), ("runs", "results", "demo", "--json"), ("runs", "logs"), ("runs", "logs", "-p", TOKEN),
-    ("runs", "start", TOKEN), ("runs", "show", TOKEN), ("web", "--host", TOKEN),
+    ("web", "--host", TOKEN),
+    ("runs", "start", TOKEN), ("runs", "show", TOKEN), ("mcp", "--policy", TOKEN), ("mcp", "--http", TOKEN),
+    ("serve", TOKEN), ("serve", "demo"), ("serve", "demo", "--checkpoint", TOKEN),
+    ("eval", TOKEN), ("eval", "best"), ("eval", "--server", TOKEN), ("eval", "x", "--env", TOKEN),
 )  # fmt: skip
 
 

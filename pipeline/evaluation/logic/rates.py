@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lachesis.schemas.annotations import EvalEvent
 
-__all__ = ["Difference", "TaskResult", "compare", "standard_error"]
+__all__ = ["Difference", "TaskResult", "compare", "compare_tasks", "pass_at_k", "standard_error"]
 
 
 class TaskResult(NamedTuple):
@@ -60,19 +60,40 @@ def standard_error(results: Sequence[TaskResult]) -> float | None:
     return math.sqrt(len(judged) / (len(judged) - 1) * squares) / answers
 
 
+def pass_at_k(results: Sequence[TaskResult], k: int) -> float | None:
+    """Return the probability that one of `k` answers succeeds, the mean over tasks.
+
+    None if no task has k judged answers. With c successes of n judged answers a task's estimate is
+    1 - C(n - c, k) / C(n, k), which is unbiased for n >= k (M. Chen et al., Evaluating large language models trained on
+    code, arXiv:2107.03374, 2021). Tasks with fewer judged answers than k are left out.
+    """
+    values = [1 - math.comb(n - c, k) / math.comb(n, k) for c, n in results if n >= k]
+    return math.fsum(values) / len(values) if values else None
+
+
 def compare(before: EvalEvent, after: EvalEvent) -> Difference | None:
     """Return how the success rate changed between two evaluations; None if its error is unknown.
 
-    By the tasks that both have, where there are two or more: the mean of the differences of their rates, with the
-    standard deviation of these over sqrt(tasks) as its error.
+    By the tasks that both have (`compare_tasks`), where there are two or more.
     """
-    first, second = _by_task(before), _by_task(after)
-    common = [task for task in second if task in first]
-    if len(common) >= 2:
-        return _paired([(first[task].rate, second[task].rate) for task in common])
+    paired = compare_tasks(_by_task(before), _by_task(after))
+    if paired is not None:
+        return paired
     if before.error is None or after.error is None:
         return None
     return Difference(before.avg, after.avg, after.avg - before.avg, math.hypot(before.error, after.error), 0)
+
+
+def compare_tasks(before: Mapping[int, TaskResult], after: Mapping[int, TaskResult]) -> Difference | None:
+    """Return how the success rate differs on the tasks that were judged in both.
+
+    None with fewer than two of them. It is the mean of the differences of their rates, with the standard deviation of
+    these over sqrt(tasks) as its error.
+    """
+    common = [task for task, result in after.items() if result.judged and task in before and before[task].judged]
+    if len(common) < 2:
+        return None
+    return _paired([(before[task].rate, after[task].rate) for task in common])
 
 
 def _paired(rates: Sequence[tuple[float, float]]) -> Difference:
@@ -86,4 +107,4 @@ def _paired(rates: Sequence[tuple[float, float]]) -> Difference:
 
 def _by_task(event: EvalEvent) -> Mapping[int, TaskResult]:
     columns = zip(event.tasks, event.task_successes, event.task_judged, strict=True)
-    return {task: TaskResult(succeeded, judged) for task, succeeded, judged in columns if judged}
+    return {task: TaskResult(succeeded, judged) for task, succeeded, judged in columns}

@@ -8,7 +8,7 @@ from lachesis import Environment, Session, Task
 from lachesis.pipeline.environments.evaluate import evaluate
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.testing import FakeInference
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, InfrastructureError, PolicyMovedError
+from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, PolicyMovedError
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 
@@ -146,3 +146,24 @@ async def test_an_environment_with_several_rewards_must_say_what_success_is() ->
 
     with pytest.raises(ConfigError, match="2 rewards"):
         await evaluate(Two(), FakeInference(lambda *_: "x"))
+
+
+async def test_an_item_that_fails_is_skipped_only_if_the_caller_wants_to_know() -> None:
+    def answer(prompt: str, call: int) -> str:
+        if "1+2?" in prompt:
+            raise DataError("refused")
+        return "3"
+
+    skipped: list[tuple[int, str]] = []
+    env = load_environment(SUMS, {"largest": 9})
+    options = {"k": 2, "items": [12, 21, 30]}
+    result = await evaluate(
+        env, FakeInference(answer), skip=lambda index, error: skipped.append((index, str(error))), **options
+    )
+    assert sorted(set(skipped)) == [(12, "refused")]
+    assert (result.avg_at_k, result.greedy, result.unjudged) == (1.0, 1.0, 3)
+    assert result.tasks == {12: (0, 0), 21: (2, 2), 30: (2, 2)}
+    with pytest.raises(DataError, match="refused"):
+        await evaluate(env, FakeInference(answer), **options)
+    with pytest.raises(PolicyMovedError):
+        await evaluate(env, FakeInference(answer), policy_version="1-a-b", skip=lambda *_: None, **options)

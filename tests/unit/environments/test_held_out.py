@@ -14,6 +14,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback
 from lachesis.pipeline.curriculum.stage import items_of
+from lachesis.pipeline.environments import evaluated_env
 from lachesis.pipeline.environments import evaluator as evaluator_module
 from lachesis.pipeline.environments.evaluator import run_evaluator
 from lachesis.pipeline.environments.stage import _Producer
@@ -136,7 +137,7 @@ def world(monkeypatch):
         yield World.server
 
     monkeypatch.setattr(evaluator_module, "open_role", role)
-    monkeypatch.setattr(evaluator_module, "load_environment", lambda kind, _: World.envs[kind]())
+    monkeypatch.setattr(evaluated_env, "load_environment", lambda kind, _: World.envs[kind]())
     return World
 
 

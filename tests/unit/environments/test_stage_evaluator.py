@@ -7,6 +7,7 @@ import pytest
 
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.environments import evaluated_env
 from lachesis.pipeline.environments import evaluator as evaluator_module
 from lachesis.pipeline.environments.evaluator import run_evaluator
 from lachesis.pipeline.environments.schedule import Schedule
@@ -88,7 +89,7 @@ def server(monkeypatch):
         yield made
 
     monkeypatch.setattr(evaluator_module, "open_role", role)
-    monkeypatch.setattr(evaluator_module, "load_environment", lambda *_: Held())
+    monkeypatch.setattr(evaluated_env, "load_environment", lambda *_: Held())
     return made
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lachesis.pipeline.evaluation.logic.rates import TaskResult, compare, standard_error
+from lachesis.pipeline.evaluation.logic.rates import TaskResult, compare, pass_at_k, standard_error
 
 
 def results(*pairs):
@@ -67,3 +67,18 @@ def test_other_tasks_are_compared_by_independent_errors(evaluation):
 def test_an_event_of_an_older_build_is_compared_with_nothing(evaluation):
     old = evaluation(0, [1.0, 0.0]).replace(error=None, tasks=[], task_successes=[], task_judged=[])
     assert compare(old, evaluation(10, [0.0, 0.0])) is None
+
+
+def test_pass_at_k_by_hand():
+    # of 4 answers 1 right: two of them hold it in 3 of 6 ways; of 2 answers none right; the third has too few
+    found = results((1, 4), (0, 2), (1, 1))
+    assert pass_at_k(found, 2) == pytest.approx((0.5 + 0.0) / 2)
+    assert pass_at_k(found, 1) == pytest.approx((0.25 + 0.0 + 1.0) / 3)
+    assert pass_at_k(found, 5) is None
+
+
+def test_pass_at_k_is_unbiased():
+    rng = np.random.default_rng(0)
+    truth = rng.beta(0.5, 0.5, 20)
+    estimates = [pass_at_k(results(*((int(c), 6) for c in rng.binomial(6, truth))), 3) for _ in range(2000)]
+    assert np.mean(estimates) == pytest.approx(np.mean(1 - (1 - truth) ** 3), abs=0.005)

@@ -1,0 +1,87 @@
+"""An environment with the tasks that a run evaluates it on, and how a policy is measured on them.
+
+The evaluator of a run and `lachesis eval` both use it, so both measure the same tasks in the same way: what is held out
+follows from the configuration alone, and so do sampling, judgement and the seed of every draw.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.evaluate import EvalResult, GroupScorer, evaluate
+from lachesis.pipeline.environments.inference import Inference
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.success import success_scorer
+from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
+from lachesis.pipeline.evaluation.plan import held_out_tasks, is_held_out
+from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.schemas.errors import LachesisError
+
+__all__ = ["EvaluatedEnv", "load_evaluated_env"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedEnv:
+    """An environment and `tasks` to evaluate it on, in the order in which fewer of them are taken; often none."""
+
+    name: str
+    env: Environment
+    settings: EnvironmentConfig
+    tasks: Sequence[int]
+    score_group: GroupScorer
+
+    def reason_without_tasks(self) -> str | None:
+        """Return why it is not evaluated, and how to change that; None if it has tasks."""
+        if self.tasks:
+            return None
+        return (
+            f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
+            f"would be held out; raise evaluate.held_out, or add [evaluation.{self.name}] with tasks of its own"
+        )
+
+    async def measure(
+        self,
+        inference: Inference,
+        config: RunConfig,
+        *,
+        items: int,
+        samples: int | None = None,
+        greedy: bool = True,
+        policy_version: str | None = None,
+        report: Callable[[RetryWait], None] | None = None,
+        skip: Callable[[int, LachesisError], None] | None = None,
+    ) -> EvalResult:
+        """Measure the policy behind `inference` on the first `items` tasks.
+
+        `samples` to each, by default those of the configuration. The others, and what it raises: as `evaluate`.
+        """
+        return await evaluate(
+            self.env,
+            inference,
+            k=samples or config.evaluate.samples,
+            temperature=self.settings.temperature,
+            top_p=self.settings.top_p,
+            items=self.tasks[:items],
+            score_group=self.score_group,
+            threshold=1.0,
+            greedy=greedy,
+            max_tokens=self.settings.max_new_tokens,
+            seed=config.seed,
+            policy_version=policy_version,
+            concurrency=self.settings.concurrency,
+            config=CollectConfig(request_timeout_s=self.settings.timeout_s),
+            report=report,
+            skip=skip,
+        )
+
+
+def load_evaluated_env(config: RunConfig, name: str, settings: EnvironmentConfig) -> EvaluatedEnv:
+    """Return one of the environments that `evaluated_environments` names. Raises as `load_environment`."""
+    env = load_environment(settings.kind, settings.params)
+    own = is_held_out(config, name)
+    size = len(env)
+    tasks = held_out_tasks(config, name, size).tolist() if own else range(min(config.evaluate.items, size))
+    scorer = success_scorer(env, name, settings, settings.scoring or config.scoring, run=config.run)
+    return EvaluatedEnv(name, env, settings, tasks, scorer)

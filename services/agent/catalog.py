@@ -1,0 +1,99 @@
+"""The environments that an agent can select: configured, built-in, and found in source.
+
+Nothing is imported to find them.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environments.load import BUILTIN
+from lachesis.pipeline.environments.source_files import scan_files
+from lachesis.pipeline.environments.source_scan import EnvironmentField, Family
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import check_name
+
+__all__ = ["CatalogEntry", "list_environments", "select_environment"]
+
+
+class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment that can be selected. `kind`: what a configuration names it by; None: as `name` has it there.
+
+    `section`: its name under [environments]. `fields`: its own settings, `environments.NAME.params`. `problem`: why it
+    cannot be selected, and what to do instead.
+    """
+
+    name: str
+    section: str
+    kind: str | None
+    family: Family | None = None
+    file_path: str | None = None
+    description: str | None = None
+    fields: list[EnvironmentField] = []
+    problem: str | None = None
+
+
+def list_environments(config: RunConfig, folders: Sequence[Path]) -> list[CatalogEntry]:
+    """Return the environments of the configuration, of the files in `folders`, and the built-in ones."""
+    found = [
+        CatalogEntry(name=name, section=name, kind=None, description=f"in the configuration: {env.kind}")
+        for name, env in config.environments.items()
+    ]
+    for folder in folders:
+        for file in scan_files(folder):
+            found += [
+                CatalogEntry(
+                    name=env.name,
+                    section=_section(env.name),
+                    kind=f"{Path(file.path).absolute()}:{env.name}",
+                    family=env.family,
+                    file_path=str(Path(file.path).absolute()),
+                    description=(env.docstring or "").partition("\n")[0] or None,
+                    fields=env.fields,
+                    problem=None if env.family == "lachesis" else _foreign(env.family),
+                )
+                for env in file.environments
+            ]
+    found += [
+        CatalogEntry(name=name, section=_section(name), kind=name, family="lachesis", description="built in")
+        for name in sorted(BUILTIN)
+    ]
+    return _unique(found)
+
+
+def select_environment(name: str, entries: Sequence[CatalogEntry]) -> CatalogEntry:
+    """Return the environment of that name. Raises `ConfigError` where there is none that can be selected."""
+    found = next((entry for entry in entries if entry.name == name), None)
+    if found is None:
+        raise ConfigError(f"no environment {name!r}; there are {', '.join(entry.name for entry in entries)}")
+    if found.problem is not None:
+        raise ConfigError(f"{name}: {found.problem}")
+    return found
+
+
+def _unique(entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
+    """Return the entries, those of a name that is taken named by file and class."""
+    taken: dict[str, CatalogEntry] = {}
+    for entry in entries:
+        name = entry.name if entry.name not in taken or entry.kind is None else entry.kind
+        taken.setdefault(name, msgspec.structs.replace(entry, name=name))
+    return list(taken.values())
+
+
+def _section(name: str) -> str:
+    """Return a name that can stand in subjects."""
+    section = re.sub(r"[^a-z0-9_-]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("-_") or "env"
+    check_name("environment", section)
+    return section
+
+
+def _foreign(family: str) -> str:
+    if family == "atropos":
+        return (
+            "an environment of Atropos runs as a process of its own: add [environments.NAME] with kind = "
+            '"gateway" to the configuration, select that, and start `python FILE serve` beside the run'
+        )
+    return "an environment of verifiers cannot be run by its source alone: wrap it as a lachesis.Environment"

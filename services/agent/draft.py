@@ -1,0 +1,242 @@
+"""A run that is being put together: an environment out of the catalog, and settings that were edited.
+
+Guarantees that whatever is accepted loads as a configuration, and keeps the operator's policy.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.config.json_schema import json_schema
+from lachesis.pipeline.config.load import LoadedConfig, load, settings
+from lachesis.pipeline.config.policy import ConfigPolicy
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.config.toml import toml_value
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.agent.catalog import CatalogEntry
+
+__all__ = ["DraftField", "RunDraft"]
+
+COMMON = (
+    "model",
+    "seed",
+    "batching.batch_size",
+    "batching.max_staleness",
+    "training.steps",
+    "training.learner.learning_rate",
+    "training.checkpoint_every",
+    "training.wandb.project",
+    "advantage.estimator",
+    "curriculum.strategy",
+    "evaluate.every_steps",
+    "evaluate.items",
+)
+"""Settings that are shown where no section is asked for, besides those of the environment."""
+_LIMITS = {"minimum": "min", "exclusiveMinimum": "above", "maximum": "max", "exclusiveMaximum": "below"}
+
+
+class DraftField(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A setting: `name` is its path, `known_as` another name of it. `allowed`: the operator's bounds, in words."""
+
+    name: str
+    type: str
+    current_value: Any
+    default: Any = None
+    description: str = ""
+    known_as: str | None = None
+    limits: dict[str, Any] = {}
+    choices: list[Any] | None = None
+    allowed: str = ""
+    locked: bool = False
+
+
+class RunDraft:
+    """Begins with the configuration `file` and the texts of `--set`, which no edit leaves behind."""
+
+    def __init__(
+        self,
+        file: Path | None,
+        sets: tuple[str, ...],
+        policy: ConfigPolicy,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._file = file
+        self._sets = sets
+        self._environ = os.environ if environ is None else environ
+        self.policy = policy
+        self.entry: CatalogEntry | None = None
+        self.edits: dict[str, Any] = {}
+        self._schema = json_schema(RunConfig)
+
+    def base(self) -> RunConfig:
+        """Return the configuration that drafts begin with. Raises `ConfigError`."""
+        return load(RunConfig, file=self._file, environ=self._environ, sets=self._sets).config
+
+    def select(self, entry: CatalogEntry) -> None:
+        """Begin anew with an environment. Raises `ConfigError` where it does not fit the configuration."""
+        self._load(entry, {})
+        self.entry, self.edits = entry, {}
+
+    def config(self) -> RunConfig:
+        """Return the configuration as it stands. Raises `ConfigError` where no environment is selected."""
+        return self._load(self._selected(), self.edits).config
+
+    def config_to_start(self, now: datetime) -> RunConfig:
+        """Return the configuration of a run to start.
+
+        It is named after environment and time, unless a name was given.
+        """
+        config = self.config()
+        name = config.run if "run" in self.edits else f"{self._selected().section}-{now:%Y%m%d-%H%M%S}"
+        return msgspec.structs.replace(config, run=name, folder=config.folder if "folder" in self.edits else None)
+
+    def edit(self, field: str, value: Any) -> str:
+        """Set a setting, by its path or another name; None takes an earlier edit back. Return its path.
+
+        Raises `ConfigError` with the setting, the value and what is allowed.
+        """
+        entry = self._selected()
+        path = self._path(field, entry)
+        edits = {one: kept for one, kept in self.edits.items() if one != path and not one.startswith(f"{path}.")}
+        if value is not None:
+            edits |= _leaves(path, value)
+        loaded = self._load(entry, edits)
+        self.policy.check(_values(self._load(entry, {})), _values(loaded))
+        self.edits = edits
+        return path
+
+    def fields(self, section: str = "") -> list[DraftField]:
+        """Return the settings below a path; without one the common, the edited and the environment's own."""
+        entry = self._selected()
+        before, now = _values(self._load(entry, {})), self._load(entry, self.edits)
+        descriptions = {row.path: row.description for row in settings(now)}
+        own = f"environments.{entry.section}."
+        names = {path.replace("*", entry.section): name for name, path in self.policy.names.items()}
+        shown = [
+            path
+            for path in descriptions
+            if (path.startswith((f"{section}.", section)) if section else self._is_common(path, own, names))
+        ]
+        values = _values(now)
+        found = [self._field(path, values.get(path), before.get(path), descriptions[path], names) for path in shown]
+        return found + self._params(entry, own, values) if not section or own.startswith(section) else found
+
+    def sections(self) -> list[str]:
+        """Return the sections that settings lie in."""
+        paths = (row.path for row in settings(self._load(self._selected(), self.edits)))
+        return sorted({path.partition(".")[0] for path in paths if "." in path})
+
+    def _is_common(self, path: str, own: str, names: Mapping[str, str]) -> bool:
+        is_own = path.startswith(own) and path.removeprefix(own).count(".") == 0
+        return is_own or path in COMMON or path in names or path in self.edits
+
+    def _field(self, path: str, value: Any, before: Any, description: str, names: Mapping[str, str]) -> DraftField:
+        rule, schema = self.policy.rule(path), _schema_at(self._schema, path)
+        return DraftField(
+            name=path,
+            type=_type_of(schema),
+            current_value=masked(path.rpartition(".")[2], value),
+            default=masked(path.rpartition(".")[2], before),
+            description=description,
+            known_as=names.get(path),
+            limits={name: found for key, name in _LIMITS.items() if (found := _first(schema, key)) is not None},
+            choices=_first(schema, "enum"),
+            allowed=rule.describe(),
+            locked=rule.locked,
+        )
+
+    def _params(self, entry: CatalogEntry, own: str, values: Mapping[str, Any]) -> list[DraftField]:
+        given = values.get(f"{own}params") or {}
+        return [
+            DraftField(
+                name=f"{own}params.{field.name}",
+                type=field.type or "unknown",
+                current_value=given.get(field.name),
+                default=field.default,
+                description=field.help or "",
+                locked=self.policy.rule(f"{own}params.{field.name}").locked,
+            )
+            for field in entry.fields
+        ]
+
+    def _selected(self) -> CatalogEntry:
+        if self.entry is None:
+            raise ConfigError("no environment is selected: call rl_select_environment first")
+        return self.entry
+
+    def _path(self, field: str, entry: CatalogEntry) -> str:
+        """Return the path of a setting that may be named by another name, or within the environment."""
+        own = f"environments.{entry.section}."
+        if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", field):
+            raise ConfigError(f"{field!r} names no setting: write it as batching.batch_size")
+        if field in self.policy.names:
+            return self.policy.names[field].replace("*", entry.section)
+        head = field.partition(".")[0]
+        if head in RunConfig.__struct_fields__:
+            return field
+        if any(field == one.name for one in entry.fields):
+            return f"{own}params.{field}"
+        return f"{own}{field}"
+
+    def _load(self, entry: CatalogEntry, edits: Mapping[str, Any]) -> LoadedConfig[RunConfig]:
+        given = self.policy.values(entry.section)
+        kind = {} if entry.kind is None else {f"environments.{entry.section}.kind": entry.kind}
+        texts = [f"{path}={toml_value(value)}" for path, value in {**kind, **given, **edits}.items()]
+        loaded = load(RunConfig, file=self._file, environ=self._environ, sets=[*self._sets, *texts])
+        config = msgspec.structs.replace(
+            loaded.config,
+            environments={entry.section: loaded.config.environments[entry.section]},
+            evaluation={name: env for name, env in loaded.config.evaluation.items() if name == entry.section},
+        )
+        return LoadedConfig(config, loaded.origins)
+
+
+def _leaves(path: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {path: value}
+    return {leaf: found for key, inner in value.items() for leaf, found in _leaves(f"{path}.{key}", inner).items()}
+
+
+def _values(loaded: LoadedConfig[RunConfig]) -> dict[str, Any]:
+    return {row.path: row.value for row in settings(loaded)}
+
+
+def _schema_at(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Return the JSON Schema of the setting at a path, empty where it has none."""
+    found: Mapping[str, Any] = schema
+    for part in path.split("."):
+        found = _resolved(schema, found)
+        inner = found.get("properties", {}).get(part, found.get("additionalProperties"))
+        if not isinstance(inner, Mapping):
+            return {}
+        found = inner
+    return found
+
+
+def _resolved(schema: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a reference, or the one table in a choice, stands for."""
+    for choice in [found, *found.get("anyOf", [])]:
+        if "$ref" in choice:
+            name = choice["$ref"].rpartition("/")[2]
+            definition: Mapping[str, Any] = schema["$defs"][name]
+            return definition
+        if "properties" in choice or "additionalProperties" in choice:
+            return choice  # type: ignore[no-any-return]
+    return found
+
+
+def _first(schema: Mapping[str, Any], key: str) -> Any:
+    return next((one[key] for one in [schema, *schema.get("anyOf", [])] if key in one), None)
+
+
+def _type_of(schema: Mapping[str, Any]) -> str:
+    kinds = [one.get("type") or ("table" if "$ref" in one else "enum" if "enum" in one else "any")
+             for one in schema.get("anyOf", [schema])]  # fmt: skip
+    return " or ".join(dict.fromkeys(kinds))

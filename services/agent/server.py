@@ -1,0 +1,94 @@
+"""The MCP server of the agent tools: over stdin and stdout, or over HTTP with a token.
+
+Guarantees that nothing but the protocol is written to stdout; that over HTTP nobody without the token reaches a tool,
+nor a web page by another name of this machine; and that a tool's error reaches the agent as a sentence.
+"""
+
+import functools
+import hmac
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lachesis import __version__
+from lachesis.schemas.errors import LachesisError, StartupError
+from lachesis.services.agent.tools import AgentTools
+
+__all__ = ["HTTP_PATH", "make_server", "serve_http"]
+
+HTTP_PATH = "/mcp"
+_SHUTDOWN_S = 5
+"""Seconds that open connections have when the server ends."""
+_INSTRUCTIONS = """Train language models by reinforcement learning with Lachesis. The usual order: rl_list_environments,
+rl_select_environment, rl_get_current_config, rl_edit_config, rl_test_inference, rl_start_training, rl_check_status as
+often as you like, rl_get_results. A reward that rises proves nothing by itself: watch the held-out rate
+(eval_percent_correct) and rl_health, and read answers with rl_list_rollouts and rl_show_rollout."""
+
+
+def make_server(tools: AgentTools) -> MCPServer:
+    """Return a server with every tool: each public method of `tools`."""
+    server: MCPServer = MCPServer("lachesis", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    for name in dir(tools):
+        if name.startswith("rl_"):
+            server.add_tool(_explained(getattr(tools, name)), structured_output=False)
+    logging.getLogger("mcp").setLevel(logging.WARNING)
+    return server
+
+
+def _explained(tool: Callable[..., Awaitable[dict[str, Any]]]) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """Return the tool with expected errors as the protocol has them."""
+
+    @functools.wraps(tool)
+    async def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return await tool(*args, **kwargs)
+        except (LachesisError, OSError) as error:
+            raise ToolError(str(error)) from error
+
+    return call
+
+
+async def serve_http(server: MCPServer, host: str, port: int, token: str, started: Callable[[int], None]) -> None:
+    """Serve on `host` and `port` (0: a free one) until cancelled; `started` gets the port.
+
+    Raises `StartupError` where the port cannot be had.
+    """
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise StartupError(f"--http {host}:{port}: {error.strerror}; port 0 takes a free one") from error
+    bound = int(listener.getsockname()[1])
+    names = [f"{name}:{bound}" for name in dict.fromkeys((host, "127.0.0.1", "localhost", "[::1]"))]
+    security = TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
+    app = server.streamable_http_app(streamable_http_path=HTTP_PATH, transport_security=security, host=host)
+    config = uvicorn.Config(
+        _TokenCheck(app, token), log_level="warning", log_config=None, timeout_graceful_shutdown=_SHUTDOWN_S
+    )
+    started(bound)
+    with listener:
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+
+class _TokenCheck:
+    """Answers 401 to requests without `Authorization: Bearer TOKEN`."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._expected):
+                answer = JSONResponse({"error": "send the header Authorization: Bearer TOKEN"}, status_code=401)
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,329 @@
+"""The tools of agents as plain functions, which return values for JSON and raise errors for people.
+
+What a command of `lachesis` does already is that command, in a process of its own (`commands`). Names and arguments of
+the first ten are those that users of Atropos' agent tools know.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from lachesis.pipeline.config.policy import ConfigPolicy
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.private_file import write_private
+from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
+from lachesis.services.agent.catalog import CatalogEntry, list_environments, select_environment
+from lachesis.services.agent.commands import call_command
+from lachesis.services.agent.draft import RunDraft
+from lachesis.services.observe.run_logs import log_files
+from lachesis.services.observe.run_results import results_of
+from lachesis.services.observe.runs import RunOverview, look_at_folder, look_at_runs
+from lachesis.services.observe.summary import read_steps
+from lachesis.services.supervisor.detached import start_run, stop_run
+
+__all__ = ["AgentTools"]
+
+_OPENROUTER_KEY = "OPENROUTER_API_KEY"
+_HISTORY = 10
+"""Steps that the results of a run show, evenly spaced."""
+_HISTORY_FIGURES = frozenset({"train/step", "reward/mean", "staleness/mean", "latency/e2e/rolling_p99"})
+"""What they show of a step, besides held-out rates."""
+_NANOSECONDS = 1e9
+
+Load = Callable[[str], RunConfig]
+
+
+class AgentTools:
+    """The tools of one agent. `load`: returns the configuration of the run of a name.
+
+    `file` and `sets`: what every run begins with; `folders`: where environments are looked for.
+    """
+
+    def __init__(
+        self, file: Path | None, sets: Sequence[str], policy: ConfigPolicy, folders: Sequence[Path], load: Load
+    ) -> None:
+        self._draft = RunDraft(file, tuple(sets), policy)
+        self._folders = list(folders)
+        self._load = load
+
+    async def rl_list_environments(self) -> dict[str, Any]:
+        """List the environments that can be trained on, with name, file, docstring and own settings.
+
+        Read the file of one to learn how its tasks are made and judged.
+        """
+        entries = await self._entries()
+        return {
+            "environments": [msgspec.to_builtins(entry) for entry in entries],
+            "count": len(entries),
+            "tip": "rl_select_environment(name) selects one.",
+        }
+
+    async def rl_select_environment(self, name: str) -> dict[str, Any]:
+        """Select the environment to train on, and begin with its default settings.
+
+        Then rl_get_current_config shows the settings, and rl_edit_config changes them.
+        """
+        entry = select_environment(name, await self._entries())
+        self._draft.select(entry)
+        return {"message": f"Selected environment: {name}", "environment": name, "file_path": entry.file_path}
+
+    async def rl_get_current_config(self, section: str = "") -> dict[str, Any]:
+        """Show the settings of the selected environment's run: type, value, default, limits and meaning.
+
+        Without `section` the common ones; with one, such as "training" or "training.learner", all below it. Locked ones
+        cannot be changed.
+        """
+        fields = self._draft.fields(section)
+        return {
+            "environment": self._entry().name,
+            "configurable_fields": [msgspec.to_builtins(field) for field in fields if not field.locked],
+            "locked_fields": [
+                {**msgspec.to_builtins(field), "locked_value": field.current_value} for field in fields if field.locked
+            ],
+            "sections": self._draft.sections(),
+            "tip": "rl_edit_config(field, value) changes a configurable one; section=... shows more.",
+        }
+
+    async def rl_edit_config(self, field: str, value: Any) -> dict[str, Any]:
+        """Change one setting, by its name in rl_get_current_config. null takes an earlier change back."""
+        path = self._draft.edit(field, value)
+        return {
+            "message": f"Updated {path} = {value!r}" if value is not None else f"{path} is as before",
+            "field": path,
+            "value": value,
+            "config": self._draft.edits,
+        }
+
+    async def rl_start_training(self) -> dict[str, Any]:
+        """Start a run with the selected environment and settings. It goes on without this server.
+
+        Returns once it has begun: rl_check_status(run_id) says how far it is. What keeps it from starting is the error.
+        """
+        config = self._draft.config_to_start(datetime.now(UTC))
+        with _written(config) as file:
+            found = await start_run(config, ["--config", file], lambda _: None, wait=False)
+        return {
+            "run_id": found.run,
+            "status": found.state,
+            "environment": self._entry().name,
+            "config": self._draft.edits,
+            "config_path": str(config.path / "run.toml"),
+            "folder": found.folder,
+            "logs": _logs(found),
+            "wandb": found.wandb,
+            "message": f"Starting. rl_check_status({found.run!r}) answers at once, as often as you like.",
+        }
+
+    async def rl_check_status(self, run_id: str) -> dict[str, Any]:
+        """Report at once how a run stands: processes, step, rewards, held-out rates, staleness, p99, logs."""
+        found = self._overview(run_id)
+        return _status(found)
+
+    async def rl_stop_training(self, run_id: str) -> dict[str, Any]:
+        """Stop a run in order. Nothing is lost; `lachesis runs start` goes on with it."""
+        before = self._overview(run_id)
+        if not before.is_live:
+            return {"message": f"Run {run_id!r} is not running (status: {before.state})", "run_id": run_id}
+        found = await stop_run(run_id, Path(before.folder), lambda _: None)
+        return {"message": f"Stopped training run {run_id!r}", "run_id": run_id, "status": found.state}
+
+    async def rl_get_results(self, run_id: str) -> dict[str, Any]:
+        """Show the results of a run, or those so far: rewards, held-out rates, checkpoint, some steps."""
+        self._overview(run_id)
+        config = self._load(run_id)
+        results = await anyio.to_thread.run_sync(results_of, config)
+        steps = await anyio.to_thread.run_sync(read_steps, config.path)
+        stride = max(1, -(-len(steps) // _HISTORY))
+        shown = [
+            {name: value for name, value in figures.items() if name in _HISTORY_FIGURES or name.startswith("eval/")}
+            for figures in steps[::-1][::stride][::-1]
+        ]
+        return {"run_id": run_id, **msgspec.to_builtins(results), "history": shown}
+
+    async def rl_list_runs(self) -> dict[str, Any]:
+        """List the runs of this machine, the newest first, with their states."""
+        runs = await anyio.to_thread.run_sync(look_at_runs)
+        rows = [
+            {
+                "run_id": one.run,
+                "environment": ", ".join(one.environments) or None,
+                "status": one.state,
+                "step": one.step,
+                "steps": one.steps,
+                "folder": one.folder,
+            }
+            for one in runs
+        ]
+        return {"runs": rows, "count": len(rows)}
+
+    async def rl_test_inference(
+        self,
+        num_steps: int = 3,
+        group_size: int = 16,
+        models: list[str] | None = None,
+        server: str | None = None,
+        key_env: str | None = None,
+    ) -> dict[str, Any]:
+        """Ask models for answers to some tasks of the selected environment, and rate them, before a run.
+
+        `models`: folders of local models, or names at `server` (an OpenAI-compatible URL up to /v1; its key is in the
+        variable `key_env`), by default at OpenRouter with OPENROUTER_API_KEY. Without models: the run's own model.
+        """
+        config = self._draft.config()
+        arguments = _models(models, server, config.model, key_env)
+        with _written(config) as file:
+            return {
+                "environment": self._entry().name,
+                **await call_command(
+                    *("env", "test", "--config", file, "--env", self._entry().section),
+                    *("--steps", str(num_steps), "--samples", str(group_size), "--json", *arguments),
+                    codes=(0, 1),
+                ),
+            }
+
+    async def rl_health(self, run_id: str) -> dict[str, Any]:
+        """Show what the health checks found in a run, and whether an environment is quarantined or halted."""
+        return {"run_id": run_id, "environments": await self._call(run_id, "health", codes=(0, 1))}
+
+    async def rl_list_rollouts(
+        self,
+        run_id: str,
+        *,
+        env: str | None = None,
+        state: str | None = None,
+        item: str | None = None,
+        text: str | None = None,
+        score: str | None = None,
+        disagreement: str | None = None,
+        limit: int = 20,
+        before: int | None = None,
+    ) -> dict[str, Any]:
+        """List groups of rollouts, the newest first.
+
+        `score` and `disagreement` are ranges such as "0.9:" or ":0.1". `state`: trained, batched, stale, zero_variance
+        and so on. `text` is in a prompt or an answer. `before`: the sequence from which the next page goes on.
+        """
+        given = {
+            "--env": env, "--state": state, "--item": item, "--text": text, "--score": score,
+            "--disagreement": disagreement, "--limit": limit, "--before": before,
+        }  # fmt: skip
+        options = [f"{name}={value}" for name, value in given.items() if value is not None]
+        return {"run_id": run_id, "groups": await self._call(run_id, "rollouts", *options)}
+
+    async def rl_show_rollout(self, run_id: str, group_id: str) -> dict[str, Any]:
+        """Show one group: its samples' texts, ratings with reasons, advantages, and what became of it."""
+        return {"run_id": run_id, "group": await self._call(run_id, "rollouts", "--", group_id)}
+
+    async def rl_trace(self, run_id: str, group_id: str) -> dict[str, Any]:
+        """Show where the time of one group went, from its task to the optimizer step."""
+        return {"run_id": run_id, "trace": await self._call(run_id, "trace", "--", group_id)}
+
+    async def rl_replay(self, run_id: str, revision: str, settings: list[str] | None = None) -> dict[str, Any]:
+        """Score the run's history again as a new revision, with `settings` such as "advantage.estimator=grpo".
+
+        The live run is not touched. rl_compare(run_id, "live", revision) shows what would have changed.
+        """
+        options = [f"--revision={revision}", *(f"--set={one}" for one in settings or ())]
+        return {"run_id": run_id, "replay": await self._call(run_id, "replay", *options)}
+
+    async def rl_compare(self, run_id: str, revision_a: str, revision_b: str) -> dict[str, Any]:
+        """Compare two revisions of a run's history (one may be "live"): rewards, ranks, advantages, raters."""
+        return {"run_id": run_id, "comparison": await self._call(run_id, "compare", "--", revision_a, revision_b)}
+
+    async def _call(self, run_id: str, command: str, *arguments: str, codes: Sequence[int] = (0,)) -> Any:
+        self._overview(run_id)
+        return await call_command(command, f"--run={run_id}", "--json", *arguments, codes=codes)
+
+    async def _entries(self) -> list[CatalogEntry]:
+        return await anyio.to_thread.run_sync(lambda: list_environments(self._draft.base(), self._folders))
+
+    def _entry(self) -> CatalogEntry:
+        if self._draft.entry is None:
+            raise ConfigError("no environment is selected: call rl_select_environment first")
+        return self._draft.entry
+
+    def _overview(self, run_id: str) -> RunOverview:
+        config = self._load(run_id)
+        if not config.path.is_dir():
+            known = ", ".join(one.run for one in look_at_runs()) or "none"
+            raise NotFoundError(f"run {run_id!r} not found; runs of this machine: {known}")
+        return look_at_folder(run_id, config.path)
+
+
+class _written(AbstractContextManager[str]):  # noqa: N801 - used as a function
+    """A configuration as a file that only this user can read, for as long as the context is open."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="lachesis-")
+        self._config = config
+
+    def __enter__(self) -> str:
+        file = Path(self._folder.name) / "run.toml"
+        write_private(file, to_toml(msgspec.structs.replace(self._config, folder=str(self._config.path))))
+        return str(file)
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+
+def _models(models: Sequence[str] | None, server: str | None, own: str | None, key_env: str | None) -> list[str]:
+    """Return the arguments that name the models to ask. Raises `StartupError` where a key or a model is missing."""
+    named = list(models or ([] if own is None else [own]))
+    folders = [model for model in named if Path(model).is_dir()]
+    others = [model for model in named if model not in folders]
+    arguments = [f"--folder={folder}" for folder in folders]
+    if server is not None:
+        arguments += [f"--server={server}", *(f"--model={model}" for model in others)]
+        return arguments + ([] if key_env is None else [f"--key-env={key_env}"])
+    if others or not named:
+        if not os.environ.get(_OPENROUTER_KEY):
+            what = f"{', '.join(others)} are no folders of models here" if others else "the configuration has no model"
+            raise StartupError(
+                f"{what}, and {_OPENROUTER_KEY} is not set, so OpenRouter cannot be asked: set it, give models as "
+                "folders, or name a server"
+            )
+        arguments += ["--server=openrouter", *(f"--model={model}" for model in others)]
+    return arguments
+
+
+def _status(found: RunOverview) -> dict[str, Any]:
+    successes = [one.success for one in found.rewards.values() if one.success is not None]
+    begun = None if found.started_ns is None else found.started_ns / _NANOSECONDS
+    running = None if begun is None or not found.is_live else (datetime.now(UTC).timestamp() - begun) / 60
+    return {
+        "run_id": found.run,
+        "status": found.state,
+        "error": found.problem,
+        "environment": ", ".join(found.environments) or None,
+        "running_time_minutes": running,
+        "processes": {name: "running" if pid is not None else "not running" for name, pid in found.pids.items()},
+        "ready": found.ready,
+        "metrics": {
+            "step": found.step,
+            "steps": found.steps,
+            "reward_mean": found.reward,
+            "percent_correct": 100 * sum(successes) / len(successes) if successes else None,
+            "eval_percent_correct": {row.env: 100 * row.rate for row in found.evaluations},
+            "staleness_mean": found.staleness,
+            "end_to_end_p99_s": found.end_to_end_p99_s,
+            "rewards": msgspec.to_builtins(found.rewards),
+        },
+        "quarantined": found.quarantined,
+        "halted": found.halted,
+        "logs": _logs(found),
+        "wandb": found.wandb,
+        "folder": found.folder,
+    }
+
+
+def _logs(found: RunOverview) -> dict[str, str]:
+    return {name: str(file) for name, file in log_files(Path(found.folder)).items()}

@@ -1,0 +1,90 @@
+"""`lachesis mcp`: tools for agents, over stdin and stdout or over HTTP."""
+
+import logging
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from lachesis.pipeline.config.policy import ConfigPolicy, load_policy
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.private_file import given_token, shared_token
+from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.services.cli.options import Options, with_options
+from lachesis.services.run.known_runs import state_folder
+
+__all__ = ["mcp"]
+
+_TOKEN_FILE = "mcp.token"  # noqa: S105 - a file's name
+
+
+@with_options
+def mcp(
+    options: Options,
+    *,
+    folder: Annotated[
+        list[Path] | None, typer.Option(help="Folder of Python files with environments to offer. Repeatable.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="FILE|rl", help="Which settings agents may change, and within which bounds.")
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve over HTTP there, with a token, instead.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The token for HTTP. Default: one that is made and kept.")
+    ] = None,
+) -> None:
+    """Serve tools for agents by the Model Context Protocol: find, configure, start, watch and stop runs.
+
+    Each run begins with the configuration that is given here, its model above all. One agent a server: what is selected
+    and edited is the server's.
+    """
+    try:
+        from lachesis.services.agent.server import HTTP_PATH, make_server, serve_http
+    except ModuleNotFoundError as error:
+        raise StartupError(f"lachesis mcp needs the package {error.name}: {install_command('mcp')}") from error
+    from lachesis.services.agent.tools import AgentTools
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    options.load()  # an error in it is said now, not to the agent
+    rules = ConfigPolicy() if policy is None else load_policy(policy)
+    server = make_server(AgentTools(options.config_file(), options.texts(), rules, folder or (), _load_run))
+    if http is None:
+        anyio.run(server.run_stdio_async)
+        return
+    host, port = _address(http)
+    token, where = _token(token_file)
+    started = partial(_print_address, host, HTTP_PATH, where)
+    anyio.run(partial(serve_http, server, host, port, token, started))
+
+
+def _load_run(name: str) -> RunConfig:
+    return Options(run=name).config()
+
+
+def _print_address(host: str, path: str, token: Path, port: int) -> None:
+    print(f"tools at http://{host}:{port}{path}; the token is in {token}", file=sys.stderr, flush=True)
+
+
+def _token(file: Path | None) -> tuple[str, Path]:
+    if file is not None:
+        return given_token(file, "--token-file"), file
+    state = state_folder(os.environ)
+    if state is None:
+        raise ConfigError("no home folder to keep the token in: give --token-file")
+    place = state.parent / _TOKEN_FILE
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return shared_token(place), place
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--http {text}: write it as 127.0.0.1:8800")
+    return host, int(port)

@@ -1,0 +1,116 @@
+"""A run that an agent puts together: whatever is accepted loads, and keeps the operator's policy."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule, load_policy
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.agent.catalog import list_environments, select_environment
+from lachesis.services.agent.draft import RunDraft
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BASE = """
+model = "somewhere/else"
+folder = "old"
+[environments.words]
+kind = "spell_backward"
+[environments.more]
+kind = "spell_backward"
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    file = tmp_path / "base.toml"
+    file.write_text(BASE)
+    return file
+
+
+def draft_of(base: Path, name: str, policy: ConfigPolicy | None = None) -> RunDraft:
+    draft = RunDraft(base, (), policy or ConfigPolicy(), environ={})
+    draft.select(select_environment(name, list_environments(draft.base(), [EXAMPLES])))
+    return draft
+
+
+def test_environments_are_found_without_importing_them(base: Path) -> None:
+    entries = {entry.name: entry for entry in list_environments(draft_of(base, "words").base(), [EXAMPLES])}
+    assert entries["words"].kind is None
+    assert entries["Sums"].section == "sums"
+    assert [field.name for field in entries["Sums"].fields] == ["largest"]
+    assert 'kind = "gateway"' in str(entries["Spelling"].problem)
+    with pytest.raises(ConfigError, match=r"Spelling: an environment of Atropos"):
+        select_environment("Spelling", list(entries.values()))
+
+
+def test_a_run_has_the_selected_environment_alone_and_a_name_of_its_own(base: Path) -> None:
+    draft = draft_of(base, "Sums")
+    config = draft.config_to_start(datetime(2026, 1, 31, 23, 59, 1, tzinfo=UTC))
+    assert (config.run, config.folder) == ("sums-20260131-235901", None)
+    assert list(config.environments) == ["sums"]
+    assert config.environments["sums"].kind == f"{EXAMPLES / 'sums.py'}:Sums"
+    draft.edit("run", "mine")
+    assert draft.config_to_start(datetime.now(UTC)).run == "mine"
+
+
+def test_a_setting_is_known_by_its_path_its_name_in_the_environment_and_other_names(base: Path) -> None:
+    draft = draft_of(base, "Sums", load_policy("rl"))
+    assert draft.edit("batching.batch_size", 64) == "batching.batch_size"
+    assert draft.edit("batch_size", 32) == "batching.batch_size"
+    assert draft.edit("samples", 4) == draft.edit("group_size", 8) == "environments.sums.samples"
+    assert draft.edit("largest", 9) == "environments.sums.params.largest"
+    draft.edit("batching", {"max_staleness": 3})
+    config = draft.config()
+    assert (config.batching.batch_size, config.batching.max_staleness) == (128, 3)  # a table replaces what was below it
+    assert (config.environments["sums"].samples, config.environments["sums"].params) == (8, {"largest": 9})
+    draft.edit("group_size", None)
+    assert draft.config().environments["sums"].samples == 16
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("batch_size", 0, r"batching\.batch_size: expected `int` >= 1"),
+        ("batch_size", 8, r"environments\.sums\.samples is 16, but a batch has 8"),
+        ("learning_rate", 1.0, r"training\.learner\.learning_rate: locked"),
+        ("training", {"learner": {"learning_rate": 1.0}}, r"training\.learner\.learning_rate: locked"),
+        ("model", "another", "model: locked"),
+        ("nonsense", 1, "unknown setting"),
+        ("a=1\nb", 1, "names no setting"),
+        ("", 1, "names no setting"),
+        ("batch_size", "\x1b[31m", r"batching\.batch_size: expected `int`"),
+    ],
+)
+def test_an_edit_that_does_not_do_says_why_and_changes_nothing(
+    base: Path, field: str, value: object, says: str
+) -> None:
+    draft = draft_of(base, "Sums", load_policy("rl"))
+    before = draft.config()
+    with pytest.raises(ConfigError, match=says):
+        draft.edit(field, value)
+    assert draft.config() == before
+    assert draft.edits == {}
+
+
+def test_settings_are_shown_with_types_limits_and_locks(base: Path) -> None:
+    policy = ConfigPolicy(fields={"batching.batch_size": FieldRule(max=64), "seed": FieldRule(locked=True)})
+    draft = draft_of(base, "Sums", policy)
+    draft.edit("batching.batch_size", 64)
+    fields = {field.name: field for field in draft.fields()}
+    size = fields["batching.batch_size"]
+    assert (size.type, size.current_value, size.default, size.allowed) == ("integer", 64, 128, "64 or less")
+    assert size.limits == {"min": 1}
+    assert fields["seed"].locked
+    assert fields["environments.sums.params.largest"].default == "99"
+    assert fields["environments.sums.lost_samples"].choices == ["abandon", "drop", "refill"]
+    assert "training.threads" not in fields
+    assert {field.name for field in draft.fields("training.lora")} <= {"training.lora"}
+    assert "training.threads" in {field.name for field in draft.fields("training")}
+    assert {"training", "batching", "environments"} <= set(draft.sections())
+
+
+def test_passwords_are_not_shown(base: Path) -> None:
+    base.write_text(BASE + '[nats]\nurl = "nats://me:secret@127.0.0.1:4222"\n')
+    shown = draft_of(base, "words").fields("nats")
+    assert "secret" not in str(shown)
