@@ -1,0 +1,149 @@
+"""`lachesis web` as a browser meets it: what it answers, whom it refuses, and the page in a real browser."""
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from integration.archive.world import RUN, World, a_group, a_world
+
+from lachesis.schemas.rollout import Message
+
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>\x1b[31m\u202eFORGED'
+
+
+@pytest.fixture
+async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
+    async with a_world(tmp_path) as made:
+        groups = [a_group(n) for n in range(1, 6)]
+        texts = [[Message(role="user", content=HOSTILE), Message(role="assistant", content=HOSTILE)]] * 4
+        groups.append(a_group(6).replace(item=HOSTILE, messages=texts))
+        stored = {await made.store(one): one for one in groups}
+        await made.judge(stored)
+        (tmp_path / "runs" / RUN / "metrics.jsonl").write_text(
+            "".join(f'{{"train/step": {n}.0, "reward/mean": 0.{n}}}\n' for n in range(1, 6))
+        )
+        yield made
+
+
+@asynccontextmanager
+async def page(world: World, *options: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """Yield a client of the page, and the address that was printed."""
+    process = world.start("web", *options)
+    try:
+        assert process.stdout is not None
+        with anyio.fail_after(60):
+            url = (await anyio.to_thread.run_sync(process.stdout.readline)).decode().strip()
+        async with httpx.AsyncClient(base_url=url.partition("?")[0], timeout=60) as client:
+            yield client, url
+    finally:
+        process.terminate()
+        code, _, err = await world.ended(process)
+    assert code == 0, err
+    assert "Traceback" not in err
+
+
+async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
+    async with page(world) as (client, _):
+        run = (await client.get("/api/run")).json()
+        assert (run["run"], run["environments"]) == (RUN, ["sums", "words"])
+        charts = (await client.get("/api/series")).json()["charts"]
+        reward = next(chart for chart in charts if chart["name"] == "reward")
+        assert [value for line in reward["lines"] for _, value in line["points"]] == [0.1, 0.2, 0.3, 0.4, 0.5]
+        first = (await client.get("/api/groups", params={"limit": 4})).json()
+        rest = (await client.get("/api/groups", params={"before": first["before"]})).json()
+        assert [row["seq"] for row in first["groups"] + rest["groups"]] == [6, 5, 4, 3, 2, 1]
+        assert rest["before"] is None
+        found = (await client.get("/api/groups", params={"text": "what is 3?"})).json()["groups"]
+        assert [row["item"] for row in found] == ["3"]
+        group = (await client.get(f"/api/groups/{found[0]['group']}")).json()
+        assert len(group["tokens"]) == 4
+        hostile = (await client.get("/api/groups", params={"item": "FORGED"})).json()["groups"]
+        assert [row["item"] for row in hostile] == [HOSTILE]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/api/groups?limit=1000000", 400, "a whole number from 1 to 100 is needed"),
+        ("/api/groups?limit=x", 400, "a whole number"),
+        ("/api/groups?before=0", 400, "a whole number"),
+        ("/api/groups?score=high", 400, "score"),
+        ("/api/groups?nonsense=1", 400, "'nonsense' is no parameter here"),
+        ("/api/groups?" + "a=1&" * 100, 400, "query"),
+        ("/api/groups?" + "x" * 5000, 400, "5000 characters"),
+        ("/api/groups/nosuch", 400, "'nosuch' is no group id"),
+        (f"/api/groups/{'f' * 32}", 404, "f" * 32),
+    ],
+)
+async def test_a_bad_request_is_answered_in_words(world: World, path: str, status: int, says: str) -> None:
+    async with page(world) as (client, _):
+        answer = await client.get(path)
+        assert (answer.status_code, says in answer.json()["error"]) == (status, True), answer.text
+
+
+async def test_no_other_page_gets_an_answer_and_nothing_can_be_changed(world: World) -> None:
+    async with page(world) as (client, _):
+        for path in ("/", "/page.js", "/page.css", "/api/run"):
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'self';")
+            assert "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        for headers in (
+            {"Host": "evil.example"},
+            {"Origin": "http://evil.example"},
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"},
+        ):
+            assert (await client.get("/api/run", headers=headers)).status_code == 403
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert (await client.request(method, "/api/run")).status_code == 405
+        assert (await client.get("/../api.py")).status_code == 404
+
+
+async def test_beyond_this_machine_the_token_is_needed(world: World) -> None:
+    async with page(world, "--host", "0.0.0.0") as (_, url):  # noqa: S104 - what is tried
+        port = url.partition("?")[0].rstrip("/").rpartition(":")[2]
+        token = url.rpartition("?token=")[2]
+        assert len(token) > 20
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            assert (await client.get("/api/run")).status_code == 401
+            assert (await client.get("/", params={"token": "wrong"})).status_code == 401
+            given = await client.get("/", params={"token": token})
+            assert (given.status_code, given.headers["location"]) == (303, "/")
+            assert {"HttpOnly", "SameSite=strict"} <= set(given.headers["set-cookie"].split("; "))
+            assert (await client.get("/api/run")).status_code == 200  # by the cookie
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt-get install chromium")
+async def test_a_browser_shows_the_run_and_runs_nothing_of_it(world: World, tmp_path: Path) -> None:
+    def shown(address: str) -> str:
+        done = subprocess.run(
+            [
+                *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+                *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=5000"),
+                *(f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", address),
+            ],
+            capture_output=True, check=True, timeout=120,
+        )  # fmt: skip
+        return done.stdout.decode()
+
+    async with page(world) as (client, url):
+        overview = await anyio.to_thread.run_sync(shown, f"{url}#/")
+        assert "Training reward" in overview
+        assert "Step 5" in overview
+        browser = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts?item=FORGED")
+        assert "&lt;img src=x" in browser
+        assert "<img" not in browser
+        assert "\x1b" not in browser
+        group = (await client.get("/api/groups", params={"item": "FORGED"})).json()["groups"][0]["group"]
+        detail = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts/{group}")
+        assert "Sample 3" in detail
+        assert "&lt;script&gt;" in detail
+        assert "<title>1</title>" not in detail
