@@ -27,8 +27,8 @@ class CommandError(LachesisError):
     """A command ended with an error; the text is what it said."""
 
 
-async def call_command(*arguments: str, codes: Collection[int] = (0,)) -> Any:
-    """Return what a `lachesis` command prints as JSON.
+async def call_command(*arguments: str, codes: Collection[int] = (0,), lines: bool = False) -> Any:
+    """Return what a `lachesis` command prints as JSON; with `lines`, one document a line, as a list.
 
     Raises `CommandError` with what it said where its exit code is not among `codes`.
     """
@@ -52,17 +52,11 @@ async def call_command(*arguments: str, codes: Collection[int] = (0,)) -> Any:
     if code not in codes:
         raise CommandError(said.removeprefix("lachesis: ") or f"lachesis {arguments[0]} ended with code {code}")
     try:
-        return _decode(output.data)
+        if lines:
+            return [msgspec.json.decode(line) for line in output.data.splitlines()]
+        return msgspec.json.decode(output.data)
     except msgspec.DecodeError as error:
         raise CommandError(f"lachesis {arguments[0]} printed no JSON: {error}; {said}") from error
-
-
-def _decode(data: bytes) -> Any:
-    """Return one document, or of several, one a line, the list."""
-    try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        return [msgspec.json.decode(line) for line in data.splitlines()]
 
 
 class _Output:

@@ -217,7 +217,7 @@ class AgentTools:
             "--disagreement": disagreement, "--limit": limit, "--before": before,
         }  # fmt: skip
         options = [f"{name}={value}" for name, value in given.items() if value is not None]
-        return {"run_id": run_id, "groups": await self._call(run_id, "rollouts", *options)}
+        return {"run_id": run_id, "groups": await self._call(run_id, "rollouts", *options, lines=True)}
 
     async def rl_show_rollout(self, run_id: str, group_id: str) -> dict[str, Any]:
         """Show one group: its samples' texts, ratings with reasons, advantages, and what became of it."""
@@ -239,9 +239,11 @@ class AgentTools:
         """Compare two revisions of a run's history (one may be "live"): rewards, ranks, advantages, raters."""
         return {"run_id": run_id, "comparison": await self._call(run_id, "compare", "--", revision_a, revision_b)}
 
-    async def _call(self, run_id: str, command: str, *arguments: str, codes: Sequence[int] = (0,)) -> Any:
+    async def _call(
+        self, run_id: str, command: str, *arguments: str, codes: Sequence[int] = (0,), lines: bool = False
+    ) -> Any:
         self._overview(run_id)
-        return await call_command(command, f"--run={run_id}", "--json", *arguments, codes=codes)
+        return await call_command(command, f"--run={run_id}", "--json", *arguments, codes=codes, lines=lines)
 
     async def _entries(self) -> list[CatalogEntry]:
         return await anyio.to_thread.run_sync(lambda: list_environments(self._draft.base(), self._folders))

@@ -185,6 +185,8 @@ async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path
 
         groups = (await agent.ask("rl_list_rollouts", run_id=run, limit=3))["groups"]
         assert len(groups) == 3
+        assert (await agent.ask("rl_list_rollouts", run_id=run, limit=1))["groups"] == groups[:1]
+        assert (await agent.ask("rl_list_rollouts", run_id=run, item="nosuch"))["groups"] == []
         group = groups[0]["group"]
         assert (await agent.ask("rl_show_rollout", run_id=run, group_id=group))["group"]
         assert (await agent.ask("rl_trace", run_id=run, group_id=group))["trace"]
