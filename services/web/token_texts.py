@@ -74,7 +74,7 @@ def _load(model: str | None) -> _LoadedTokenizer | str:
     except ModuleNotFoundError as error:
         return f"tokenizers need {error.name}: {install_command('train')}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
         backend = tokenizer.backend_tokenizer
         return _LoadedTokenizer(tokenizer_hash(tokenizer), partial(backend.decode, skip_special_tokens=False))
     except (OSError, ValueError, AttributeError) as error:

@@ -241,13 +241,16 @@ def test_ratings_are_aggregated(numbers, rule):
 
 
 def test_figures_of_raters_are_finite_or_left_out(numbers):
-    """What the scorer hands on is within +-1e12."""
+    """What the scorer hands on is within +-1e12, and its success is a share."""
     agreement = RaterAgreement()
     for n in range(300):
         score = score_of(numbers, n)
         ratings = {name: [None if x is None else max(-1e12, min(1e12, x)) for x in column]
                    for name, column in score.ratings.items()}  # fmt: skip
-        agreement.add_group(msgspec.structs.replace(score, ratings=ratings, disagreement=(numbers.rng.random(), 1.0)))
+        handed_on = msgspec.structs.replace(
+            score, ratings=ratings, disagreement=(numbers.rng.random(), 1.0), success=numbers.rng.random()
+        )
+        agreement.add_group(handed_on)
     assert_finite(agreement.metrics("e").values())
 
 
