@@ -128,8 +128,15 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     project: str | None = None
     """Project name. Default None: no wandb."""
-    table_rows: Annotated[int, Meta(ge=0)] = 16
-    """Rollouts shown in the sample table at each checkpoint. Default 16."""
+
+
+class MlflowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Logging to MLflow (the extra `mlflow`); credentials come from MLflow's own environment variables."""
+
+    uri: str | None = None
+    """Tracking server or store. Default None: what MLFLOW_TRACKING_URI says."""
+    experiment: Annotated[str, Meta(min_length=1)] = "lachesis"
+    """Name of the experiment, which is made where there is none. Default lachesis."""
 
 
 class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,7 +172,14 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     shuffle_advantages: bool = False
     """A control: advantages are shuffled within each group, so nothing can be learned. Default false."""
     wandb: WandbConfig = WandbConfig()
-    """Experiment tracking."""
+    """Figures, samples and alerts in Weights & Biases."""
+    tensorboard: bool = False
+    """Whether they are written for TensorBoard too (the extra `tensorboard`), to tensorboard/ in the run's folder.
+    Default false."""
+    mlflow: MlflowConfig | None = None
+    """The same in MLflow. Default None: no MLflow."""
+    sample_rows: Annotated[int, Meta(ge=0)] = 16
+    """Samples that these trackers get at each checkpoint, with their prompts and advantages. Default 16."""
 
 
 class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

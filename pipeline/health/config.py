@@ -38,8 +38,8 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """File that holds the URL to which changes of alerts are posted as JSON: what begins, grows or ends, and what is
     kept from training. Who knows that URL can write there, so it is in no setting. Default None: nowhere."""
     webhook_from: Literal["inform", "warn", "quarantine", "halt"] = "quarantine"
-    """The least severity that is posted. Healthy runs are warned of too, while they learn fast, say. Default
-    quarantine."""
+    """The least severity that is posted, and sent to the trackers of `training`. Healthy runs are warned of too, while
+    they learn fast, say. Default quarantine."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -16,11 +16,9 @@ from lachesis.pipeline.means import finite_mean
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
 from lachesis.pipeline.training.rolling_stats import BatchTimings, durations
-from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.ledger import GroupRef, Mismatch
-from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["latencies", "mismatch_of", "reward_figures", "sample_rows", "step_figures"]
+__all__ = ["latencies", "mismatch_of", "reward_figures", "step_figures"]
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -108,15 +106,3 @@ def latencies(batch: BatchTimings) -> dict[str, float]:
         for name, values in found.items()
         for label, q in _QUANTILES.items()
     }
-
-
-def sample_rows(
-    groups: Sequence[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]],
-) -> list[tuple[str, str, str, float | None]]:
-    """Return (item, prompt, completion, advantage) of every sample with a known conversation."""
-    rows = []
-    for ref, group, _ in groups:
-        for conversation, advantage in zip(group.messages, ref.advantages, strict=False):
-            *prompt, completion = [message.content for message in conversation] or [""]
-            rows.append((group.item, "\n".join(prompt), completion, advantage))
-    return rows

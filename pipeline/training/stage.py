@@ -45,14 +45,16 @@ from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer,
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
-from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
+from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
+from lachesis.pipeline.training.samples import readable_samples
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.traces import step_trace, trace_step
-from lachesis.pipeline.training.tracking import Tracking
+from lachesis.pipeline.training.tracked_alerts import track_alerts
+from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, VoidBatch
@@ -91,8 +93,11 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
     policy_url = config.role("policy").url
     try:
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"
-        with only_writer(config.path / CHECKPOINTS), Tracking(config, name) as tracking:
-            async with background() as tasks:
+        with only_writer(config.path / CHECKPOINTS):
+            async with (
+                open_tracking(config, list(open_trackers(config, name)), service.set_note) as tracking,
+                background() as tasks,
+            ):
                 trainer = await _Trainer.restored(service, config, device, tracking, on_past)
                 tasks.start_soon(_tell_drain, service, config)
                 if on_past is None:
@@ -101,6 +106,8 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.peer_metrics.listen, service)
                     tasks.start_soon(follow_incidents, service)
+                    if tracking.tracks:
+                        tasks.start_soon(track_alerts, service, config, tracking)
                 service.mark_ok()
                 await trainer.train()
                 if on_past is None:
@@ -389,7 +396,7 @@ class _Trainer:
         await self.report(state, latest_checkpoint(folder))
         await self._point_to_best()
         if self.newest is not None:
-            self.tracking.samples(sample_rows(self.newest.groups))
+            self.tracking.log_samples(readable_samples(self.newest.groups))
             if self.on_past is not None:
                 self.on_past.durable(self.newest.entry)
 

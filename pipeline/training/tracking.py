@@ -1,32 +1,34 @@
-"""Where the figures of a step go.
-
-A JSON-lines file in the run's folder, and wandb when a project is set.
+"""Writes the figures of each step to the run's folder, and sends them to the configured trackers.
 
 Guarantees that the file holds each step once: a trainer that goes on from a checkpoint trains the steps after it again,
-and what a life before wrote of those is cut off first. A run goes on under the same wandb id, with the step of the
-trainer as the step of wandb, which takes no figure of a step twice.
+and what a life before wrote of those is cut off first. Trackers get the same through outboxes, so that none delays a
+step.
 """
 
-from __future__ import annotations
-
 import os
-import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
 
+import anyio
 import msgspec
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.small_files import open_regular_file
-from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.pipeline.training.samples import ReadableSample
+from lachesis.pipeline.training.trackers.tracker import Outbox, Tracker
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 
-__all__ = ["METRICS_FILE", "Tracking", "append_row"]
+__all__ = ["METRICS_FILE", "Tracking", "append_row", "open_trackers", "open_tracking"]
 
 METRICS_FILE = "metrics.jsonl"
+_CLOSE_S = 30.0
 
 
 class _FiguresRow(msgspec.Struct):
@@ -34,32 +36,35 @@ class _FiguresRow(msgspec.Struct):
 
 
 class Tracking:
-    """An open log of figures; a context that closes it. `resume` comes before the first `log`.
+    """A log of figures, as `open_tracking` opens it. `resume` comes before the first `log`."""
 
-    `name` tells it apart in wandb; left out, it is the run's.
-    """
-
-    def __init__(self, config: RunConfig, name: str | None = None) -> None:
+    def __init__(self, config: RunConfig, outboxes: Sequence[Outbox]) -> None:
         self._path = config.path / METRICS_FILE
-        self._wandb = _open_wandb(config, name or config.run) if config.training.wandb.project else None
-        self._rows = config.training.wandb.table_rows
-        self._step = 0
+        self._outboxes = outboxes
+        self._rows = config.training.sample_rows
+        self._step = self._resumed_step = 0
+        self._resumed = anyio.Event()
+
+    @property
+    def tracks(self) -> bool:
+        """Whether there is a tracker at all."""
+        return bool(self._outboxes)
 
     async def resume(self, step: int) -> None:
         """Keep the figures up to optimizer step `step` alone: those after it come again."""
-        self._step = step
+        self._step = self._resumed_step = step
         rows = self._read_rows()
         kept = [row for row in rows if _step_of(row) <= step]
         if kept != rows:
             await write_when_room(self._path, lambda: _replace(self._path, kept), needed_bytes=sum(map(len, kept)))
+        self._resumed.set()
 
     async def log(self, figures: dict[str, float]) -> None:
         """Write one step's figures, when the disk has room for them; `train/step` is the step axis."""
         self._step = int(figures.get("train/step", self._step))
         row = msgspec.json.encode(figures) + b"\n"
         await write_when_room(self._path, lambda: append_row(self._path, row), needed_bytes=len(row))
-        if self._wandb is not None:
-            self._wandb.log(figures, step=self._step)
+        self._log_figures(figures, len(row))
 
     async def add_figures(self, figures: dict[str, float]) -> None:
         """Add figures, which are known only now, to those of the last step."""
@@ -69,8 +74,11 @@ class Tracking:
         last = msgspec.json.decode(rows[-1], type=dict[str, float]) | figures
         rows[-1] = msgspec.json.encode(last) + b"\n"
         await write_when_room(self._path, lambda: _replace(self._path, rows), needed_bytes=sum(map(len, rows)))
-        if self._wandb is not None:
-            self._wandb.log({**figures, "train/step": self._step}, step=self._step)
+        self._log_figures(figures, len(rows[-1]))
+
+    def _log_figures(self, figures: dict[str, float], nbytes: int) -> None:
+        for outbox in self._outboxes:
+            outbox.put(partial(outbox.tracker.log_figures, dict(figures), self._step), nbytes)
 
     def _read_rows(self) -> list[bytes]:
         try:
@@ -79,21 +87,71 @@ class Tracking:
         except FileNotFoundError:
             return []
 
-    def samples(self, rows: list[tuple[str, str, str, float | None]]) -> None:
-        """Log a table of (item, prompt, completion, advantage), of which a bounded number is shown."""
-        if self._wandb is not None and self._rows:
-            import wandb
+    def log_samples(self, samples: Sequence[ReadableSample]) -> None:
+        """Send the first `training.sample_rows` samples to the trackers."""
+        rows = [row.shortened() for row in samples[: self._rows]]
+        for outbox in self._outboxes if rows else ():
+            nbytes = sum(len(row.prompt) + len(row.completion) for row in rows) * 4  # at most, in UTF-8
+            outbox.put(partial(outbox.tracker.log_samples, rows, self._step), nbytes)
 
-            columns = ["item", "prompt", "completion", "advantage"]
-            table = wandb.Table(columns=columns, data=[list(row) for row in rows[: self._rows]])
-            self._wandb.log({"samples": table, "train/step": self._step}, step=self._step)
+    async def log_alert(self, alert: AlertNotification) -> None:
+        """Send an alert to the trackers; returns once all have taken it."""
+        sent = [
+            outbox.put(partial(outbox.tracker.log_alert, alert, self._step), len(alert.text) * 4)
+            for outbox in self._outboxes
+        ]
+        for event in sent:
+            await event.wait()
 
-    def __enter__(self) -> Self:
-        return self
+    async def send(self, outbox: Outbox, ended: anyio.Event) -> None:
+        """Send what waits in an outbox, from the step on at which the log was resumed, until it is closed."""
+        await self._resumed.wait()
+        await outbox.send(self._resumed_step)
+        ended.set()
 
-    def __exit__(self, *_: object) -> None:
-        if self._wandb is not None:
-            self._wandb.finish()
+
+@asynccontextmanager
+async def open_tracking(
+    config: RunConfig,
+    trackers: Iterable[Tracker] = (),
+    set_note: Callable[[str, str | None], None] = lambda _name, _text: None,
+) -> AsyncIterator[Tracking]:
+    """Open the log of figures of a run.
+
+    `trackers` get what the file gets, and tables of samples and alerts. `set_note(name, text)` says which of them is
+    away. Once the body is done, they have 30 s to take what still waits; none is waited for where it failed.
+    """
+    outboxes = [Outbox(tracker, set_note) for tracker in trackers]
+    tracking, ends = Tracking(config, outboxes), [anyio.Event() for _ in outboxes]
+    async with background() as tasks:
+        for outbox, ended in zip(outboxes, ends, strict=True):
+            tasks.start_soon(tracking.send, outbox, ended)
+        yield tracking
+        for outbox in outboxes:
+            outbox.close()
+        with anyio.move_on_after(_CLOSE_S):
+            for ended in ends:
+                await ended.wait()
+
+
+def open_trackers(config: RunConfig, name: str | None = None) -> Iterator[Tracker]:
+    """Yield the configured trackers. `name` tells the run apart in them; left out, it is the run's own.
+
+    Raises `StartupError` where a package is missing.
+    """
+    settings, name = config.training, name or config.run
+    if settings.wandb.project is not None:
+        from lachesis.pipeline.training.trackers.wandb import WandbTracker
+
+        yield WandbTracker(settings.wandb, name, Path(config.path), masked("", msgspec.to_builtins(config)))
+    if settings.tensorboard:
+        from lachesis.pipeline.training.trackers.tensorboard import TensorBoardTracker
+
+        yield TensorBoardTracker(config.path / "tensorboard" / name)
+    if settings.mlflow is not None:
+        from lachesis.pipeline.training.trackers.mlflow import MlflowTracker
+
+        yield MlflowTracker(settings.mlflow, name)
 
 
 def append_row(path: Path, row: bytes) -> None:
@@ -130,24 +188,3 @@ def _step_of(row: bytes) -> float:
         return from_json(METRICS_FILE, _FiguresRow, row).step if row.endswith(b"\n") else float("inf")
     except SchemaError:
         return float("inf")
-
-
-def _open_wandb(config: RunConfig, name: str) -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise StartupError(f"training.wandb.project needs the package wandb: {install_command('wandb')}") from error
-    if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") is None:
-        os.environ["WANDB_MODE"] = "offline"  # without a key a run is kept on disk, to be synced later
-    run_id = re.sub(r"[^A-Za-z0-9_-]", "-", name)
-    run = wandb.init(
-        project=config.training.wandb.project,
-        id=run_id,
-        name=name,
-        resume="allow",
-        dir=Path(config.path),
-        config=masked("", msgspec.to_builtins(config)),
-    )
-    run.define_metric("train/step")
-    run.define_metric("*", step_metric="train/step")
-    return run

@@ -231,6 +231,5 @@ def _wandb(config: RunConfig) -> str | None:
     """Return where the run's figures are in wandb: the folder of an offline one, else project and name."""
     if config.training.wandb.project is None:
         return None
-    folder = config.path / "wandb"
-    offline = sorted(folder.glob("wandb/offline-run-*")) if folder.is_dir() else []
+    offline = sorted(config.path.glob("wandb/offline-run-*"))
     return str(offline[-1]) if offline else f"{config.training.wandb.project}/{config.run}"

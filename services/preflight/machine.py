@@ -62,6 +62,8 @@ def needed_extras(config: RunConfig) -> set[str]:
         "gateway": any(env.is_foreign for env in config.environments.values()),
         "otel": config.telemetry.wanted(),
         "wandb": config.training.wandb.project is not None,
+        "tensorboard": config.training.tensorboard,
+        "mlflow": config.training.mlflow is not None,
         "auth": nats is not None and any((nats.creds_file, nats.nkey_file, nats.nkey_folder)),
     }
     return {extra for extra, needed in needs.items() if needed}

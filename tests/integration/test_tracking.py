@@ -1,8 +1,11 @@
-"""What a run tells wandb, read back with wandb's own tool from an offline run: every name, every value."""
+"""What a run tells wandb, TensorBoard and MLflow, read back with their own tools: every name, every value."""
 
 import json
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,9 @@ import numpy as np
 import pytest
 from integration.harness import RUN, Run
 from integration.servers import Supervised
+from mlflow.tracking import MlflowClient
 from otlp import receiving
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -57,17 +62,60 @@ async def ledger(run: Run) -> list[LedgerEntry]:
     return [entry for entry in entries if entry.batch is not None and entry.batch.number < STEPS]
 
 
-async def test_an_offline_run_of_wandb_holds_every_name_with_the_right_value(tmp_path: Path) -> None:
+def check_trackers(folder: Path, store: Path, step: int, figures: dict[str, float]) -> None:
+    """Compare the figures of a step with what TensorBoard and MLflow have of it."""
+    loss = pytest.approx(figures["train/loss"], rel=1e-6)
+    assert scalars(folder)[step] == [loss], "TensorBoard"
+    assert metrics_of(store)[step] == [loss], "MLflow"
+
+
+@cache
+def scalars(folder: Path) -> dict[int, list[float]]:
+    events = EventAccumulator(str(folder / "tensorboard" / RUN))
+    events.Reload()
+    assert any(tag.startswith("samples/") for tag in events.Tags()["tensors"])
+    return by_step((event.step, event.value) for event in events.Scalars("train/loss"))
+
+
+@cache
+def metrics_of(store: Path) -> dict[int, list[float]]:
+    client = MlflowClient(tracking_uri=f"file://{store}/mlruns")
+    (run,) = client.search_runs([client.get_experiment_by_name("lachesis").experiment_id])
+    assert run.info.status == "FINISHED"
+    return by_step((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "train/loss"))
+
+
+def by_step(points: Iterable[tuple[int, float]]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = defaultdict(list)
+    for step, value in points:
+        found[step].append(value)
+    return found
+
+
+async def test_every_tracker_holds_every_name_with_the_right_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     folder = tmp_path / "a run"
     folder.mkdir()
     with receiving("grpc") as received:
         sets = {
             "training.wandb.project": "tests",
+            "training.tensorboard": "true",
+            "training.mlflow.uri": f"file://{tmp_path}/mlruns",
+            "health.webhook_from": "inform",
+            "health.window": 16,
             "telemetry.endpoint": received.url,
             "telemetry.ratio": 0.5,
             "normalization.window": 8,
         }
-        run = Run(folder, STEPS, Supervised(folder), sets=sets, environ={"WANDB_MODE": "offline"})
+        run = Run(
+            folder,
+            STEPS,
+            Supervised(folder),
+            sets=sets,
+            environ={"WANDB_MODE": "offline"},
+        )
         with run:
             run.start()
             assert run.process is not None
@@ -84,10 +132,15 @@ async def test_an_offline_run_of_wandb_holds_every_name_with_the_right_value(tmp
         assert {name: row[name] for name in figures} == pytest.approx(figures)
         assert row["_step"] == figures["train/step"]
 
+        check_trackers(folder, tmp_path, int(figures["train/step"]), figures)
+
     metrics = [record["metric"] for record in records if "metric" in record]
     assert [metric["step_metric"] for metric in metrics if metric.get("glob_name") == "*"] == ["train/step"]
     (started,) = (record["run"] for record in records if record.get("type") == "run")
     assert (started["project"], started["run_id"]) == ("tests", RUN)
+    alerts = [record["alert"] for record in records if "alert" in record]
+    assert {alert["title"].split(":")[0] for alert in alerts} == {"sums"}, "no alert of the health checks"
+    assert int(alerts[0]["wait_duration"]) < 1000, "wandb would drop the next alert of the same title"
 
     for entry in await ledger(run):
         assert entry.batch is not None

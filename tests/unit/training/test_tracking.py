@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from lachesis.pipeline.config.run import RunConfig, TrainingConfig, WandbConfig
-from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.tracking import METRICS_FILE, open_tracking
 
 
 @pytest.fixture
@@ -21,14 +21,19 @@ def steps(config):
     return [(int(row["train/step"]), row["train/loss"]) for row in map(msgspec.json.decode, rows)]
 
 
+async def resumed(config, step):
+    async with open_tracking(config) as tracking:
+        await tracking.resume(step)
+
+
 async def test_steps_after_the_checkpoint_are_cut_off_and_come_again(config):
-    with Tracking(config) as tracking:
+    async with open_tracking(config) as tracking:
         await tracking.resume(0)
         for step in range(1, 6):
             await tracking.log(figures(step))
     with (config.path / METRICS_FILE).open("ab") as file:
         file.write(b'{"train/step": 6.0, "train/lo')  # killed while it wrote
-    with Tracking(config) as tracking:
+    async with open_tracking(config) as tracking:
         await tracking.resume(4)
         assert steps(config) == [(step, 0.0) for step in range(1, 5)]
         for step in (5, 6):
@@ -38,14 +43,14 @@ async def test_steps_after_the_checkpoint_are_cut_off_and_come_again(config):
 
 async def test_a_line_that_ends_in_the_middle_does_not_spoil_the_next_one(config):
     (config.path / METRICS_FILE).write_bytes(b'{"train/step":1.0,"train/loss":0.0}\n{"train/step":2.0')
-    with Tracking(config) as tracking:
+    async with open_tracking(config) as tracking:
         await tracking.resume(2)  # the checkpoint is newer than what the figures say
         await tracking.log(figures(3))
     assert steps(config) == [(1, 0.0), (3, 0.0)]
 
 
 async def test_a_kill_while_it_is_cut_leaves_the_old_file_or_the_new_one(config, monkeypatch):
-    with Tracking(config) as tracking:
+    async with open_tracking(config) as tracking:
         for step in range(1, 4):
             await tracking.log(figures(step))
     before = (config.path / METRICS_FILE).read_bytes()
@@ -54,24 +59,6 @@ async def test_a_kill_while_it_is_cut_leaves_the_old_file_or_the_new_one(config,
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.fsync", killed)
-    with Tracking(config) as tracking, pytest.raises(KeyboardInterrupt):
-        await tracking.resume(1)
+    with pytest.raises(KeyboardInterrupt):
+        await resumed(config, 1)
     assert (config.path / METRICS_FILE).read_bytes() == before
-
-
-async def test_wandb_is_told_the_step_so_that_it_takes_none_twice(config, monkeypatch):
-    logged = []
-
-    class Run:
-        def log(self, values, step):
-            logged.append((step, sorted(values)))
-
-        def finish(self):
-            pass
-
-    monkeypatch.setattr("lachesis.pipeline.training.tracking._open_wandb", lambda *_: Run())
-    project = msgspec.structs.replace(config, training=TrainingConfig(wandb=WandbConfig(project="p", table_rows=0)))
-    with Tracking(project) as tracking:
-        await tracking.resume(3)
-        await tracking.log(figures(4))
-    assert logged == [(4, ["train/loss", "train/step"])]

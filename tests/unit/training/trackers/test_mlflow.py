@@ -1,0 +1,80 @@
+"""MLflow's own client and store: one run for all lives, each step once, samples, alerts, a server that is away."""
+
+import json
+from pathlib import Path
+
+import pytest
+from unit.training.trackers.test_tensorboard import ALERT
+
+from lachesis.pipeline.config.run import MlflowConfig
+from lachesis.pipeline.training.samples import ReadableSample
+from lachesis.pipeline.training.trackers.mlflow import MlflowTracker
+from lachesis.schemas.errors import DataError, InfrastructureError
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    return MlflowConfig(uri=f"file://{tmp_path}/mlruns", experiment="tests")
+
+
+def opened(config, step=0):
+    tracker = MlflowTracker(config, "a-run")
+    tracker.open(step)
+    return tracker
+
+
+def history(config, name):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=config.uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)], run, client
+
+
+def test_one_run_for_all_lives_with_each_step_once(config):
+    first = opened(config)
+    for step in (1, 2, 3):
+        first.log_figures({"train/step": float(step), "train/loss": 0.0, "odd%name": 1.0}, step)
+    first.close()
+    again = opened(config, 2)  # killed after its checkpoint of step 2
+    for step in (3, 4):
+        again.log_figures({"train/step": float(step), "train/loss": 1.0}, step)
+    again.log_figures({"eval/sums/rate": 0.5}, 4)
+    again.close()
+    losses, run, _ = history(config, "train/loss")
+    assert losses == [(1, 0.0), (2, 0.0), (3, 0.0), (4, 1.0)]
+    assert history(config, "eval/sums/rate")[0] == [(4, 0.5)]
+    assert history(config, "odd_name")[0] == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert run.info.run_name == "a-run"
+    assert run.info.status == "FINISHED"
+
+
+def test_more_figures_than_a_request_holds(config):
+    tracker = opened(config)
+    tracker.log_figures({"train/step": 1.0, **{f"m/{n}": float(n) for n in range(1500)}}, 1)
+    assert history(config, "m/1499")[0] == [(1, 1499.0)]
+    assert history(config, "train/step")[0] == [(1, 1.0)]
+
+
+def test_samples_and_alerts_are_artifacts_and_the_standing_a_tag(config):
+    tracker = opened(config)
+    tracker.log_samples([ReadableSample("item7", "1+1=", "2", None)], 10)
+    tracker.log_alert(ALERT, 10)
+    _, run, client = history(config, "train/step")
+    folder = Path(client.download_artifacts(run.info.run_id, ""))
+    rows = json.loads((folder / "samples/step-00000010.json").read_text())
+    assert rows == [{"item": "item7", "prompt": "1+1=", "completion": "2", "advantage": None}]
+    alert = (folder / "alerts/000000000007-sums.txt").read_text()
+    assert alert == "step 10\nrun r, environment sums: halted\n"
+    assert run.data.tags["lachesis.standing.sums"] == "halted"
+
+
+def test_a_server_that_is_away_is_an_outage_and_a_refusal_is_none(config, monkeypatch):
+    away = MlflowTracker(MlflowConfig(uri="http://127.0.0.1:9"), "r")
+    with pytest.raises(InfrastructureError, match="MLflow does not answer"):
+        away.open(0)
+    tracker = opened(config)
+    with pytest.raises(DataError):
+        tracker.log_figures({"x" * 300: 1.0}, 1)
