@@ -6,13 +6,17 @@ Nothing is written.
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.offline.compare.logic import compare
+from lachesis.pipeline.offline.replay.revisions import conversation, read_revision, revision_names
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import read_group_page
@@ -23,10 +27,11 @@ from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.runs import LIVE_STATES, look_at_folder
 from lachesis.services.observe.series import CurveReader
 from lachesis.services.observe.snapshot import RunSnapshot, snapshot_of_folder, take_snapshot
+from lachesis.services.report.tables import env_name, report
 from lachesis.services.web.shared_history import SharedHistory
 from lachesis.services.web.token_texts import TokenTexts
 
-__all__ = ["MAX_GROUPS", "MAX_TEXT_CHARS", "Query", "RunApi", "bounded"]
+__all__ = ["MAX_COMPARED", "MAX_GROUPS", "MAX_TEXT_CHARS", "Query", "RunApi", "bounded"]
 
 MAX_GROUPS = 100
 """Groups of one page at most."""
@@ -40,6 +45,9 @@ MAX_TEXT_CHARS = 20_000
 _MAX_ANSWER_CHARS = 2_000_000
 _VALUE_CHARS = 8
 """For the bound of an answer each value counts as so many characters, beside its text."""
+MAX_COMPARED = 50_000
+"""Groups of a revision that is compared here; `lachesis compare` has no such bound."""
+_DISPUTED = 8
 _SNAPSHOT_S = 2.0
 """Seconds for which a snapshot is looked for, and then shown to everybody."""
 _RANGES = ("score", "disagreement", "advantage", "step", "policy_step")
@@ -80,6 +88,7 @@ class RunApi:
         self._snapshot: RunSnapshot | None = None
         self._snapshot_s = float("-inf")
         self._taking_snapshot = anyio.Lock()
+        self._comparing = anyio.Lock()  # one at a time: each holds two revisions in memory
 
     async def run(self, query: Query) -> Any:
         """Return how the run stands: the facts of its folder, and the snapshot of `lachesis status`."""
@@ -135,6 +144,35 @@ class RunApi:
         async with self._history.borrow() as (bus, _):
             page = await read_group_page(bus, self._config, wanted, limit=limit, before=before, seconds=_SEARCH_S)
         return bounded({"groups": msgspec.to_builtins(page.rows), "before": page.before})
+
+    async def revisions(self, query: Query) -> Any:
+        """Return the names of the run's revisions."""
+        _check_names(query)
+        async with self._history.borrow() as (bus, _):
+            return {"revisions": await revision_names(bus, self._config.run)}
+
+    async def comparison(self, query: Query) -> Any:
+        """Return what `lachesis compare A B` says of revisions `a` and `b`, of at most `MAX_COMPARED` groups each."""
+        _check_names(query, "a", "b")
+        names = _one(query, "a"), _one(query, "b")
+        if names[0] is None or names[1] is None:
+            raise ConfigError("two revisions are needed: a and b")
+        async with self._history.borrow() as (bus, _), self._comparing:
+            a, b = [await read_revision(bus, self._config, name, MAX_COMPARED) for name in names if name]
+            found = await anyio.to_thread.run_sync(partial(compare, self._config.run, a, b, disputed=_DISPUTED))
+            said = [await conversation(bus, one.seq, one.sample) for one in found.disputed]
+        shown = report(found, said)
+        texts = [
+            {"group": one.group, "title": text.title, "lines": text.lines}
+            for one, text in zip(found.disputed, shown.texts, strict=True)
+        ]
+        histograms = [
+            {"title": env_name(found, env), "a": env.a, "b": env.b, "edges": env.edges, "counts": counts}
+            for env in found.envs
+            if env.edges and (counts := [env.counts_a, env.counts_b])
+        ]
+        answer = {"findings": shown.findings, "tables": shown.tables, "disputed": texts, "histograms": histograms}
+        return bounded(msgspec.to_builtins(answer))
 
     async def group(self, query: Query, name: str) -> Any:
         """Return one group with all that is known of it.

@@ -66,6 +66,8 @@ def build_app(api: RunApi, *, hosts: Container[str] | None, token: str | None, c
         "/api/run": lambda _, query: api.run(query),
         "/api/series": lambda _, query: api.series(query),
         "/api/alerts": lambda _, query: api.alerts(query),
+        "/api/revisions": lambda _, query: api.revisions(query),
+        "/api/comparison": lambda _, query: api.comparison(query),
         "/api/groups": lambda _, query: api.groups(query),
         "/api/groups/{group}": lambda request, query: api.group(query, request.path_params["group"]),
     }

@@ -40,10 +40,10 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PackedHistogram
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef, Mismatch
-from lachesis.services.cli.report.render import markdown
-from lachesis.services.cli.report.tables import report
 from lachesis.services.observe.overview import RewardCurve
 from lachesis.services.observe.rewards import describe_rewards, rewards_of
+from lachesis.services.report.render import markdown
+from lachesis.services.report.tables import report
 
 SEEDS = range(16)
 

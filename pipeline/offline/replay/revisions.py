@@ -32,6 +32,7 @@ __all__ = [
     "overridden_normalizations",
     "read_derived",
     "read_revision",
+    "revision_names",
 ]
 
 E = TypeVar("E", bound=Event)
@@ -74,10 +75,11 @@ class DerivedScores(NamedTuple):
     promoted: int | None = None
 
 
-async def read_revision(bus: Bus, config: RunConfig, name: str) -> ComparedRevision:
+async def read_revision(bus: Bus, config: RunConfig, name: str, max_groups: int | None = None) -> ComparedRevision:
     """Return a revision of the run: `live` (or the live revision's name) or one that a replay wrote.
 
-    Raises `NotFoundError` where there is no such revision, naming those there are, or nothing in it.
+    Raises `NotFoundError` where there is no such revision, naming those there are, or nothing in it; `DataError` where
+    it has more than `max_groups`.
     """
     defined = await definition(bus, config, name)
     gathered = _RevisionRead()
@@ -85,6 +87,8 @@ async def read_revision(bus: Bus, config: RunConfig, name: str) -> ComparedRevis
     async with aclosing(read_derived(bus, config, defined)) as events:
         async for event in events:
             gathered.add_event(event)
+            if max_groups is not None and len(gathered.scores) > max_groups:
+                raise DataError(f"revision {name!r} has more than {max_groups} groups: use `lachesis compare`")
             gathered.unscored |= {f"{seq}" for seq, _, _ in event.unscored}
             reached[event.env] = event.reached
     complete = defined is None or (defined.last is not None and min(reached.values()) > defined.last)
@@ -110,8 +114,8 @@ async def definition(bus: Bus, config: RunConfig, name: str) -> RevisionRecord |
         bus, REPLAY, subjects.revision(run, name), RevisionRecord, lambda one: one.run == run
     )
     if defined is None:
-        known = [subjects.LIVE, *await _known(bus, run)]
-        raise NotFoundError(f"run {run} has no revision {name!r}; there are {', '.join(known)}")
+        known = ", ".join(await revision_names(bus, run))
+        raise NotFoundError(f"run {run} has no revision {name!r}; there are {known}")
     return defined
 
 
@@ -150,9 +154,10 @@ async def read_derived(bus: Bus, config: RunConfig, defined: RevisionRecord | No
                 yield DerivedScores(letter.env, unscored=[(letter.seq, letter.group, letter.reason)])
 
 
-async def _known(bus: Bus, run: str) -> list[str]:
+async def revision_names(bus: Bus, run: str) -> list[str]:
+    """Return the names of the revisions that the run has: `live` first, then those of replays."""
     async with events_of(bus, REPLAY, subjects.revision(run), RevisionRecord) as records:
-        return sorted({record.revision async for record in records})
+        return [subjects.LIVE, *sorted({record.revision async for record in records})]
 
 
 async def following(bus: Bus, run: str) -> list[tuple[RevisionRecord, int]]:

@@ -170,12 +170,14 @@ function route() {
   document.getElementById("inspector").hidden = true;
   showProblem("");
   const inRollouts = parts[0] === "rollouts";
-  for (const [id, here] of [["nav-overview", !inRollouts], ["nav-rollouts", inRollouts]]) {
+  const inRevisions = parts[0] === "revisions";
+  for (const [id, here] of [["nav-overview", !inRollouts && !inRevisions], ["nav-rollouts", inRollouts], ["nav-revisions", inRevisions]]) {
     const tab = document.getElementById(id);
     if (here) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  if (!inRollouts) current = new Overview();
+  if (inRevisions) current = new Revisions(query);
+  else if (!inRollouts) current = new Overview();
   else if (parts.length > 1) current = new GroupPage(decoded(parts[1]));
   else current = new Rollouts(query);
   current.main.replaceChildren(element("p", { class: "quiet" }, "Loading..."));
@@ -693,6 +695,73 @@ class GroupPage extends View {
       ...revisions.map((one) => [element("td", { title: Object.keys(one.raters).join(", ") }, one.revision), one.unscored ?? shown(one.verdict), ...live.map((_, i) => numeric(number(one.scores[i])))])]) : null,
       this.detail.revisions_complete ? null : element("p", { class: "quiet" }, "There are more revisions than could be read in time; see `lachesis compare`.")];
   }
+}
+
+// ---- two revisions of the history
+
+class Revisions extends View {
+  constructor(query) {
+    super();
+    this.query = new URLSearchParams(query);
+    this.goesOn = false; // a comparison is of the moment: it is asked for again by the button
+  }
+  async refresh() {
+    if (!runFacts) await this.readRun();
+    titled("Revisions");
+    const { revisions } = await this.fetch("/api/revisions");
+    if (revisions.length < 2) {
+      this.main.replaceChildren(element("h1", {}, "Revisions"), element("p", { class: "quiet" }, "This run has only its live revision. `lachesis replay --revision NAME` scores its history again under another one."));
+      return;
+    }
+    const [a, b] = [this.query.get("a") ?? revisions[0], this.query.get("b") ?? revisions[1]];
+    const found = element("div", { id: "comparison" }, element("p", { class: "quiet" }, "Comparing..."));
+    this.main.replaceChildren(element("h1", {}, "Two revisions of the history"), this.form(revisions, a, b), found);
+    try {
+      found.replaceChildren(...this.comparison(a, b, await this.fetch(`/api/comparison?${new URLSearchParams({ a, b })}`)));
+    } catch (error) {
+      found.replaceChildren();
+      throw error;
+    }
+  }
+  form(revisions, a, b) {
+    const select = (name, label, chosen) => element("label", {}, label, element("select", { name }, revisions.map((one) => element("option", { value: one, selected: one === chosen }, one))));
+    return element("form", { class: "filters", onsubmit: (event) => {
+      event.preventDefault();
+      const asked = `#/revisions?${new URLSearchParams(new FormData(event.target))}`;
+      if (location.hash === asked) this.poll();
+      else location.hash = asked;
+    } }, select("a", "First", a), select("b", "Second", b), element("button", { class: "main" }, "Compare"));
+  }
+  comparison(a, b, found) {
+    return [
+      ...found.findings.map((text) => element("p", { class: "warning" }, text)),
+      element("div", { class: "charts" }, found.histograms.map(histogram)),
+      ...found.tables.slice(0, 2).flatMap(reportTable),
+      found.disputed.length ? element("h2", {}, "Most disputed") : null,
+      ...found.disputed.map((one) => element("div", { class: "card" }, element("p", {}, groupLink(one.group), ` ${one.title}`), one.lines.map(([role, text]) => turn({ role, content: text })))),
+      ...found.tables.slice(2).flatMap(reportTable),
+    ].filter(Boolean);
+  }
+}
+
+function reportTable({ title, header, rows }) {
+  return rows.length ? [element("h2", {}, title), table(header, rows)] : [];
+}
+
+/** Scores of the same groups under two revisions: the first filled, the second as a line. */
+function histogram({ title, a, b, edges, counts }) {
+  const [width, height, left, bottom, top, right] = [330, 150, 46, 20, 8, 6];
+  const most = Math.max(1, ...counts.flat());
+  const [low, high] = [edges[0], edges[edges.length - 1]];
+  const x = (score) => left + ((width - left - right) * (score - low)) / (high - low || 1);
+  const y = (count) => height - bottom - ((height - bottom - top) * count) / most;
+  const svg = drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: scores of ${a} and ${b}` });
+  for (const count of [0, most]) svg.append(drawn("line", { class: "axis", x1: left, x2: width - right, y1: y(count), y2: y(count) }), drawn("text", { x: left - 5, y: y(count) + 4, "text-anchor": "end" }, number(count)));
+  counts[0].forEach((count, i) => svg.append(drawn("rect", { x: x(edges[i]), y: y(count), width: Math.max(0.5, x(edges[i + 1]) - x(edges[i])), height: Math.max(0, y(0) - y(count)), style: { fill: "var(--line-1)", opacity: 0.45 } })));
+  svg.append(drawn("polyline", { points: counts[1].flatMap((count, i) => [`${x(edges[i]).toFixed(1)},${y(count).toFixed(1)}`, `${x(edges[i + 1]).toFixed(1)},${y(count).toFixed(1)}`]).join(" "), style: { stroke: "var(--line-2)" } }));
+  svg.append(drawn("text", { x: left, y: height - 4 }, number(low)), drawn("text", { x: width - right, y: height - 4, "text-anchor": "end" }, number(high)));
+  const key = (name, i) => element("span", {}, element("span", { class: "key", style: { background: `var(--line-${i + 1})` } }), name);
+  return element("div", { class: "card" }, element("div", { class: "chart-head" }, element("h3", {}, `Scores, ${title}`)), svg, element("div", { class: "legend" }, key(a, 0), key(b, 1)));
 }
 
 /** The inner part of long runs of masked tokens: a prompt of thousands would hide what was sampled. */

@@ -66,6 +66,25 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
         assert [row["item"] for row in hostile] == [HOSTILE]
 
 
+async def test_two_revisions_are_compared_as_the_command_compares_them(world: World) -> None:
+    async with page(world) as (client, _):
+        assert (await client.get("/api/revisions")).json() == {"revisions": ["live"]}
+        missing = await client.get("/api/comparison", params={"a": "live", "b": "again"})
+        assert (missing.status_code, "there are live" in missing.json()["error"]) == (404, True)
+    code, _, err = await world.lachesis("replay", "--revision", "again")
+    assert code == 0, err
+    async with page(world) as (client, _):
+        assert (await client.get("/api/revisions")).json() == {"revisions": ["live", "again"]}
+        answer = await client.get("/api/comparison", params={"a": "live", "b": "again"})
+        found = answer.json()
+        assert answer.status_code == 200, found
+    printed = await world.json("compare", "live", "again")
+    cells = {row[0]: row[1] for row in found["tables"][0]["rows"]}
+    assert cells == {name: "-" if value is None else f"{value:.4g}" for name, value in printed["metrics"].items()}
+    assert [one["group"] for one in found["disputed"][:5]] == [one["group"] for one in printed["disputed"]]
+    assert found["histograms"][0]["counts"] == [printed["envs"][0]["counts_a"], printed["envs"][0]["counts_b"]]
+
+
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
@@ -76,6 +95,7 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
         ("/api/groups?nonsense=1", 400, "'nonsense' is no parameter here"),
         ("/api/groups?" + "a=1&" * 100, 400, "query"),
         ("/api/groups?" + "x" * 5000, 400, "5000 characters"),
+        ("/api/comparison?a=live", 400, "two revisions are needed"),
         ("/api/groups/nosuch", 400, "'nosuch' is no group id"),
         (f"/api/groups/{'f' * 32}", 404, "f" * 32),
     ],
@@ -138,6 +158,8 @@ async def test_a_browser_shows_the_run_and_runs_nothing_of_it(world: World, tmp_
         overview = await anyio.to_thread.run_sync(shown, f"{url}#/")
         assert "Training reward" in overview
         assert "Step 5" in overview
+        alone = await anyio.to_thread.run_sync(shown, f"{url}#/revisions")
+        assert "has only its live revision" in alone
         browser = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts?item=FORGED")
         assert "&lt;img src=x" in browser
         assert "<img" not in browser
@@ -147,3 +169,11 @@ async def test_a_browser_shows_the_run_and_runs_nothing_of_it(world: World, tmp_
         assert "Sample 3" in detail
         assert "&lt;script&gt;" in detail
         assert "<title>1</title>" not in detail
+    code, _, err = await world.lachesis("replay", "--revision", "again")
+    assert code == 0, err
+    async with page(world) as (_, url):
+        compared = await anyio.to_thread.run_sync(shown, f"{url}#/revisions?a=live&b=again")
+        assert "Most disputed" in compared
+        assert "sign_flips" in compared
+        assert "<svg" in compared
+        assert "<img" not in compared

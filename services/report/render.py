@@ -12,8 +12,8 @@ from typing import Any
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.offline.compare.logic import Comparison, EnvDifference
 from lachesis.schemas.errors import StartupError
-from lachesis.services.cli.report.tables import Report, Table, env_name
 from lachesis.services.output import printable
+from lachesis.services.report.tables import Report, Table, env_name
 
 __all__ = ["markdown", "page"]
 
