@@ -21,7 +21,7 @@ _RUN_TAG = "lachesis.run"
 _MAX_METRICS = 1000
 """Metrics that one request of MLflow may hold."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. :/]")
-_TIMEOUT_S = "10"
+_TIMEOUT_S = "30"
 _REFUSED = frozenset({"BAD_REQUEST", "INVALID_PARAMETER_VALUE"})
 
 
