@@ -309,4 +309,5 @@ def _settings(config: RunConfig, env: str) -> RunSettings:
         max_staleness=config.batching.max_staleness,
         sampling_temperature=None if settings.is_foreign else settings.temperature,
         trainer_temperature=config.training.learner.temperature,
+        max_step_kl=config.training.learner.max_step_kl,
     )

@@ -34,6 +34,8 @@ __all__ = ["EnsembleRunner"]
 
 _MAX_DETAIL = 440
 """Characters kept of what a rater raised."""
+_MAX_REPEATED = 100
+"""Characters of the last failure that calls which are not made repeat; a score carries 200 in all."""
 
 
 class EnsembleRunner:
@@ -94,6 +96,8 @@ class _MemberCalls:
         self._suspects = SuspectArguments()
         self._away_since: datetime | None = None
         """When it failed first without having answered since."""
+        self._last_failure = ""
+        """In words, with the time since when it is away."""
         self._breaker = CircuitBreaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
@@ -145,7 +149,7 @@ class _MemberCalls:
         """Call within a slot and the time limit, and again where infrastructure failed."""
         async with self._slots:
             if not self._breaker.admits(anyio.current_time()):
-                return Rating(None, "unavailable", "not called: its last calls all failed")
+                return Rating(None, "unavailable", f"not called: its last calls all failed, {self._last_failure}")
             failures: list[BaseException] = []
             with anyio.move_on_after(self.member.config.timeout_s):
                 rating = await self._attempt(argument, judge, failures)
@@ -213,9 +217,11 @@ class _MemberCalls:
         self._away_since = self._away_since or datetime.now(UTC)
         tried += self._since
         alone = self._suspects.failed(_key(argument))
+        text = self._failure_text(failure)
+        self._last_failure = f"the newest with {text[:_MAX_REPEATED]}{self._since}"
         if alone and not isinstance(failure, InfrastructureError):
-            return Rating(None, "error", f"{self._failure_text(failure)} (each time, while others were answered)")
-        return Rating(None, "unavailable", f"{self._failure_text(failure)} (gave up {tried})")
+            return Rating(None, "error", f"{text} (each time, while others were answered)")
+        return Rating(None, "unavailable", f"{text} (gave up {tried})")
 
     def _rate_at_once(
         self, arguments: Sequence[Any], judge: Callable[[Any], Rating], column: list[Rating], first: int

@@ -1,9 +1,11 @@
 """Logs once what heartbeats say that a person has to know.
 
-A stopped environment, a broken ledger, the last step.
+A stopped environment, a broken ledger, a service that waits for long, the last step.
 """
 
 import logging
+import re
+from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT
@@ -12,6 +14,22 @@ from lachesis.schemas.control import Heartbeat, StopKind
 __all__ = ["Notices"]
 
 log = logging.getLogger("lachesis")
+
+_LONG_WAIT_S = 10.0
+"""Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
+_FORGET_S = 30.0
+"""Seconds after which a process that says nothing more does not count as waiting: it has ended."""
+_VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
+"""Ids of groups, counts and times: two processes that wait for the same thing differ in them."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A process that waits: times of its first and newest heartbeat that said so, ns, and `logged`, what was logged."""
+
+    since_ns: int
+    newest_ns: int
+    logged: str | None = None
 
 
 class Notices:
@@ -24,15 +42,41 @@ class Notices:
         self._stopped: set[tuple[str, StopKind]] = set()
         self._evaluator_note: str | None = None
         self._last_step_logged = False
+        self._waits: dict[str, _Wait] = {}
 
     def report(self, beat: Heartbeat, *, evaluates: bool) -> None:
         """Log what is new in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
+        self._report_wait(beat)
         if beat.service == "health":
             self._report_health(beat)
         if beat.service == "trainer" and evaluates:
             self._report_last_step(beat)
         if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
             self._report_not_evaluated(beat.stage.note)
+
+    def _report_wait(self, beat: Heartbeat) -> None:
+        """Log what a service has waited for ten seconds long, and that it goes on.
+
+        Once, however many processes wait for the same thing. An environment at its limit is no wait: that is how a
+        healthy run looks. A governor in that state is one: nothing is admitted any more.
+        """
+        now_ns, state = beat.time_ns, beat.stage.state
+        self._waits = {name: one for name, one in self._waits.items() if now_ns - one.newest_ns < _FORGET_S * 1e9}
+        if state != "waiting" and not (state == "backpressure" and beat.service == "governor"):
+            wait = self._waits.pop(beat.instance, None)
+            if wait is not None and wait.logged is not None:
+                log.info("%s goes on after %.0f s", beat.service, (now_ns - wait.since_ns) / 1e9)
+            return
+        wait = self._waits.setdefault(beat.instance, _Wait(now_ns, now_ns))
+        wait.newest_ns = now_ns
+        waited_s = (now_ns - wait.since_ns) / 1e9
+        if wait.logged is not None or waited_s < _LONG_WAIT_S:
+            return
+        text = beat.stage.note or "it does not say for what"
+        what = _VARIES.sub("#", text)
+        if all(one.logged != what for one in self._waits.values()):
+            wait.logged = what
+            log.warning("%s has been waiting for %.0f s: %s", beat.service, waited_s, text)
 
     def _report_health(self, beat: Heartbeat) -> None:
         """Log when a health check has stopped an environment: a run that stands still must not look busy."""

@@ -39,12 +39,14 @@ class RunSettings(NamedTuple):
     """What checks need to know of how the run is configured: a threshold must not forbid what the run allows.
 
     `max_staleness`: optimizer steps, see `batching.max_staleness`. `sampling_temperature` is that of the environment
-    (None: it generates elsewhere), `trainer_temperature` the one that the trainer divides its logits by.
+    (None: it generates elsewhere), `trainer_temperature` the one that the trainer divides its logits by. `max_step_kl`:
+    nats a token that a step may move the policy, see `training.learner.max_step_kl` (None: not measured).
     """
 
     max_staleness: int = 2
     sampling_temperature: float | None = None
     trainer_temperature: float = 1.0
+    max_step_kl: float | None = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from lachesis.schemas.ledger import Mismatch
 
 __all__ = ["StepSizeCheck"]
 
-_LARGE_STEP_KL = 0.1
-"""Nats a token; the default of training.learner.max_step_kl."""
+_EXPLAINING_KL = 0.1
+"""Nats a token from which on a step, allowed or not, explains that rollouts fall behind the policy that is trained."""
+_AGREEING_K3 = 0.1
+"""k3 up to which the inference server and the trainer compute the same of one policy."""
 _ENTROPY_LEFT = 0.3
 _START_STEPS = 2
 _FAST_STEPS = 32
@@ -21,7 +23,8 @@ _MEND = "lower training.learner.learning_rate, or raise warmup_steps"
 class StepSizeCheck:
     """How far the trainer's steps move the policy, as it reports it with a checkpoint; judged with the staleness.
 
-    A step that moved the policy by KL > .1 nats a token, or entropy below .3 of what it was within 32 steps, warns.
+    A step that moved the policy by more KL than the run allows (`training.learner.max_step_kl`, .1 nats a token unless
+    set), or entropy below .3 of what it was within 32 steps, warns.
     Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
     reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
     Tokens of the very policy that trains them must agree, so their difference is never explained by the step.
@@ -29,7 +32,8 @@ class StepSizeCheck:
 
     name = "step_size"
 
-    def __init__(self) -> None:
+    def __init__(self, max_step_kl: float | None) -> None:
+        self._max_kl = max_step_kl
         self.explanation: str | None = None
         self._steps: list[Mismatch] = []
         self._start: list[float | None] = []  # k3 of the first steps
@@ -52,21 +56,24 @@ class StepSizeCheck:
         if largest is None and left is None:
             return CheckResult("idle", reason="no report says how far the steps went")
         found = []
-        if largest is not None and largest > _LARGE_STEP_KL:
-            found.append(f"a step moved the policy by KL {largest:.2g} nats a token")
+        moved = f"a step moved the policy by KL {largest:.2g} nats a token" if largest is not None else ""
+        if largest is not None and self._max_kl is not None and largest > self._max_kl:
+            found.append(moved)
         if left is not None and left < _ENTROPY_LEFT:
             found.append(f"the trainer's entropy fell to {left:.0%} within {_FAST_STEPS} steps")
+        agreed = all(k3 is not None and k3 <= _AGREEING_K3 for k3 in self._start)
+        worst = max(finite(step.k3 for step in steps), default=0.0)
+        if not found and worst > 1 and agreed and lag > 0 and largest is not None and largest > _EXPLAINING_KL:
+            found.append(moved)
         if not found:
-            return CheckResult("ok", largest, _LARGE_STEP_KL)
+            return CheckResult("ok", largest, self._max_kl)
         reason = f"the step is too large: {', and '.join(found)}; {_MEND}"
-        agreed = all(k3 is not None and k3 <= _LARGE_STEP_KL for k3 in self._start)
         if lag > 0 and agreed:
             self.explanation = "a consequence of steps that are too large (see step_size): rollouts are a step behind"
-            worst = max(finite(step.k3 for step in steps), default=0.0)
             if worst > 1:
                 reason = f"{reason}. Rollouts have fallen behind the policy that is trained, k3 up to {worst:.2g}"
-                return CheckResult("halt", largest, _LARGE_STEP_KL, reason, examples)
-        return CheckResult("warn", largest, _LARGE_STEP_KL, reason, examples)
+                return CheckResult("halt", largest, self._max_kl, reason, examples)
+        return CheckResult("warn", largest, self._max_kl, reason, examples)
 
     def _entropy_left(self, entropies: Sequence[float]) -> float | None:
         """Return the least share that was left of the highest entropy of the steps before it, None without any."""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.check import LADDER
+from lachesis.pipeline.health.logic.check import LADDER, RunSettings
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.schemas.ledger import GroupRef, Mismatch
 
@@ -160,3 +160,20 @@ def test_steps_too_large_are_told_apart_from_tokens_of_another_policy(groups, fi
 
 def test_old_reports_are_read(groups):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode([0.1, 0.2, 1.0, 0.9]), type=Mismatch).step_kl is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "moved", "severity"), [(0.1, 0.3, "warn"), (0.5, 0.3, "ok"), (0.5, 0.6, "warn"), (0.02, 0.05, "warn")]
+)
+def test_a_step_is_too_large_by_what_the_run_allows(groups, allowed, moved, severity):
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=allowed))
+    monitor.trained([AGREE] * 3 + [Mismatch(0.01, 0.001, 1.0, 0.95, moved, 1.8)])
+    result = batches(groups, monitor, 1)["step_size"]
+    assert (result.severity, result.value, result.threshold) == (severity, moved, allowed)
+
+
+def test_a_step_that_the_run_allows_still_explains_why_rollouts_fall_behind(groups):
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.5))
+    monitor.trained([AGREE] * 3 + [Mismatch(0.5, 1.4, 1.0, 0.2, 0.3, 1.8)])
+    results = batches(groups, monitor, 1)
+    assert (results["step_size"].severity, results["rollout_training"].severity) == ("halt", "warn")

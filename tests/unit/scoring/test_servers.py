@@ -179,7 +179,8 @@ async def test_a_rater_that_stays_down_is_left_alone(server: FakeServer) -> None
     (column,) = (await runner.rate_group([SAMPLE] * 8)).values()
     assert len(server.asked) == 3
     assert {(rating.value, rating.status) for rating in column} == {(None, "unavailable")}
-    assert column[-1].detail == "not called: its last calls all failed"
+    assert column[-1].detail.startswith("not called: its last calls all failed, the newest with InfrastructureError: ")
+    assert "503" in column[-1].detail
 
 
 async def test_a_group_waits_for_a_rater_that_is_away_and_is_never_dropped_for_it(server: FakeServer, lab: Any) -> None:

@@ -16,12 +16,21 @@ def beat(
     state: str = "ok",
     note: str | None = None,
     stopped: dict[str, list[StopKind]] | None = None,
+    at_s: float = 0.0,
+    instance: str = "1-a",
     **metrics: float,
 ) -> Heartbeat:
     stage: Any = StageVitals(state=state, note=note)
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
     return Heartbeat(
-        run="r", service=service, instance="1-a", pid=1, time_ns=0, stage=stage, metrics=named, stopped=stopped or {}
+        run="r",
+        service=service,
+        instance=instance,
+        pid=1,
+        time_ns=round(at_s * 1e9),
+        stage=stage,
+        metrics=named,
+        stopped=stopped or {},
     )
 
 
@@ -73,3 +82,54 @@ def test_what_is_not_evaluated_is_logged_once_and_not_while_the_evaluator_waits(
     for _ in range(2):
         notices.report(beat("evaluator", note="sums has no tasks"), evaluates=True)
     assert [record.getMessage() for record in logged.records] == ["sums has no tasks"]
+
+
+def test_a_long_wait_is_logged_once_and_so_is_its_end(logged: pytest.LogCaptureFixture) -> None:
+    notices = Notices(RunConfig())
+    for at_s in range(40):
+        note = f"group {at_s:032x}: rater judge: unavailable (tried since 19:29:{at_s})"
+        notices.report(beat("scorer", state="waiting", note=note, at_s=at_s), evaluates=False)
+        assert bool(logged.messages) == (at_s >= 10)
+    for at_s in (40, 41):
+        notices.report(beat("scorer", at_s=at_s), evaluates=False)
+    waited, went_on = logged.messages
+    assert waited.startswith("scorer has been waiting for 10 s: group ")
+    assert "rater judge: unavailable" in waited
+    assert went_on == "scorer goes on after 40 s"
+    for at_s in range(50, 62):
+        notices.report(beat("scorer", state="waiting", note="x", at_s=at_s), evaluates=False)
+    assert logged.messages[2:] == ["scorer has been waiting for 10 s: x"]
+
+
+def test_processes_that_wait_for_one_thing_are_one_line_and_each_thing_has_its_own(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    notices = Notices(RunConfig())
+    for at_s in range(20):
+        for instance in "ab":
+            note = f"LEDGER has no leader, stalled for {at_s} s"
+            notices.report(beat("batcher", state="waiting", note=note, at_s=at_s, instance=instance), evaluates=False)
+        notices.report(beat("scorer", state="waiting", note="judge", at_s=at_s, instance="c"), evaluates=False)
+    assert len(logged.messages) == 2
+    assert [text.partition(" has")[0] for text in logged.messages] == ["batcher", "scorer"]
+
+
+def test_a_process_that_ended_while_it_waited_hides_no_later_wait(logged: pytest.LogCaptureFixture) -> None:
+    notices = Notices(RunConfig())
+    for start_s, instance in ((0, "a"), (100, "b")):
+        for at_s in range(start_s, start_s + 12):
+            notices.report(beat("scorer", state="waiting", note="judge", at_s=at_s, instance=instance), evaluates=False)
+    assert len(logged.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("service", "state", "lines"),
+    [("environment-x", "backpressure", 0), ("governor", "backpressure", 1), ("scorer", "starting", 0)],
+)
+def test_an_environment_at_its_limit_is_no_wait_and_a_governor_that_admits_nothing_is(
+    logged: pytest.LogCaptureFixture, service: str, state: str, lines: int
+) -> None:
+    notices = Notices(RunConfig())
+    for at_s in range(30):
+        notices.report(beat(service, state=state, note="full", at_s=at_s), evaluates=False)
+    assert len(logged.messages) == lines
