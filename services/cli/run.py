@@ -31,7 +31,7 @@ def run(
         str, typer.Argument(help="Part of the service: an environment, or the role of an inference server.")
     ] = "",
     replica: Annotated[
-        int | None, typer.Option(min=1, help="Number of this replica. Default: 1; in containers, the host's name.")
+        int | None, typer.Option(min=1, help="Number of this replica. Default: it goes by the host's name.")
     ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:

@@ -59,9 +59,7 @@ def _print_lines(rows: Sequence[ConfigSetting]) -> None:
 def masked(row: ConfigSetting) -> ConfigSetting:
     """Return the setting without passwords in URLs and without secret values.
 
-    A value is secret if its name says so, or if it is the text of an error.
-
-    the `--set` that it came from.
+    A value is secret if its name says so. Its origin then names the `--set` that it came from, without the value.
     """
     value = secrets.masked(row.path.rpartition(".")[2], row.value)
     origin = row.origin.partition("=")[0] if row.origin.startswith("--set ") else row.origin

@@ -12,15 +12,19 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.loading import LoadFinding, check_loads
 from lachesis.services.preflight.machine import binary, budgets, needed_extras, packages, ports, webhook
-from lachesis.services.preflight.named import named_problems
+from lachesis.services.preflight.named import Problem, named_problems
 
 __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
 
-async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: float) -> AsyncIterator[DoctorFinding]:
+async def check_start(
+    config: RunConfig, arguments: Sequence[str], *, load_s: float, load_always: bool = False
+) -> AsyncIterator[DoctorFinding]:
     """Yield every finding.
 
-    `load_s`: seconds after which environments and raters that still load are left alone.
+    `load_s`: seconds after which environments and raters that still load are left alone. They are loaded if nothing
+    that the configuration names is missing; with `load_always` also if something is, since user code takes its time
+    and a wrong path should be reported at once.
     """
     if not config.environments:
         yield fail(
@@ -31,9 +35,10 @@ async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: fl
     found = named_problems(config)
     for problem in found:
         yield fail(problem.setting, problem.text, problem.mend)
-    if not found and config.environments:
+    if config.environments and (load_always or not found):
         for finding in await check_loads(arguments, timeout_s=load_s):
-            yield _loaded(finding, config, load_s)
+            if finding.state == "ok" or not any(_is_cause(problem, finding) for problem in found):
+                yield _loaded(finding, config, load_s)
 
 
 def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
@@ -47,6 +52,13 @@ def refuse_failures(findings: Iterable[DoctorFinding]) -> None:
     failed = [f"{one.check}: {one.text}\n    mend: {one.mend}" for one in findings if one.level == "FAIL"]
     if failed:
         raise ConfigError("the run cannot start:\n  " + "\n  ".join(failed))
+
+
+def _is_cause(problem: Problem, finding: LoadFinding) -> bool:
+    """Whether something could not be loaded because what names it is wrong, which is reported already."""
+    table = problem.setting.partition(".raters[")[0].removesuffix(".kind").removesuffix(".estimator")
+    shared = table in {"scoring", "advantage"} and finding.setting.endswith(f".{table}")
+    return finding.setting == table or shared
 
 
 def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFinding:

@@ -165,6 +165,26 @@ async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("always", [False, True])
+async def test_a_wrong_model_path_is_told_at_once_and_hides_nothing_from_doctor(here: Path, always: bool) -> None:
+    settings = msgspec.structs.replace(config(params={"path": "missing"}), mode="train", model="./modle")
+    arguments = [*written(here, "missing"), "--set", "mode=train", "--set", "model=./modle"]
+    failed = [
+        one.check
+        async for one in check_start(settings, arguments, load_s=120.0, load_always=always)
+        if one.level == "FAIL"
+    ]
+    assert failed == ["model", "environments.shop"] if always else ["model"]
+
+
+async def test_a_kind_that_is_not_there_is_told_once(here: Path) -> None:
+    settings = config(kind="shpo.py:Shop")
+    arguments = [*written(here, "p"), "--set", "environments.shop.kind=shpo.py:Shop"]
+    findings = [one async for one in check_start(settings, arguments, load_s=120.0, load_always=True)]
+    assert [one.check for one in findings if one.level == "FAIL"] == ["environments.shop.kind"]
+    assert "scoring" in {one.check for one in findings if one.level == "OK"}
+
+
 async def test_without_environments_nothing_is_loaded() -> None:
     (finding,) = [one async for one in check_start(RunConfig(mode="observe"), [], load_s=1.0) if one.level == "FAIL"]
     assert finding.text == "empty, so nothing would be generated"

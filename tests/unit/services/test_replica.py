@@ -1,28 +1,31 @@
-"""Names of replicas: given numbers count, containers go by their host's name."""
+"""Names of replicas: given numbers count, all others go by their host's name, in a container or not."""
 
-from pathlib import Path
+import re
+import socket
 
 import pytest
 
-from lachesis.services.process import replica
 from lachesis.services.process.replica import replica_name
 
 
 @pytest.mark.parametrize(
-    ("number", "environ", "name"),
+    ("number", "host", "name"),
     [
-        (None, {}, "1"),
-        (3, {}, "3"),
-        (3, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "3"),
-        (None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "scorer-7d9f8-x2-example"),
+        (3, "scorer-7d9f8-x2", "3"),
+        (None, "scorer-7d9f8-x2.example", "scorer-7d9f8-x2-example"),
+        (None, "gpu_07", "gpu_07"),
+        (None, "h" * 80, "h" * 64),
     ],
 )
-def test_by_hand(number: int | None, environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "_MARKS", ())
-    assert replica_name(number, environ, "scorer-7d9f8-x2.example") == name
+def test_by_hand(number: int | None, host: str, name: str) -> None:
+    assert replica_name(number, host) == name
 
 
-def test_a_container_goes_by_its_hosts_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "mark").touch()
-    monkeypatch.setattr(replica, "_MARKS", (tmp_path / "mark",))
-    assert replica_name(None, {}, "3f2a") == "3f2a"
+def test_processes_on_two_machines_never_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for host in ("one", "two"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        names.add(replica_name(None))
+    assert names == {"one", "two"}
+    monkeypatch.undo()
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", replica_name(None))
