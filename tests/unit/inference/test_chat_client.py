@@ -1,4 +1,4 @@
-"""The client of text-only servers: a server that is not honest gets no memory, no redirect and no second look at the key."""
+"""The client of text-only servers: one that is not honest gets no memory, and no second look at the key."""
 
 from collections.abc import AsyncIterator, Callable
 
