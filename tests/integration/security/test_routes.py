@@ -61,7 +61,8 @@ GATEWAY = [
 ]  # fmt: skip
 PAGE = [
     *(("GET", path) for path in ("/", "/page.css", "/page.js", "/icon.svg")),
-    *(("GET", f"/api/{path}") for path in ("run", "series", "alerts", "revisions", "comparison", "groups", "groups/{group}")),
+    *(("GET", f"/api/{path}") for path in ("run", "series", "alerts", "groups", "groups/{group}")),
+    *(("GET", f"/api/{path}") for path in ("revisions", "comparison")),
 ]  # fmt: skip
 
 Asked = tuple[str, str]
