@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-__all__ = ["SafeOutput", "printable", "printable_lines", "protect_output"]
+__all__ = ["SafeOutput", "encodable", "printable", "printable_lines", "protect_output"]
 
 
 def printable(text: str) -> str:
@@ -21,6 +21,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return the text as `printable` does, but with its line ends."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def encodable(text: str) -> str:
+    """Return the text with what UTF-8 cannot encode spelled out: bytes of a file's name, or half of a character."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _spelled(char: str) -> str:

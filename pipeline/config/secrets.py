@@ -1,9 +1,12 @@
 """Keeping secrets out of what people see: logs, errors, status, `config show`, experiment trackers."""
 
+import os
 import re
 from typing import Any
 
-__all__ = ["MASK", "masked", "without_secrets"]
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["MASK", "key_in_variable", "masked", "without_secrets"]
 
 MASK = "***"
 
@@ -17,6 +20,19 @@ _SECRET = re.compile(
 def without_secrets(text: str) -> str:
     """Return the text with every address in it without user, password or token, in its query too."""
     return _QUERY.sub(rf"\1={MASK}", _USERINFO.sub(f"{MASK}@", text))
+
+
+def key_in_variable(variable: str) -> str:
+    """Return the key that an environment variable holds, without blanks around it.
+
+    Raises `ConfigError`, which names the variable and never says the key, where there is none that a header can bear.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(f"the environment variable {variable} holds no key: set it and try again")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(f"the environment variable {variable} must hold one word of ASCII characters")
+    return key
 
 
 def masked(name: str, value: Any) -> Any:

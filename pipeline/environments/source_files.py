@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from lachesis.pipeline.environments.source_scan import MAX_SOURCE_BYTES, FoundEnvironment, find_environments
+from lachesis.pipeline.safe_text import encodable
 from lachesis.pipeline.small_files import open_regular_file
 from lachesis.schemas.errors import ConfigError
 
@@ -56,11 +57,12 @@ def _is_venv(folder: Path) -> bool:
 
 
 def _scan(path: Path) -> SourceFile:
+    shown = encodable(str(path))
     try:
         with open_regular_file(path) as file:
             source = file.read(MAX_SOURCE_BYTES + 1)
-        return SourceFile(path=str(path), environments=find_environments(source))
+        return SourceFile(path=shown, environments=find_environments(source))
     except OSError as error:
-        return SourceFile(path=str(path), problem=f"cannot be read: {error.strerror}")
+        return SourceFile(path=shown, problem=f"cannot be read: {error.strerror}")
     except ConfigError as error:
-        return SourceFile(path=str(path), problem=str(error))
+        return SourceFile(path=shown, problem=str(error))

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from lachesis.pipeline.safe_text import encodable
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MAX_SOURCE_BYTES", "EnvironmentField", "FoundEnvironment", "find_environments"]
@@ -211,12 +212,12 @@ def _method(kind: ast.ClassDef, name: str) -> _Function | None:
 
 def _docstring(node: ast.ClassDef | _Function) -> str | None:
     text = ast.get_docstring(node)
-    return None if text is None else text[:_MAX_TEXT_CHARS]
+    return None if text is None else encodable(text[:_MAX_TEXT_CHARS])
 
 
 def _string(node: ast.expr | None) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return " ".join(node.value.split())[:_MAX_TEXT_CHARS]
+        return encodable(" ".join(node.value.split())[:_MAX_TEXT_CHARS])
     return None
 
 

@@ -11,6 +11,7 @@ hold back all that comes after it. Alerts stay in EVENTS in any case.
 import logging
 from pathlib import Path
 
+import anyio
 import httpx
 import msgspec
 
@@ -31,6 +32,7 @@ __all__ = ["AlertWebhook", "webhook_url"]
 log = logging.getLogger("lachesis")
 
 _TIMEOUT_S = 10.0
+"""For one request from its beginning to its answer, however slowly that comes."""
 _POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
 _REFUSED = frozenset({400, 413, 422})
 
@@ -122,9 +124,11 @@ class AlertWebhook:
             "Idempotency-Key": f"{notification.run}.{notification.revision}.{notification.seq}",
         }
         try:
-            async with http.stream("POST", url, content=msgspec.json.encode(notification), headers=headers) as response:
-                status = response.status_code
-        except httpx.HTTPError as error:
+            body = msgspec.json.encode(notification)
+            with anyio.fail_after(_TIMEOUT_S):
+                async with http.stream("POST", url, content=body, headers=headers) as response:
+                    status = response.status_code
+        except (httpx.HTTPError, TimeoutError) as error:
             raise InfrastructureError(f"the webhook is away: {type(error).__name__}") from None
         if status in _REFUSED:
             log.error(

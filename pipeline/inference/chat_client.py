@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.config.secrets import MASK, without_secrets
 from lachesis.pipeline.inference.client import GeneratedSample, is_on_this_machine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError, leaves
@@ -31,6 +31,8 @@ _ROLES = ("system", "user", "assistant", "tool")
 _END = 0
 _FIRST_CHARACTER = 1 + len(_ROLES)
 _MAX_QUOTED_CHARS = 300
+_MAX_REPLY_BYTES = 16 << 20
+"""An answer of a hundred thousand tokens is far below."""
 _BUSY = frozenset({429, 502, 503, 504})
 _CONNECT_TIMEOUT_S = 10.0
 _VERSION = "0-text-0000"
@@ -122,31 +124,38 @@ class ChatClient:
     def _where(self) -> str:
         return f"server {without_secrets(self.url)}"
 
-    async def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    async def _request(self, method: str, path: str, body: Any = None) -> bytes:
+        data = bytearray()
         try:
-            response = await self._http.request(method, self.url + path, json=body)
+            async with self._http.stream(method, self.url + path, json=body) as response:
+                async for part in response.aiter_bytes():
+                    data += part
+                    if len(data) > _MAX_REPLY_BYTES:
+                        raise DataError(f"{self._where} answered {path} with more than {_MAX_REPLY_BYTES} bytes")
         except httpx.TransportError as error:
             slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
             kind = InfrastructureError if slow else ServerAwayError
             raise kind(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
         if response.is_success:
-            return response
-        said = response.text[:_MAX_QUOTED_CHARS]
-        if self._key:
-            said = said.replace(self._key, "***")
-        text = f"{self._where} answered {path} with {response.status_code}: {said}"
+            return bytes(data)
+        text = f"{self._where} answered {path} with {response.status_code}: {self._quoted(data)}"
         if response.status_code in _BUSY:
             raise ServerAwayError(text)
         if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
             raise InfrastructureError(text)
         raise DataError(text)
 
-    def _decoded(self, response: httpx.Response, kind: type[T]) -> T:
+    def _decoded(self, data: bytes, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(response.content, type=kind)
+            return msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            said = response.text[:_MAX_QUOTED_CHARS]
+            said = self._quoted(data)
             raise DataError(f"{self._where} speaks no OpenAI chat completions: {error}; it sent {said!r}") from error
+
+    def _quoted(self, data: bytes | bytearray) -> str:
+        """Return the beginning of an answer, without the key: servers that refuse one tend to repeat it."""
+        text = data.decode(errors="replace")
+        return (text.replace(self._key, MASK) if self._key else text)[:_MAX_QUOTED_CHARS]
 
 
 class ChatInference:

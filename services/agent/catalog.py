@@ -18,6 +18,9 @@ from lachesis.schemas.subjects import check_name
 
 __all__ = ["CatalogEntry", "list_environments", "select_environment"]
 
+_MAX_SECTION_CHARS = 64
+"""As `check_name`."""
+
 
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An environment that can be selected. `kind`: what a configuration names it by; None: as `name` has it there.
@@ -85,7 +88,8 @@ def _unique(entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
 
 def _section(name: str) -> str:
     """Return a name that can stand in subjects."""
-    section = re.sub(r"[^a-z0-9_-]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("-_") or "env"
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    section = re.sub(r"[^a-z0-9_-]+", "-", words)[:_MAX_SECTION_CHARS].strip("-_") or "env"
     check_name("environment", section)
     return section
 

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from lachesis.pipeline.safe_text import encodable
 from lachesis.schemas.errors import LachesisError, StartupError
 
 __all__ = ["CommandError", "call_command"]
@@ -30,8 +31,11 @@ class CommandError(LachesisError):
 async def call_command(*arguments: str, codes: Collection[int] = (0,), lines: bool = False) -> Any:
     """Return what a `lachesis` command prints as JSON; with `lines`, one document a line, as a list.
 
-    Raises `CommandError` with what it said where its exit code is not among `codes`.
+    Raises `CommandError` with what it said where its exit code is not among `codes`, or for arguments that no
+    process can be given.
     """
+    if any("\0" in one or encodable(one) != one for one in arguments):
+        raise CommandError("the arguments hold characters that no command can be given")
     command = [sys.executable, "-m", "lachesis", *arguments]
     async with await anyio.open_process(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -21,7 +21,7 @@ from lachesis.pipeline.config.toml import toml_value
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.agent.catalog import CatalogEntry
 
-__all__ = ["DraftField", "RunDraft"]
+__all__ = ["DraftField", "RunDraft", "values_by_path"]
 
 COMMON = (
     "model",
@@ -108,14 +108,14 @@ class RunDraft:
         if value is not None:
             edits |= _leaves(path, value)
         loaded = self._load(entry, edits)
-        self.policy.check(_values(self._load(entry, {})), _values(loaded))
+        self.policy.check(values_by_path(self._load(entry, {})), values_by_path(loaded))
         self.edits = edits
         return path
 
     def fields(self, section: str = "") -> list[DraftField]:
         """Return the settings below a path; without one the common, the edited and the environment's own."""
         entry = self._selected()
-        before, now = _values(self._load(entry, {})), self._load(entry, self.edits)
+        before, now = values_by_path(self._load(entry, {})), self._load(entry, self.edits)
         descriptions = {row.path: row.description for row in settings(now)}
         own = f"environments.{entry.section}."
         names = {path.replace("*", entry.section): name for name, path in self.policy.names.items()}
@@ -124,7 +124,7 @@ class RunDraft:
             for path in descriptions
             if (path.startswith((f"{section}.", section)) if section else self._is_common(path, own, names))
         ]
-        values = _values(now)
+        values = values_by_path(now)
         found = [self._field(path, values.get(path), before.get(path), descriptions[path], names) for path in shown]
         return found + self._params(entry, own, values) if not section or own.startswith(section) else found
 
@@ -204,7 +204,8 @@ def _leaves(path: str, value: Any) -> dict[str, Any]:
     return {leaf: found for key, inner in value.items() for leaf, found in _leaves(f"{path}.{key}", inner).items()}
 
 
-def _values(loaded: LoadedConfig[RunConfig]) -> dict[str, Any]:
+def values_by_path(loaded: LoadedConfig[RunConfig]) -> dict[str, Any]:
+    """Return the values of all settings, as a policy is held against them."""
     return {row.path: row.value for row in settings(loaded)}
 
 

@@ -19,12 +19,16 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lachesis import __version__
+from lachesis.pipeline.runtime.http import http_within
 from lachesis.schemas.errors import LachesisError, StartupError
 from lachesis.services.agent.tools import AgentTools
 
 __all__ = ["HTTP_PATH", "make_server", "serve_http"]
 
 HTTP_PATH = "/mcp"
+_HEAD_S = 10.0
+"""Seconds in which a request's headers must have arrived."""
+_MAX_CONNECTIONS = 128
 _SHUTDOWN_S = 5
 """Seconds that open connections have when the server ends."""
 _INSTRUCTIONS = """Train language models by reinforcement learning with Lachesis. The usual order: rl_list_environments,
@@ -70,7 +74,13 @@ async def serve_http(server: MCPServer, host: str, port: int, token: str, starte
     security = TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
     app = server.streamable_http_app(streamable_http_path=HTTP_PATH, transport_security=security, host=host)
     config = uvicorn.Config(
-        _TokenCheck(app, token), log_level="warning", log_config=None, timeout_graceful_shutdown=_SHUTDOWN_S
+        _TokenCheck(app, token),
+        log_level="warning",
+        log_config=None,
+        server_header=False,
+        http=http_within(_HEAD_S),
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
     )
     started(bound)
     with listener:

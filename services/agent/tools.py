@@ -6,7 +6,7 @@ the first ten are those that users of Atropos' agent tools know.
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
@@ -23,7 +24,7 @@ from lachesis.pipeline.private_file import write_private
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.services.agent.catalog import CatalogEntry, list_environments, select_environment
 from lachesis.services.agent.commands import call_command
-from lachesis.services.agent.draft import RunDraft
+from lachesis.services.agent.draft import RunDraft, values_by_path
 from lachesis.services.observe.run_logs import log_files
 from lachesis.services.observe.run_results import results_of
 from lachesis.services.observe.runs import RunOverview, look_at_folder, look_at_runs
@@ -39,21 +40,30 @@ _HISTORY_FIGURES = frozenset({"train/step", "reward/mean", "staleness/mean", "la
 """What they show of a step, besides held-out rates."""
 _NANOSECONDS = 1e9
 
-Load = Callable[[str], RunConfig]
+Load = Callable[[str, Sequence[str]], LoadedConfig[RunConfig]]
 
 
 class AgentTools:
-    """The tools of one agent. `load`: returns the configuration of the run of a name.
+    """The tools of one agent. `load`: returns the configuration of the run of a name, with settings changed.
 
-    `file` and `sets`: what every run begins with; `folders`: where environments are looked for.
+    `file` and `sets`: what every run begins with; `folders`: where environments are looked for. `key_envs`: variables
+    of this process with keys that may be sent to servers which the agent names.
     """
 
     def __init__(
-        self, file: Path | None, sets: Sequence[str], policy: ConfigPolicy, folders: Sequence[Path], load: Load
+        self,
+        file: Path | None,
+        sets: Sequence[str],
+        policy: ConfigPolicy,
+        folders: Sequence[Path],
+        load: Load,
+        *,
+        key_envs: Collection[str] = (),
     ) -> None:
         self._draft = RunDraft(file, tuple(sets), policy)
         self._folders = list(folders)
         self._load = load
+        self._key_envs = key_envs
 
     async def rl_list_environments(self) -> dict[str, Any]:
         """List the environments that can be trained on, with name, file, docstring and own settings.
@@ -139,7 +149,7 @@ class AgentTools:
     async def rl_get_results(self, run_id: str) -> dict[str, Any]:
         """Show the results of a run, or those so far: rewards, held-out rates, checkpoint, some steps."""
         self._overview(run_id)
-        config = self._load(run_id)
+        config = self._load(run_id, ()).config
         results = await anyio.to_thread.run_sync(results_of, config)
         steps = await anyio.to_thread.run_sync(read_steps, config.path)
         stride = max(1, -(-len(steps) // _HISTORY))
@@ -176,8 +186,14 @@ class AgentTools:
         """Ask models for answers to some tasks of the selected environment, and rate them, before a run.
 
         `models`: folders of local models, or names at `server` (an OpenAI-compatible URL up to /v1; its key is in the
-        variable `key_env`), by default at OpenRouter with OPENROUTER_API_KEY. Without models: the run's own model.
+        variable `key_env`, one that the operator allows), by default at OpenRouter with OPENROUTER_API_KEY. Without
+        models: the run's own model.
         """
+        if key_env is not None and key_env not in self._key_envs:
+            allowed = ", ".join(self._key_envs) or "none"
+            raise ConfigError(
+                f"key_env: no variable is sent to a server but those that the operator allows with --key-env: {allowed}"
+            )
         config = self._draft.config()
         arguments = _models(models, server, config.model, key_env)
         with _written(config) as file:
@@ -232,6 +248,9 @@ class AgentTools:
 
         The live run is not touched. rl_compare(run_id, "live", revision) shows what would have changed.
         """
+        self._overview(run_id)
+        before, after = self._load(run_id, ()), self._load(run_id, settings or ())
+        self._draft.policy.check(values_by_path(before), values_by_path(after))
         options = [f"--revision={revision}", *(f"--set={one}" for one in settings or ())]
         return {"run_id": run_id, "replay": await self._call(run_id, "replay", *options)}
 
@@ -254,7 +273,7 @@ class AgentTools:
         return self._draft.entry
 
     def _overview(self, run_id: str) -> RunOverview:
-        config = self._load(run_id)
+        config = self._load(run_id, ()).config
         if not config.path.is_dir():
             known = ", ".join(one.run for one in look_at_runs()) or "none"
             raise NotFoundError(f"run {run_id!r} not found; runs of this machine: {known}")

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import anyio
 import typer
 
+from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy, load_policy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
@@ -39,6 +41,10 @@ def mcp(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The token for HTTP. Default: one that is made and kept.")
     ] = None,
+    key_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Variable with a key that agents may send to servers. Repeatable."),
+    ] = None,
 ) -> None:
     """Serve tools for agents by the Model Context Protocol: find, configure, start, watch and stop runs.
 
@@ -54,7 +60,10 @@ def mcp(
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     options.load()  # an error in it is said now, not to the agent
     rules = ConfigPolicy() if policy is None else load_policy(policy)
-    server = make_server(AgentTools(options.config_file(), options.texts(), rules, folder or (), _load_run))
+    tools = AgentTools(
+        options.config_file(), options.texts(), rules, folder or (), _load_run, key_envs=frozenset(key_env or ())
+    )
+    server = make_server(tools)
     if http is None:
         anyio.run(server.run_stdio_async)
         return
@@ -64,8 +73,8 @@ def mcp(
     anyio.run(partial(serve_http, server, host, port, token, started))
 
 
-def _load_run(name: str) -> RunConfig:
-    return Options(run=name).config()
+def _load_run(name: str, sets: Sequence[str]) -> LoadedConfig[RunConfig]:
+    return Options(run=name, sets=tuple(sets)).load()
 
 
 def _print_address(host: str, path: str, token: Path, port: int) -> None:

@@ -1,13 +1,12 @@
 """Opens models of OpenAI-compatible servers as the command line names them."""
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 import httpx
 
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.environments.inference_test import ModelUnderTest
 from lachesis.pipeline.inference.chat_client import ChatClient, ChatInference
 from lachesis.schemas.errors import ConfigError
@@ -78,12 +77,10 @@ async def _names(chat: ChatClient, is_router: bool, given: Sequence[str]) -> Seq
 
 
 def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ConfigError(f"the server needs a key: set the environment variable {variable} to it and try again")
-    return key
+    try:
+        return None if variable is None else key_in_variable(variable)
+    except ConfigError as error:
+        raise ConfigError(f"the server needs a key: {error}") from error
 
 
 def _checked_url(url: str) -> str:

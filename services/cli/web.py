@@ -22,12 +22,10 @@ _PACKAGES = {"h11", "starlette", "uvicorn"}
 def web(
     options: Options,
     *,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; beyond this machine a token is needed.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on, in plain HTTP.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 is any free one.")] = 0,
 ) -> None:
-    """Serve a page that shows the run and its rollouts, and print its address. Ends with Ctrl-C."""
+    """Serve a page that shows the run and its rollouts, and print its address with the token. Ends with Ctrl-C."""
     anyio.run(_serve, options.config(), host, port)
 
 
@@ -45,4 +43,4 @@ async def _serve(config: RunConfig, host: str, port: int) -> None:
 
 def _show(url: str) -> None:
     print(url, flush=True)
-    print("lachesis: this is the page's address; Ctrl-C ends it", file=sys.stderr, flush=True)
+    print("lachesis: this is the page's address with its token; Ctrl-C ends it", file=sys.stderr, flush=True)

@@ -26,6 +26,7 @@ from lachesis.services.run.lease import DELETION_MARK
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,
+    Pid,
     ProcessRecord,
     SupervisorState,
     read_record,
@@ -90,7 +91,7 @@ def look_at_runs() -> list[RunOverview]:
     """Return the runs that this user started on this machine, and those in `runs/` here, newest first."""
     folders = {Path(record.folder): record.run for record in known_runs()}
     for folder in sorted(Path("runs").glob("*")):
-        if run_file(folder) is not None:
+        if folder.name.isprintable() and run_file(folder) is not None:  # others have names that JSON cannot hold
             folders.setdefault(folder.absolute(), folder.name)
     found = [look_at_folder(name, folder) for folder, name in folders.items()]
     return sorted(found, key=lambda one: (-(one.started_ns or 0), one.run, one.folder))
@@ -186,7 +187,7 @@ def _summary(folder: Path) -> _AnySummary:
 def _pids(folder: Path) -> dict[str, int | None]:
     """Return the processes of a run by name, those that do not run with None."""
     try:
-        pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
+        pids = from_json(_PIDS_FILE, dict[str, Pid | None], read_small_file(folder / _PIDS_FILE))
     except (OSError, SchemaError):
         return {}
     return {name: pid if pid is not None and _exists(pid) else None for name, pid in pids.items()}

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ __all__ = [
     "STATE_FILE",
     "SUPERVISOR_LOG",
     "Phase",
+    "Pid",
     "ProcessRecord",
     "SupervisorState",
     "SupervisorStateWriter",
@@ -37,6 +38,7 @@ SUPERVISOR_LOG = "supervisor.log"
 """In the run's folder: what a supervisor without a terminal prints."""
 _NOTIFY_SOCKET = "NOTIFY_SOCKET"
 
+Pid = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 T = TypeVar("T", bound=msgspec.Struct)
 Phase = Literal["starting", "running", "stopping", "ended"]
 
@@ -44,11 +46,11 @@ Phase = Literal["starting", "running", "stopping", "ended"]
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A process by what no other one has: see `process_identity`."""
 
-    pid: int
+    pid: Pid
     host: str
     machine: str
     started: int
-    begun_ns: int
+    begun_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     """When it wrote this first, Unix ns."""
 
     @classmethod

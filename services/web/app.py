@@ -1,7 +1,7 @@
 """The HTTP face of the page: a Starlette application that answers GET and HEAD, and changes nothing.
 
 Guarantees: no script of another page is answered and no foreign name leads here; no answer may load or run anything but
-the page's own three files; where there is a token, nothing of the run is shown without it; every answer is bounded, and
+the page's own three files; nothing of the run is shown without the token; every answer is bounded, and
 an error is a sentence in JSON.
 """
 
@@ -55,11 +55,10 @@ _MAX_QUERY_FIELDS = 64
 Handler = Callable[[Request, Query], Awaitable[Any]]
 
 
-def build_app(api: RunApi, *, hosts: Container[str] | None, token: str | None, cookie: str) -> Starlette:
+def build_app(api: RunApi, *, hosts: Container[str] | None, token: str, cookie: str) -> Starlette:
     """Return the application.
 
-    `hosts` as in `BrowserGuard`. `token`: what a client must send once, and then in the cookie called `cookie`; None:
-    nothing.
+    `hosts` as in `BrowserGuard`. `token`: what a client must send once, and then in the cookie called `cookie`.
     """
     readers = anyio.CapacityLimiter(_READERS)
     handlers: dict[str, Handler] = {
@@ -104,14 +103,14 @@ class TokenGate:
     hold nothing of the run and need none, so that a link to a group works from elsewhere, too.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, cookie: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
         self._app = app
         self._token = token
         self._cookie = cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and self._token is not None:
+        if scope["type"] == "http":
             request = Request(scope)
             given = request.query_params.get("token")
             if given is not None:
@@ -121,11 +120,11 @@ class TokenGate:
         await app(scope, receive, send)
 
     def _is_right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), (self._token or "").encode())
+        return hmac.compare_digest(given.encode(), self._token.encode())
 
     def _exchanged(self) -> Response:
         answer = RedirectResponse("/", status_code=303)
-        answer.set_cookie(self._cookie, self._token or "", httponly=True, samesite="strict", path="/")
+        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
         return answer
 
 

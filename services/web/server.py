@@ -32,7 +32,7 @@ async def serve_page(config: RunConfig, host: str, port: int, show: Callable[[st
     """
     with _listen(host, port) as listener:
         port = listener.getsockname()[1]
-        token = None if host in LOOPBACK else _token(config)
+        token = _token(config)  # on loopback, too: others may have accounts on this machine
         history = SharedHistory(config)
         app = build_app(RunApi(config, history), hosts=accepted_hosts(host), token=token, cookie=f"lachesis-web-{port}")
         server = HttpServer(
@@ -80,10 +80,10 @@ def _token(config: RunConfig) -> str:
     return shared_token(config.path / WEB_TOKEN) if config.path.is_dir() else secrets.token_urlsafe(32)
 
 
-def _url(host: str, port: int, token: str | None) -> str:
+def _url(host: str, port: int, token: str) -> str:
     named = socket.gethostname() if host in {"0.0.0.0", "::"} else host  # noqa: S104 - it is only compared
     shown = f"[{named}]" if ":" in named else named
-    return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+    return f"http://{shown}:{port}/?token={token}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -4,13 +4,13 @@ The answer is data to the judge: it stands between marks that are drawn for each
 them and speak to the judge, and only what the judge itself writes is read for a verdict.
 """
 
-import os
 import re
 import secrets
 from functools import cached_property
 
 import httpx
 
+from lachesis.pipeline.config.secrets import key_in_variable
 from lachesis.pipeline.scoring.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scoring.raters.answer import reference
 from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, post_json
@@ -50,22 +50,23 @@ class LLMJudge(Rater):
     ) -> None:
         low, high = scale
         check_bounds((low, high), "llm_judge")
-        if key_env is not None and not os.environ.get(key_env):
-            raise ConfigError(f"rater llm_judge: the environment variable {key_env} holds no key.")
+        try:
+            self._key = None if key_env is None else key_in_variable(key_env)
+        except ConfigError as error:
+            raise ConfigError(f"rater llm_judge: {error}") from error
         if attempts < 1:
             raise ConfigError(f"rater llm_judge: attempts is {attempts}; it must be at least 1.")
         self.bounds = (float(low), float(high))
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._model = model
         self._rubric = rubric
-        self._key_env = key_env
         self._max_tokens = max_tokens
         self._attempts = attempts
 
     @cached_property
     def _client(self) -> httpx.AsyncClient:  # open as long as the process
-        key = os.environ[self._key_env] if self._key_env else None
-        return httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=MAX_TIMEOUT_S)
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        return httpx.AsyncClient(headers=headers, timeout=MAX_TIMEOUT_S)
 
     async def rate(self, sample: Sample) -> float | None:
         """Return the judge's score. Raises `UnreadableVerdictError` when no reply has one."""

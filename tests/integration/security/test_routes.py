@@ -1,4 +1,4 @@
-"""Every HTTP route of the inference server and of the gateway, asked in hostile ways: refused, and the server goes on.
+"""Every HTTP route of inference server, gateway and page, asked in hostile ways: refused, and the server goes on.
 
 The routes are those of the applications themselves, so that a new one is asked, too.
 """
@@ -19,6 +19,7 @@ from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.services.web import app as web_app
 
 _spec = importlib.util.spec_from_file_location(
     "gateway_world", Path(__file__).parents[2] / "unit" / "gateway" / "conftest.py"
@@ -58,6 +59,11 @@ GATEWAY = [
     ("GET", "/reset_data"),
     ("GET", "/curriculum"),
 ]  # fmt: skip
+PAGE = [
+    *(("GET", path) for path in ("/", "/page.css", "/page.js", "/icon.svg")),
+    *(("GET", f"/api/{path}") for path in ("run", "series", "alerts", "groups", "groups/{group}")),
+    *(("GET", f"/api/{path}") for path in ("revisions", "comparison")),
+]  # fmt: skip
 
 Asked = tuple[str, str]
 
@@ -95,16 +101,22 @@ async def gateway(make_lab: Any, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
             assert not await world.groups()
 
 
-def test_every_route_is_asked(application: Any) -> None:
-    class Anything:
-        def __getattr__(self, _: str) -> Any:
-            return lambda *_: None
+class Anything:
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: None
 
+
+def page_app() -> Any:
+    return web_app.build_app(Anything(), hosts=(), token=TOKEN, cookie="page")  # type: ignore[arg-type]
+
+
+def test_every_route_is_asked(application: Any) -> None:
     def of(app: Any) -> set[Asked]:
         return {(method, route.path) for route in app.routes for method in route.methods - {"HEAD"}}
 
     assert of(application) == set(INFERENCE)
     assert of(gateway_app.build_app(Anything())) == set(GATEWAY)
+    assert of(page_app()) == set(PAGE)
 
 
 def refused(answer: httpx.Response, *statuses: int) -> None:
@@ -179,3 +191,19 @@ async def test_the_gateway_outlives_any_body(gateway: httpx.AsyncClient, method:
             answer = await gateway.request(method, path, headers=headers, content=body)
             assert answer.status_code < 500 or path == "/register", (body[:80], answer.text)
             assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize(("method", "path"), PAGE)
+async def test_the_page_answers_no_other_page_and_tells_nothing_without_the_token(method: str, path: str) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(page_app()), base_url="http://127.0.0.1") as http:
+        for headers in FROM_ELSEWHERE:
+            answer = await http.request(method, path, headers={**headers, "cookie": f"page={TOKEN}"})
+            refused(answer, 403)
+            assert "default-src 'self'" in answer.headers["content-security-policy"]
+        for headers in [*WITHOUT_TOKEN, {"authorization": f"Bearer {TOKEN}"}, {"cookie": f"page={TOKEN}x"}]:
+            raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+            refused(await http.request(method, path, headers=raw), 401 if path.startswith("/api") else 200)
+        for given in (f"{TOKEN}x", TOKEN[:-1], "", "\xff", "%00"):
+            refused(await http.request(method, path, params={"token": given}), 401)
+        for other in ("POST", "PUT", "DELETE", "PATCH", "TRACE"):
+            refused(await http.request(other, path, headers={"cookie": f"page={TOKEN}"}), 405)

@@ -39,6 +39,7 @@ async def page(world: World, *options: str) -> AsyncIterator[tuple[httpx.AsyncCl
         with anyio.fail_after(60):
             url = (await anyio.to_thread.run_sync(process.stdout.readline)).decode().strip()
         async with httpx.AsyncClient(base_url=url.partition("?")[0], timeout=60) as client:
+            await client.get(url)  # the token becomes a cookie
             yield client, url
     finally:
         process.terminate()
@@ -126,8 +127,10 @@ async def test_no_other_page_gets_an_answer_and_nothing_can_be_changed(world: Wo
         assert (await client.get("/../api.py")).status_code == 404
 
 
-async def test_beyond_this_machine_the_token_is_needed(world: World) -> None:
-    async with page(world, "--host", "0.0.0.0") as (_, url):  # noqa: S104 - what is tried
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 - what is tried
+async def test_nothing_of_the_run_is_shown_without_the_token(world: World, host: str) -> None:
+    async with page(world, "--host", host) as (_, url):
+        assert (world.folder / "runs" / RUN / "web.token").stat().st_mode & 0o077 == 0
         port = url.partition("?")[0].rstrip("/").rpartition(":")[2]
         token = url.rpartition("?token=")[2]
         assert len(token) > 20

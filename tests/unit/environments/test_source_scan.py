@@ -1,6 +1,8 @@
 import json
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lachesis.pipeline.environments import spelling
@@ -125,3 +127,12 @@ def test_show_prints_one_environment_and_names_those_there_are(
     assert "Adds numbers." in shown
     with pytest.raises(ConfigError, match="it has Shared, Sums"):
         env_show(f"{file}:Products")
+
+
+def test_texts_and_names_that_are_no_text_can_be_written_as_json(tmp_path: Path) -> None:
+    source = "from lachesis import Environment\nclass One(Environment):\n  '\\ud800 half'\n"
+    (tmp_path / os.fsdecode(b"bad\xff.py")).write_text(source)
+    (found,) = scan_files(tmp_path)
+    written = msgspec.json.decode(msgspec.json.encode(found))
+    assert written["path"].endswith("bad\\udcff.py")
+    assert written["environments"][0]["docstring"] == "\\ud800 half"

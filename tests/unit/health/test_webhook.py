@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import anyio
 import httpx
 import msgspec
 import pytest
 
+from lachesis.pipeline.health import webhook
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.health.webhook import AlertWebhook, webhook_url
@@ -104,6 +106,29 @@ async def test_an_outage_is_said_and_waited_out_and_the_url_is_never_said(lab, s
         assert expected in said
     assert notes[-1] == ""
     assert "secret" not in said + caplog.text
+
+
+async def test_an_answer_that_never_ends_is_given_up_and_a_redirect_is_not_followed(lab, settings, monkeypatch):
+    monkeypatch.setattr(webhook, "_TIMEOUT_S", 0.05)
+
+    class Trickling(Receiver):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if self.answers and self.answers[0] == 0:
+                self.answers.pop(0)
+                await anyio.sleep_forever()
+            answer = await super().handle_async_request(request)
+            answer.headers["location"] = "http://elsewhere.example/"
+            return answer
+
+    receiver = Trickling(0, 302)
+    async with lab.running(sending(settings, receiver), "health") as service:
+        notes: list[str] = []
+        service.set_note = lambda _, text: notes.append(text or "")
+        await lab.until(sent_up_to(lab, 0))
+        await publish(lab, "warn")
+        await lab.until(taken(receiver, 1))
+    assert "the webhook is away: TimeoutError" in "".join(notes)
+    assert "answers with status 302" in "".join(notes)
 
 
 async def test_what_is_refused_as_such_does_not_hold_back_what_follows(lab, settings, caplog):

@@ -128,6 +128,20 @@ def test_a_judge_without_its_key_does_not_start(server: FakeServer, monkeypatch:
         load_member(judge(server, key_env="JUDGE_KEY"))
 
 
+async def test_a_key_that_no_header_can_bear_is_refused_and_never_said(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("canary\nmore", "canary more", "can\u2028ary", "can\xe4ry"):
+        monkeypatch.setenv("JUDGE_KEY", key)
+        with pytest.raises(ConfigError, match="JUDGE_KEY must hold one word of ASCII") as refused:
+            load_member(judge(server, key_env="JUDGE_KEY"))
+        assert "canary" not in str(refused.value)
+    monkeypatch.setenv("JUDGE_KEY", "canary\n")  # as a file's content ends
+    server.answers = [(200, reply('{"score": 1}'))]
+    await rated(judge(server, key_env="JUDGE_KEY"))
+    assert server.asked[0][2] == "Bearer canary"
+
+
 def model(server: FakeServer, **settings: Any) -> RaterConfig:
     bounds = None if settings.get("route") == "classify" else (-10.0, 10.0)
     params = {"url": server.url, "model": "rm", **settings}

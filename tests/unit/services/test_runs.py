@@ -14,6 +14,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.observe.run_logs import follow_logs, log_files, newest_lines
 from lachesis.services.observe.run_results import EnvRates, held_out_rates, results_of
 from lachesis.services.observe.runs import look_at_folder, look_at_runs, state_of_run
+from lachesis.services.output import print_json
 from lachesis.services.run.file import write_run_file
 from lachesis.services.run.known_runs import known_runs, register_run
 from lachesis.services.run.supervisor_state import (
@@ -25,6 +26,8 @@ from lachesis.services.run.supervisor_state import (
     read_record,
 )
 
+PROCESS = '{"pid": %d, "host": "h", "machine": "m", "started": 1, "begun_ns": %d}'
+SUPERVISOR = f'{{"process": {PROCESS}, "phase": "running", "ready": 1, "processes": 2}}'
 HERE = ProcessRecord.current()
 DEAD = msgspec.structs.replace(HERE, started=HERE.started - 1)  # the pid of this process, of an earlier one
 ELSEWHERE = msgspec.structs.replace(HERE, machine="another", host="far")
@@ -174,3 +177,36 @@ async def test_logs_are_followed_to_the_last_line_of_a_run_that_ends(
     monkeypatch.setattr("lachesis.services.observe.run_logs.look_at_folder", look)
     seen = [line async for line in follow_logs("mine", folder)]
     assert seen == [("trainer", "four"), ("scorer", "begun"), ("trainer", "five")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pids.json", '{"scorer": 99999999999999999999999}'),
+        ("pids.json", '{"scorer": 9223372036854775807}'),
+        ("pids.json", '{"scorer": 0, "trainer": -1}'),
+        (STATE_FILE, SUPERVISOR % (99999999999999999999999, 1)),
+        (STATE_FILE, SUPERVISOR % (-1, 1)),
+        (STATE_FILE, SUPERVISOR % (1, 99999999999999999999999)),
+        (STATE_FILE, SUPERVISOR % (1, -99999999999999999999)),
+        (KEEPER_FILE, PROCESS % (1 << 31, 1)),
+    ],
+)
+def test_a_record_that_no_process_wrote_counts_for_nothing(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    found = look_at_folder("r", tmp_path)
+    assert (found.state, found.pids, found.started_ns) == ("unknown", {}, None)
+
+
+def test_a_folder_whose_name_no_run_can_have_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("good", os.fsdecode(b"bad\xff"), "bad\x1b[2J"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.toml").write_text('run = "good"\n')
+    found = look_at_runs()
+    print_json(found)
+    assert [one["run"] for one in json.loads(capsys.readouterr().out)] == ["good"]

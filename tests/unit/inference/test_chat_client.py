@@ -1,0 +1,56 @@
+"""The client of text-only servers: one that is not honest gets no memory, and no second look at the key."""
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+
+from lachesis.pipeline.inference import chat_client
+from lachesis.pipeline.inference.chat_client import ChatClient
+from lachesis.schemas.errors import DataError
+
+KEY = "canary-key"
+
+
+def client_of(monkeypatch: pytest.MonkeyPatch, answer: Callable[[httpx.Request], httpx.Response]) -> ChatClient:
+    client = ChatClient("http://there/v1", key=KEY)
+    monkeypatch.setattr(client._http, "_transport", httpx.MockTransport(answer))
+    monkeypatch.setattr(client._http, "_mounts", {})
+    return client
+
+
+@pytest.mark.parametrize("status", [200, 400, 401])
+async def test_no_key_is_said_when_a_server_repeats_it(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    client = client_of(monkeypatch, lambda asked: httpx.Response(status, text=asked.headers["authorization"] * 50))
+    with pytest.raises(DataError) as refused:
+        await client.models()
+    assert "Bearer ***" in str(refused.value)
+    assert "canary" not in str(refused.value)
+
+
+async def test_an_endless_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b" " * 1000
+
+    monkeypatch.setattr(chat_client, "_MAX_REPLY_BYTES", 10_000)
+    client = client_of(monkeypatch, lambda _: httpx.Response(200, content=endless()))
+    with pytest.raises(DataError, match="more than 10000 bytes"):
+        await client.models()
+    assert sent == 11
+
+
+async def test_a_redirect_does_not_lead_the_key_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(307, headers={"location": "http://there/elsewhere"})
+
+    with pytest.raises(DataError, match="with 307"):
+        await client_of(monkeypatch, answer).models()
+    assert asked == ["http://there/v1/models"]

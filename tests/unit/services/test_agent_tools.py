@@ -1,0 +1,90 @@
+"""The tools of agents keep to what their operator allows, by whatever tool they are asked."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.agent import server as agent_server
+from lachesis.services.agent import tools as agent_tools
+from lachesis.services.agent.commands import CommandError, call_command
+from lachesis.services.agent.server import HTTP_PATH, make_server, serve_http
+from lachesis.services.agent.tools import AgentTools
+
+POLICY = ConfigPolicy(fields={"scoring.raters": FieldRule(locked=True)})
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands that were called; none is run."""
+    calls: list[tuple[str, ...]] = []
+
+    async def call(*arguments: str, **_: object) -> dict[str, object]:
+        calls.append(arguments)
+        return {}
+
+    monkeypatch.setattr(agent_tools, "call_command", call)
+    return calls
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> AgentTools:
+    file = tmp_path / "run.toml"
+    file.write_text(f'run = "r"\nfolder = "{tmp_path}"\n[environments.words]\nkind = "spell_backward"\n')
+    (tmp_path / "long.py").write_text(f"from lachesis import Environment\nclass {'X' * 90}(Environment):\n  ''\n")
+    return AgentTools(
+        file, (), POLICY, [tmp_path], lambda _, sets: load(RunConfig, file=file, sets=sets), key_envs={"ALLOWED"}
+    )
+
+
+async def test_a_replay_keeps_the_operators_policy(tools: AgentTools, called: list[tuple[str, ...]]) -> None:
+    with pytest.raises(ConfigError, match=r"scoring\.raters.*: locked by the operator's policy"):
+        await tools.rl_replay("r", "again", ['scoring.raters=[{rater="/tmp/evil.py:Evil"}]'])
+    assert not called
+    await tools.rl_replay("r", "again", ["advantage.estimator=rloo"])
+    assert [arguments[0] for arguments in called] == ["replay"]
+
+
+async def test_no_variable_is_sent_to_a_server_but_those_allowed(
+    tools: AgentTools, called: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tools.rl_select_environment("words")
+    for name in ("OTHER", "OPENROUTER_API_KEY", "PATH", ""):
+        with pytest.raises(ConfigError, match="allows with --key-env: ALLOWED"):
+            await tools.rl_test_inference(models=["m"], server="http://127.0.0.1:1/v1", key_env=name)
+    assert not called
+    await tools.rl_test_inference(models=["m"], server="http://127.0.0.1:1/v1", key_env="ALLOWED")
+    assert "--key-env=ALLOWED" in called[0]
+
+
+async def test_a_class_with_a_long_name_hides_no_other_environment(tools: AgentTools) -> None:
+    names = [one["name"] for one in (await tools.rl_list_environments())["environments"]]
+    assert {"words", "X" * 90} <= set(names)
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "a\ud800b"])
+async def test_what_no_process_can_be_given_is_refused_in_words(argument: str) -> None:
+    with pytest.raises(CommandError, match="characters that no command can be given"):
+        await call_command("rollouts", f"--text={argument}")
+
+
+async def test_half_a_request_holds_no_connection(tools: AgentTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_server, "_HEAD_S", 0.05)
+    ports: list[int] = []
+    listening = anyio.Event()
+
+    def started(port: int) -> None:
+        ports.append(port)
+        listening.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_http, make_server(tools), "127.0.0.1", 0, "token", started)
+        await listening.wait()
+        async with await anyio.connect_tcp("127.0.0.1", ports[0]) as slow:
+            await slow.send(f"POST {HTTP_PATH} HTTP/1.1\r\nHost: ".encode())
+            assert (await slow.receive()).startswith(b"HTTP/1.1 408 ")
+        tasks.cancel_scope.cancel()
