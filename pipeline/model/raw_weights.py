@@ -64,12 +64,15 @@ def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
 
 
 def file_order(forms: Iterable[TensorForm]) -> list[TensorForm]:
-    """Return the order of tensors in a file: those of wider elements first, so that all are aligned; then by name."""
+    """Return the order of tensors in a file: wider elements first, so that all are aligned."""
     return sorted(forms, key=lambda form: (-form.itemsize, form.name))
 
 
 def read_raw(path: Path) -> RawFile:
-    """Map a file into memory. Raises `NotFoundError` where there is none, `DataError` where it is no whole one."""
+    """Map a file into memory.
+
+    Raises `NotFoundError` where there is none, `DataError` where it is no whole one.
+    """
     try:
         content = np.memmap(path, np.uint8, "r")
     except FileNotFoundError as error:

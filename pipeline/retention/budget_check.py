@@ -1,4 +1,6 @@
-"""Whether the byte budgets hold what a run must keep at once. Pure, but for a look at the model's files.
+"""Whether the byte budgets hold what a run must keep at once.
+
+Pure, but for a look at the model's files.
 
 A stream whose history all is still needed admits nothing more, so a run that needs more than a budget stops for ever.
 What it needs at least, where sequences are as long as they may be and weigh as little as they can:

@@ -1,4 +1,4 @@
-"""Lossless coding of a tensor's bytes: the difference to a base, split into byte planes, each compressed.
+"""Codes a tensor's bytes without loss: the difference to a base, in byte planes, compressed.
 
 Neighbouring versions differ little: as integers their bits are close, so the difference has small values. Its sign is
 folded in (zigzag), so that the upper bytes of nearly all are 0, and bytes of one significance stand together, which
@@ -37,7 +37,10 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def encode_blocks(data: Bytes, base: Bytes | None, itemsize: int) -> Iterator[bytes]:
-    """Yield the coded blocks of `data` (uint8 [bytes], of elements of `itemsize` bytes), given `base` of that size."""
+    """Yield the coded blocks of `data`, given `base`.
+
+    Both are uint8 [bytes], of elements of `itemsize` bytes.
+    """
     for start in range(0, data.size, BLOCK_BYTES):
         part = data[start : start + BLOCK_BYTES].view(_UNSIGNED[itemsize])
         before = None if base is None else base[start : start + BLOCK_BYTES].view(_UNSIGNED[itemsize])
@@ -48,7 +51,7 @@ def encode_blocks(data: Bytes, base: Bytes | None, itemsize: int) -> Iterator[by
 def decode_blocks(
     coded: memoryview, at: int, size: int, base: Bytes | None, itemsize: int
 ) -> Generator[Bytes, None, int]:
-    """Yield the `size` bytes that are coded from `at` on, block by block (uint8 [bytes]); return where they end.
+    """Yield the `size` bytes that are coded from `at` on, in blocks; return where they end.
 
     Raises `DataError` where `coded` is not what `encode_blocks` makes.
     """

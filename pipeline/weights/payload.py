@@ -53,7 +53,10 @@ def encode_payload(tensors: RawTensors, base: RawTensors | None) -> Iterator[byt
 
 
 def forms_of(payload: memoryview) -> tuple[list[TensorForm], int]:
-    """Return the tensors' forms, in the order of the payload, and where the blocks begin. Raises `DataError`."""
+    """Return the tensors' forms, in the payload's order, and where the blocks begin.
+
+    Raises `DataError`.
+    """
     try:
         (length,) = _LENGTH.unpack_from(payload)
         found = msgspec.msgpack.decode(payload[_LENGTH.size : _LENGTH.size + length], type=list[_Form])
@@ -66,7 +69,10 @@ def forms_of(payload: memoryview) -> tuple[list[TensorForm], int]:
 
 
 def decode_payload(payload: memoryview, base: RawTensors | None) -> Iterator[Bytes]:
-    """Yield the bytes of the payload's tensors in its order, block by block. Raises `DataError` where it is none."""
+    """Yield the bytes of the payload's tensors in its order, block by block.
+
+    Raises `DataError` where it is no payload.
+    """
     forms, at = forms_of(payload)
     if base is not None and {form.name: form for form in forms} != dict(base.forms):
         raise DataError("coded weights differ from their base in names, shapes or dtypes")

@@ -1,4 +1,4 @@
-"""Whether the stream of weights holds the model's, where they travel through the run's server. No torch."""
+"""Checks that the stream WEIGHTS holds the model's, if they travel through the run's server."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from lachesis.pipeline.model.raw_weights import read_raw
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 
-__all__ = ["AMPLE_VERSIONS", "LEAST_VERSIONS", "check_weights_room", "published_bytes"]
+__all__ = ["ample_bytes", "check_weights_room", "published_bytes"]
 
-LEAST_VERSIONS = 1.05
+_MIN_VERSIONS = 1.05
 """Whole versions that WEIGHTS must hold: one, and the stream's bookkeeping."""
-AMPLE_VERSIONS = 3.0
-"""Whole versions from which on a version expires only after newer ones that build on nothing else are there."""
+_AMPLE_VERSIONS = 3
 _FIXED_BYTES = 4 << 20
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def published_bytes(config: RunConfig) -> int | None:
-    """Return what a version of the run's weights takes whole, bytes; None where the model is not in a folder here."""
+    """Return what a version of the run's weights takes whole, bytes.
+
+    None where the model is in no folder here.
+    """
     folder = Path(config.model or "")
     if config.model is None or not folder.is_dir():
         return None
@@ -32,15 +34,20 @@ def published_bytes(config: RunConfig) -> int | None:
     return elements * _BYTES[config.weights.dtype]
 
 
+def ample_bytes(size: int) -> int:
+    """Return the budget with which a version of `size` bytes goes only once there is a newer one."""
+    return _AMPLE_VERSIONS * size + _FIXED_BYTES
+
+
 def check_weights_room(config: RunConfig) -> None:
-    """Raise `ConfigError` if weights travel through the run's server and not even one version fits its stream."""
+    """Raise `ConfigError` if weights travel through the run's server and its stream holds no version."""
     if config.weights.transport != "nats":
         return
     size = published_bytes(config)
-    least = 2 * _FIXED_BYTES if size is None else int(LEAST_VERSIONS * size) + _FIXED_BYTES
+    least = 2 * _FIXED_BYTES if size is None else int(_MIN_VERSIONS * size) + _FIXED_BYTES
     if config.streams.weights_bytes < least:
-        wanted = "three times what the weights take" if size is None else f"{int(AMPLE_VERSIONS * size) + _FIXED_BYTES}"
+        ample = "three times what the weights take" if size is None else ample_bytes(size)
         raise ConfigError(
             f'weights.transport is "nats", but streams.weights_bytes is {config.streams.weights_bytes}: set it to '
-            f"{wanted}, and to {least} at least"
+            f"{ample}, and to {least} at least"
         )

@@ -23,7 +23,7 @@ from lachesis.pipeline.disk import device_of, disk_room
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.retention.budget_check import check_budgets
-from lachesis.pipeline.weights.room import AMPLE_VERSIONS, published_bytes
+from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.plan import plan
@@ -240,14 +240,14 @@ def budgets(config: RunConfig) -> DoctorFinding:
 
 
 def weights(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Compare the budget of the weights with what a version takes, where they travel through the run's server."""
+    """Compare the budget of WEIGHTS with what a version takes, if they travel through the server."""
     size = published_bytes(config)
     if config.weights.transport != "nats" or size is None:
         return
     budget = config.streams.weights_bytes
     text = f"a version takes {human_bytes(size)} whole, WEIGHTS holds {human_bytes(budget)}"
-    if budget < AMPLE_VERSIONS * size:
-        mend = f"raise streams.weights_bytes to {int(AMPLE_VERSIONS * size)}, so that late servers find theirs"
+    if budget < ample_bytes(size):
+        mend = f"raise streams.weights_bytes to {ample_bytes(size)}, so that late servers find theirs"
         yield warn("weights", text, mend)
     else:
         yield ok("weights", text)
