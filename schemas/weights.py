@@ -41,7 +41,7 @@ class WeightsHead(Event, frozen=True, kw_only=True):
     chunks: Annotated[list[Seq], Meta(min_length=1)]
     size: Count
     plain_size: Count
-    sha256: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    sha256: bytes
     previous: Seq | None
     chain: Seq
 
@@ -53,6 +53,8 @@ class WeightsHead(Event, frozen=True, kw_only=True):
                 raise SchemaError("previous: a version with a base has a head before its own")
         if len(self.chunks) != max(1, -(-self.size // WEIGHTS_CHUNK_BYTES)):
             raise SchemaError(f"chunks: {len(self.chunks)} for {self.size} bytes")
+        if len(self.sha256) != 32:
+            raise SchemaError(f"sha256: {len(self.sha256)} bytes; it has 32")
         if not all(before < after for before, after in itertools.pairwise(self.chunks)):
             raise SchemaError("chunks: their sequences do not ascend")
 

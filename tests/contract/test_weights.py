@@ -126,7 +126,7 @@ async def test_the_stream_stays_within_its_bytes(bus, tmp_path):
     trainer, receiver = Trainer(bus, budget=budget, kept=100), WeightsReceiver(bus, RUN, tmp_path)
     most = 0
     for _ in range(7):
-        record = await trainer.step()
+        record = await trainer.step(size=1e-2)
         most = max(most, (await bus.usage(WEIGHTS)).bytes)
         await check(receiver, *record)
     assert budget / 2 < most <= budget

@@ -65,6 +65,7 @@ async def test_a_server_killed_in_the_middle_of_a_download_goes_on_where_it_was(
 async def test_a_broker_killed_in_the_middle_of_an_upload(fresh_server, bus, tmp_path):
     async def restart():
         os.kill(fresh_server.pid, signal.SIGKILL)
+        await fresh_server.wait()
         await fresh_server.start()
 
     trainer, receiver = Trainer(CutBus(bus, chunks=3, then=restart)), WeightsReceiver(bus, RUN, tmp_path / "server")
@@ -83,6 +84,7 @@ async def test_a_broker_killed_in_the_middle_of_a_download(fresh_server, bus, tm
                 yield message
                 if self.chunks == 1:
                     os.kill(fresh_server.pid, signal.SIGKILL)
+                    await fresh_server.wait()
                     await fresh_server.start()
 
     record, tensors = await Trainer(bus).step()
