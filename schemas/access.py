@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.subjects import BUCKET, ENVIRONMENT, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
+from lachesis.schemas.subjects import BUCKET, ENVIRONMENT, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
 
 __all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "identity_of", "roles"]
 
@@ -239,21 +239,22 @@ def _services(scope: Scope) -> dict[str, Access]:
             watches=(teacher_server,),
             rereads=((TEACHER, subjects.blob("logprobs", run)),),
         ),
-        "inference": row("inference", watches=(policy, *inference), sets=inference),
+        "inference": row("inference", watches=(policy, *inference), gets=(WEIGHTS,), sets=inference),
         "trainer": row(
             "trainer",
-            writes=(report,),
+            writes=(report, *subjects.weights_subjects(run)),
             hears=(subjects.heartbeat(run), *incidents),
             reads=(EVENTS, LEDGER),  # of EVENTS: evaluations, for the best checkpoint
             watches=(policy,),
-            gets=(ROLLOUTS, TEACHER),
+            gets=(ROLLOUTS, TEACHER, WEIGHTS),
             sets=(policy,),
+            trims=(WEIGHTS,),
         ),
         "evaluator": row(
             "evaluator",
             writes=(subjects.event("eval", run, revision),),
             watches=(policy, eval_server),
-            gets=(EVENTS,),
+            gets=(EVENTS, WEIGHTS),
         ),
         "gateway": row(
             "gateway",

@@ -39,6 +39,7 @@ from lachesis.schemas.promotion import Promotions
 from lachesis.schemas.replay import OfflineTrainerRecord, RescoreEvent, RevisionRecord
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.weights import WeightsHead
 
 __all__ = ["BINARY", "CHANNELS", "KEY_EVENTS", "Channel", "channel_of", "narrow"]
 
@@ -178,6 +179,22 @@ CHANNELS: tuple[Channel, ...] = (
         "stateful stages, trainer, operator",
     ),
     Channel(
+        "weights",
+        subjects.weights_heads("{run}"),
+        subjects.WEIGHTS,
+        (WeightsHead,),
+        "Which weights of the policy are stored in chunks, with weights.transport nats. One fenced writer.",
+        "trainer",
+    ),
+    Channel(
+        "weights-chunk",
+        subjects.weights_chunks("{run}"),
+        subjects.WEIGHTS,
+        (),
+        "Chunks of the policy's weights; the heads list them. Old ones are deleted.",
+        "trainer",
+    ),
+    Channel(
         "lease",
         subjects.lease("{run}", "{env}"),
         None,
@@ -249,6 +266,7 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "topk_logprobs": "float16",
             "topk_mass": "float16",
         },
+        "WeightsHead": {"sha256": "bytes"},
     }
 )
 """What the binary fields of each struct hold, little-endian; bits: packed, lowest first; dtype: the struct names it;

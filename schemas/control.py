@@ -94,7 +94,9 @@ class AdmissionStatus(Event, frozen=True, kw_only=True):
 
 
 class PolicyRecord(Event, frozen=True, kw_only=True):
-    """The newest weights of a run, by the key `policy`. `weights` is a safetensors file.
+    """The newest weights of a run, by the key `policy`.
+
+    `weights` is a safetensors file, or names the head in the run's stream WEIGHTS (`weights.weights_location`).
 
     `vocabulary` is the number of token ids that the model knows, 0 and up (None: the trainer did not say).
     """

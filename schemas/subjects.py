@@ -33,6 +33,7 @@ __all__ = [
     "STREAMS",
     "STREAM_TEXTS",
     "TEACHER",
+    "WEIGHTS",
     "Kind",
     "ReplayKind",
     "admission",
@@ -65,6 +66,9 @@ __all__ = [
     "stream_name",
     "stream_subjects",
     "value_subject",
+    "weights_chunks",
+    "weights_heads",
+    "weights_subjects",
 ]
 
 ROLLOUTS: Final = "ROLLOUTS"
@@ -72,6 +76,7 @@ EVENTS: Final = "EVENTS"
 REPLAY: Final = "REPLAY"
 TEACHER: Final = "TEACHER"
 LEDGER: Final = "LEDGER"
+WEIGHTS: Final = "WEIGHTS"
 BUCKET: Final = "KEYS"
 """The run's key-value bucket, where it is meant as one store among the streams."""
 
@@ -108,6 +113,21 @@ def all_blobs(kind: str, run: str) -> str:
     return f"rl.blob.{kind}.{run}.>"
 
 
+def weights_heads(run: str) -> str:
+    """Return where the trainer says which weights there are; each message lists the chunks of a version."""
+    return f"rl.weights.{run}.head"
+
+
+def weights_chunks(run: str) -> str:
+    """Return where the trainer stores weights, in chunks."""
+    return f"rl.weights.{run}.chunk"
+
+
+def weights_subjects(run: str) -> tuple[str, str]:
+    """Return all subjects of WEIGHTS."""
+    return weights_heads(run), weights_chunks(run)
+
+
 def stream_subjects(run: str) -> dict[str, list[str]]:
     """Return by kind what the streams of `run` store."""
     return {
@@ -116,6 +136,7 @@ def stream_subjects(run: str) -> dict[str, list[str]]:
         REPLAY: [f"rl.replay.{kind}.{run}.*.*" for kind in get_args(ReplayKind)],
         TEACHER: [f"rl.logprobs.{run}.*.*", blob("logprobs", run), old_blob("logprobs", run)],
         LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.*.*.*"],
+        WEIGHTS: list(weights_subjects(run)),
     }
 
 
@@ -128,6 +149,7 @@ STREAM_TEXTS: Final = {
     REPLAY: "Lachesis: scores and rewards of history under other revisions",
     TEACHER: "Lachesis: a teacher's logprobs of rollouts",
     LEDGER: "Lachesis: batches, outcomes of rollouts, reports of trainers, state of stages",
+    WEIGHTS: "Lachesis: the newest weights, for inference servers without a shared folder; they expire by themselves",
 }
 """What each stream holds, as the server's own tools show it."""
 

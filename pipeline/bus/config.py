@@ -7,7 +7,7 @@ import msgspec
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER, WEIGHTS
 
 __all__ = ["Connection", "ConnectionConfig", "ServerConfig", "StreamsConfig"]
 
@@ -27,6 +27,9 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Budget of TEACHER, bytes."""
     ledger_bytes: int = 1 * _GIB
     """Budget of LEDGER, bytes. Head-room of its own: its messages are what frees the other streams."""
+    weights_bytes: int = 1 << 20
+    """Budget of WEIGHTS, bytes, which weights.transport nats alone fills: three times what the weights take is ample, a
+    little more than once is the least. Older versions make room for newer ones. Default 1 MiB: nothing is stored."""
     bucket_bytes: int = 256 << 20
     """Budget of the run's key-value bucket, bytes."""
     replicas: int = 1
@@ -55,6 +58,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             REPLAY: self.replay_bytes,
             TEACHER: self.teacher_bytes,
             LEDGER: self.ledger_bytes,
+            WEIGHTS: self.weights_bytes,
         }
 
     def total_bytes(self) -> int:

@@ -20,6 +20,7 @@ from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
 
@@ -168,7 +169,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their
     time is lost. Set it to more than a step and a checkpoint take. Default 60."""
     weights_kept: PositiveInt = 8
-    """Newest weights files kept for inference servers. Default 8."""
+    """Newest versions of the weights kept for inference servers. Default 8."""
     shuffle_advantages: bool = False
     """A control: advantages are shuffled within each group, so nothing can be learned. Default false."""
     wandb: WandbConfig = WandbConfig()
@@ -272,6 +273,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     the reference server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
+    weights: WeightsConfig = WeightsConfig()
+    """How weights travel from the trainer to the inference servers."""
     services: ServicesConfig = ServicesConfig()
     """Processes."""
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -19,6 +19,7 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_ou
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
@@ -30,6 +31,7 @@ from lachesis.schemas.errors import (
     DataError,
     EnvironmentCodeError,
     InfrastructureError,
+    NotFoundError,
 )
 
 __all__ = ["run_evaluator"]
@@ -123,6 +125,7 @@ class _Evaluator:
         self.service = service
         self.config = config
         self.directory = directory
+        self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / "eval")
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
@@ -176,8 +179,8 @@ class _Evaluator:
         if await client.weight_version() != record.version:
             try:
                 with traced_update(self.service, self.config.training.name, record.policy_version):
-                    await client.update_weights(record.weights, record.version)
-            except (AccessError, DataError) as error:
+                    await client.update_weights(await self.receiver.path_of(record), record.version)
+            except (AccessError, DataError, NotFoundError) as error:
                 raise _PolicyRefusedError(str(error)) from error
         result = await one.measure(
             client,

@@ -1,56 +1,148 @@
 """Loads new policy versions into an inference server; of several only the newest.
 
-Works with any server that speaks vLLM's weight-update routes; the trainer never waits for it.
+Works with any server that speaks vLLM's weight-update routes; the trainer never waits for it. Guarantees that a version
+counts as loaded only once the server names it as its own, and that a server that has fallen so far behind that its
+samples would be too stale to train on is paused until it has newer weights.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import anyio
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.errors import (
+    AccessError,
+    DataError,
+    InfrastructureError,
+    NotFoundError,
+    SchemaError,
+    VersionError,
+)
 
 __all__ = ["follow_policy"]
 
 log = logging.getLogger("lachesis")
 
+PathOf = Callable[[PolicyRecord], Awaitable[str]]
+"""Returns the path of a file with a record's weights, which it may fetch first."""
 
-async def follow_policy(service: Service, directory: InferenceDirectory, loaded: anyio.Event, trainer: str) -> None:
+
+async def follow_policy(
+    service: Service,
+    directory: InferenceDirectory,
+    loaded: anyio.Event,
+    trainer: str,
+    *,
+    path_of: PathOf,
+    max_behind: int | None = None,
+) -> None:
     """Load each new policy record into the directory's server until cancelled.
 
     Set `loaded` after the first.
 
-    `trainer` is who makes them: each update is a span of the step that made the weights.
+    `trainer` is who makes them: each update is a span of the step that made the weights. `max_behind`: optimizer steps
+    that the server may be behind the newest policy; beyond, it is paused. None: it never is.
     """
-    async with service.bus.watch(keys.POLICY) as entries:
-        async for entry in entries:
+    follower = _PolicyFollower(service, directory, loaded, trainer, path_of=path_of, max_behind=max_behind)
+    async with background() as tasks:
+        tasks.start_soon(follower.watch)
+        await follower.load_newest()
+
+
+class _PolicyFollower:
+    def __init__(
+        self,
+        service: Service,
+        directory: InferenceDirectory,
+        loaded: anyio.Event,
+        trainer: str,
+        *,
+        path_of: PathOf,
+        max_behind: int | None,
+    ) -> None:
+        self._service = service
+        self._directory = directory
+        self._loaded = loaded
+        self._trainer = trainer
+        self._path_of = path_of
+        self._max_behind = max_behind
+        self._newest: PolicyRecord | None = None
+        self._changed = anyio.Event()
+        self._step: int | None = None  # of the weights that the server has; None: of none that are known
+        self._paused = False
+        self._server = anyio.Lock()  # so that a pause never lands behind the update that ends it
+
+    async def watch(self) -> None:
+        """Take in each new record, and pause the server where it leaves that too far behind."""
+        async with self._service.bus.watch(keys.POLICY) as entries:
+            async for entry in entries:
+                try:
+                    self._newest = decode(PolicyRecord, entry.value)
+                except VersionError:
+                    raise  # passing over it would be generating with ever older weights
+                except SchemaError as error:
+                    log.warning("a policy record cannot be read: %s", error)
+                    continue
+                self._changed.set()
+                await self._pause_if_late()
+
+    async def load_newest(self) -> None:
+        """Load the newest record whenever there is another one."""
+        done: PolicyRecord | None = None
+        while True:
+            while self._newest is None or self._newest is done:
+                await self._changed.wait()
+                self._changed = anyio.Event()
+            done = self._newest
             try:
-                record = decode(PolicyRecord, entry.value)
-            except VersionError:
-                raise  # passing over it would be generating with ever older weights
-            except SchemaError as error:
-                log.warning("a policy record cannot be read: %s", error)
-                continue
-            try:
-                with traced_update(service, trainer, record.policy_version):
-                    async for attempt in service.retrying(f"load weights {record.version}"):
+                with traced_update(self._service, self._trainer, done.policy_version):
+                    async for attempt in self._service.retrying(f"load weights {done.version}"):
                         with attempt:
-                            client = await directory.current()
-                            await client.update_weights(record.weights, record.version)
+                            await self._load(done)
             except InfrastructureError:
                 return  # draining
-            except (AccessError, DataError) as error:
+            except (AccessError, DataError, NotFoundError) as error:
                 # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
                 # own version, and a newer record follows.
-                log.warning("policy %s was refused: %s", record.version, error)
-                service.set_note("policy", f"policy {record.version} was refused: {error}")
+                log.warning("policy %s was refused: %s", done.version, error)
+                self._service.set_note("policy", f"policy {done.version} was refused: {error}")
+                await self._pause_if_late()
                 continue
-            service.mark_ok()
-            service.set_note("policy", None)
-            loaded.set()
-            service.vitals.metrics["policy/step"] = record.policy_version.step
+            self._service.mark_ok()
+            self._service.set_note("policy", None)
+            self._loaded.set()
+            self._service.vitals.metrics["policy/step"] = done.policy_version.step
+            await self._pause_if_late()
+
+    async def _load(self, record: PolicyRecord) -> None:
+        path = await self._path_of(record)
+        client = await self._directory.current()
+        async with self._server:
+            await client.update_weights(path, record.version)
+            found = await client.weight_version()
+            if found != record.version:
+                raise InfrastructureError(f"the server has weights {found} after an update to {record.version}")
+            self._step, self._paused = record.policy_version.step, False
+
+    async def _pause_if_late(self) -> None:
+        """Pause the server if its samples would be too stale. The next update ends that."""
+        async with self._server:
+            if self._paused or self._max_behind is None or self._step is None or self._newest is None:
+                return
+            behind = self._newest.policy_version.step - self._step
+            if behind <= self._max_behind:
+                return
+            with suppress(AccessError, DataError, InfrastructureError):  # it serves nobody, or is asked again
+                await (await self._directory.current()).pause("keep")
+                self._paused = True
+                text = f"paused: its weights are {behind} steps behind, and {self._max_behind} may be trained on"
+                log.warning("the inference server is %s", text)
+                self._service.set_note("policy", text)

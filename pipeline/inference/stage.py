@@ -38,6 +38,7 @@ from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within, listen
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["run_inference"]
@@ -138,7 +139,9 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
         if role == "policy":
             await service.starts_with("waiting for the trainer to publish a policy")
             loaded = anyio.Event()
-            tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
+            receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / role)
+            follow = partial(follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness)
+            tasks.start_soon(follow, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
         await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)

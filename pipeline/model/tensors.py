@@ -23,8 +23,10 @@ __all__ = [
     "load_tensors",
     "policy_tensors",
     "policy_version",
+    "rounded",
     "vocabulary_of",
     "weights_digest",
+    "widened",
 ]
 
 DIGEST_LENGTH = 12
@@ -49,6 +51,32 @@ def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
         seen.add(identity)
         tensors[name] = tensor
     return dict(sorted(tensors.items()))
+
+
+def rounded(tensors: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
+    """Return the tensors as they are published in `dtype`.
+
+    bfloat16: wider floating-point ones are rounded to it. float32: all are as they are.
+    """
+    if dtype == "float32":
+        return dict(tensors)
+    return {
+        name: tensor.detach().to(torch.bfloat16) if _is_wide(tensor) else tensor for name, tensor in tensors.items()
+    }
+
+
+def widened(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return `rounded` tensors in the dtypes that are expected of them, which changes no value."""
+    return {
+        name: tensor.to(expected[name].dtype)
+        if tensor.dtype == torch.bfloat16 and name in expected and _is_wide(expected[name])
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _is_wide(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize > torch.bfloat16.itemsize
 
 
 def has_adapters(model: Any) -> bool:

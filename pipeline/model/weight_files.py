@@ -16,16 +16,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from lachesis.pipeline.fsync import fsync, make_folder
-from lachesis.pipeline.model.tensors import check_coverage, weights_digest
+from lachesis.pipeline.model.raw_weights import weights_path
+from lachesis.pipeline.model.tensors import check_coverage, weights_digest, widened
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["path_inside", "prune_weights", "read_weights", "weights_path", "write_weights"]
 
-
-def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
-    """Return where the weights of `version` lie."""
-    return Path(folder) / f"{version}.safetensors"
+_ROUNDED = "rounded_to"
+"""Label of a file whose floating-point tensors were rounded."""
 
 
 def path_inside(folder: Path, path: str) -> Path:
@@ -44,10 +43,13 @@ def path_inside(folder: Path, path: str) -> Path:
     return found
 
 
-def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, version: PolicyVersion) -> Path:
+def write_weights(
+    tensors: Mapping[str, torch.Tensor], folder: str | Path, version: PolicyVersion, dtype: str = "float32"
+) -> Path:
     """Write the weights of `version` and return the path.
 
-    Writing a version again replaces it by the same content.
+    Writing a version again replaces it by the same content. `dtype`: what they were rounded to (`tensors.rounded`),
+    which the file says; float32: they were not.
 
     What a writer that was killed had begun here is removed: one process at a time writes a folder.
     Raises DataError when the tensors do not have the version's digest.
@@ -60,7 +62,8 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, versi
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(copies, partial, metadata={"policy_version": str(version)})
+        labels = {"policy_version": str(version)} | ({} if dtype == "float32" else {_ROUNDED: dtype})
+        save_file(copies, partial, metadata=labels)
         fsync(partial)
         partial.replace(path)
     finally:
@@ -74,6 +77,8 @@ def read_weights(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of the file, each of which has the name, shape and dtype of one in `expected`.
 
+    In a file of weights that were rounded to bfloat16 they have that dtype, and are returned in the one expected.
+
     Raises NotFoundError when there is no such file (it may have been pruned: ask for a newer version), DataError when
     it is damaged, belongs to another version or does not cover `expected` exactly.
     """
@@ -82,7 +87,8 @@ def read_weights(
         raise DataError(f"weights file {path} is no regular file.")
     try:
         with safe_open(path, framework="pt") as file:
-            label = (file.metadata() or {}).get("policy_version")
+            labels = file.metadata() or {}
+            label = labels.get("policy_version")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError as error:
         raise NotFoundError(f"weights file {path} does not exist; it may have been pruned.") from error
@@ -90,9 +96,10 @@ def read_weights(
         raise DataError(f"weights file {path} cannot be read: {error}.") from error
     if label != str(version):
         raise DataError(f"weights file {path} holds policy version {label!r}, not {str(version)!r}.")
-    check_coverage(tensors, expected, f"weights file {path}")
+    loaded = widened(tensors, expected) if labels.get(_ROUNDED) == "bfloat16" else tensors
+    check_coverage(loaded, expected, f"weights file {path}")
     _check_digest(tensors, version, f"weights file {path}")
-    return tensors
+    return loaded
 
 
 def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVersion] = ()) -> list[Path]:

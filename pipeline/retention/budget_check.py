@@ -1,4 +1,6 @@
-"""Whether the byte budgets hold what a run must keep at once. Pure.
+"""Whether the byte budgets hold what a run must keep at once.
+
+Pure, but for a look at the model's files.
 
 A stream whose history all is still needed admits nothing more, so a run that needs more than a budget stops for ever.
 What it needs at least, where sequences are as long as they may be and weigh as little as they can:
@@ -14,6 +16,7 @@ import math
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.retention.budget import MIN_BYTES_PER_TOKEN, ByteReservation
+from lachesis.pipeline.weights.room import check_weights_room
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 
@@ -66,6 +69,7 @@ def check_budgets(config: RunConfig) -> None:
     """
     if config.nats is None:
         _check_own_server(config)
+    check_weights_room(config)
     for stream, (least, what) in least_bytes(config).items():
         budget = config.streams.budgets()[stream]
         if budget < least:

@@ -151,7 +151,7 @@ class BatchReader:
             lambda: write_weights(tensors, Path(folder).absolute(), version),
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
-        await self.feed.publish_weights(version, path, tokenizer_hash(tokenizer), vocabulary_of(model))
+        await self.feed.publish_weights(version, str(path), tokenizer_hash(tokenizer), vocabulary_of(model))
         return str(version)
 
     async def commit(self, batch: LedgerBatch, *, step: int, policy_version: str, checkpoint: str) -> None:

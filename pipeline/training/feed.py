@@ -165,9 +165,11 @@ class BatchFeed:
         self._policy_revision, self.policy = revision, record
 
     async def publish_weights(
-        self, version: PolicyVersion, path: Path, tokenizer_hash: str, vocabulary: int | None
+        self, version: PolicyVersion, location: str, tokenizer_hash: str, vocabulary: int | None
     ) -> None:
-        """Make the weights file at `path` the run's policy. Raises `FencedError`, as `publish_policy`.
+        """Make the weights at `location` the run's policy. Raises `FencedError`, as `publish_policy`.
+
+        `location`: the path of a file, or `schemas.weights.weights_location`.
 
         `vocabulary` is the number of token ids that the model knows: rollouts with others are refused.
         """
@@ -175,7 +177,7 @@ class BatchFeed:
             PolicyRecord(
                 run=self._run,
                 version=str(version),
-                weights=str(path),
+                weights=location,
                 tokenizer_hash=tokenizer_hash,
                 written_ns=time.time_ns(),
                 vocabulary=vocabulary,

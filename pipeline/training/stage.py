@@ -34,8 +34,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState,
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
-from lachesis.pipeline.model.weight_files import prune_weights, weights_path, write_weights
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded, vocabulary_of
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
@@ -55,6 +54,8 @@ from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
+from lachesis.pipeline.weights.download import WeightsReceiver
+from lachesis.pipeline.weights.sender import weights_sender
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, VoidBatch
@@ -129,7 +130,9 @@ async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
     """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
     key = sampling_key(config, "policy")
     async with open_role(service.bus, config.run, "policy", url=url, key=key) as directory:
-        await follow_policy(service, directory, anyio.Event(), config.training.name)
+        receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / "policy")
+        follow = partial(follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness)
+        await follow(service, directory, anyio.Event(), config.training.name)
 
 
 class _StepRecord(NamedTuple):
@@ -170,6 +173,7 @@ class _Trainer:
         self.on_past = on_past
         self.numerics = numerics_of(config, learner.device)
         self.peer_metrics = PeerMetrics()
+        self.weights = weights_sender(service.bus, config)
         self.evaluations = EvaluationReader(service.bus, config)
         self.checkpointed = learner.steps
         self.rolling = RollingTrainingStats()
@@ -353,21 +357,23 @@ class _Trainer:
         self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_MAX_SLOW_REPORTED:]}
 
     async def publish_policy(self) -> None:
-        """Write the weights and tell the run about them; inference servers follow."""
-        tensors = policy_tensors(self.policy.model)
+        """Store the weights and tell the run about them; inference servers follow."""
+        tensors = rounded(policy_tensors(self.policy.model), self.config.weights.dtype)
         version = policy_version(self.learner.steps, self.lineage, tensors)
-        folder = self.config.path / "weights"
-        path = await write_when_room(
-            weights_path(folder, version),
-            partial(write_weights, tensors, folder, version),
-            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        )
+        sent = ""
+
+        async def send() -> None:
+            nonlocal sent
+            sent = await self.weights.send(version, tensors)
+
+        await self._publish_with_retries("store the weights", send)
         await self._publish_with_retries(
             "publish the policy",
-            partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash, self.limits.vocabulary),
+            partial(self.feed.publish_weights, version, sent, self.policy.tokenizer_hash, self.limits.vocabulary),
         )
         self.service.mark_ok()
-        prune_weights(folder, keep=self.config.training.weights_kept)
+        with suppress(InfrastructureError):  # what it leaves goes with the next one
+            await self.weights.expire()
 
     async def _checkpoint(self) -> None:
         """Make the present step durable, then report it."""

@@ -23,6 +23,7 @@ from lachesis.pipeline.disk import device_of, disk_room
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.retention.budget_check import check_budgets
+from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.plan import plan
@@ -46,6 +47,7 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding
     if (folder := run_folder(config)) is not None:
         yield folder
     yield budgets(config)
+    yield from weights(config)
     if not running:
         yield from ports(config)
     yield from webhook(config)
@@ -235,6 +237,20 @@ def budgets(config: RunConfig) -> DoctorFinding:
     except ConfigError as error:
         return fail("budgets", str(error), "raise it, in the configuration and with lachesis init")
     return ok("budgets", "each stream holds what the run must keep at once")
+
+
+def weights(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Compare the budget of WEIGHTS with what a version takes, if they travel through the server."""
+    size = published_bytes(config)
+    if config.weights.transport != "nats" or size is None:
+        return
+    budget = config.streams.weights_bytes
+    text = f"a version takes {human_bytes(size)} whole, WEIGHTS holds {human_bytes(budget)}"
+    if budget < ample_bytes(size):
+        mend = f"raise streams.weights_bytes to {ample_bytes(size)}, so that late servers find theirs"
+        yield warn("weights", text, mend)
+    else:
+        yield ok("weights", text)
 
 
 def ports(config: RunConfig) -> Iterator[DoctorFinding]:

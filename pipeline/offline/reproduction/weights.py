@@ -24,7 +24,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState,
 from lachesis.pipeline.ledger.reader import Payload, fetch_batch, follow_ledger
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
-from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of, weights_digest
+from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_of, weights_digest
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress
 from lachesis.pipeline.offline.reproduction.logic import numerics_after, numerics_differences
 from lachesis.pipeline.offline.verification.checks import NumericFinding, Verdict
@@ -206,6 +206,8 @@ class _ComparedStep:
         self._lineages = {report.lineage: report.step for report in facts.reports} if sampled else {}
         self._kept = {state.step: path for path, state in known_checkpoints(config.path / CHECKPOINTS)}
         self._ours: dict[int, str] = {}
+        self._published: dict[int, str] = {}
+        self._dtype = config.weights.dtype
         self._sampled: set[tuple[int, str]] = set()
         self._equal: set[int] = set()
         self._failed: dict[int, str] = {}
@@ -218,6 +220,7 @@ class _ComparedStep:
         """Compare the weights after `step` with reports and checkpoints."""
         digest = weights_digest(tensors)
         self._ours[step] = digest
+        self._published[step] = digest if self._dtype == "float32" else weights_digest(rounded(tensors, self._dtype))
         for reported in self._reported.get(step, ()):
             self._compare(step, digest.startswith(reported), f"{digest[: len(reported)]}, reported as {reported}")
         path = self._kept.get(step)
@@ -231,7 +234,7 @@ class _ComparedStep:
         """Compare the weights that rollouts name with ours, as far as we have come."""
         for _, group, _ in groups:
             for version in group.versions:
-                ours = self._ours.get(version.step)
+                ours = self._published.get(version.step)
                 if ours is None or version.step > min(steps, self._lineages.get(version.lineage, -1)):
                     continue
                 self._sampled.add((version.step, version.digest))

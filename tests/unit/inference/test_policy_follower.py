@@ -31,6 +31,9 @@ class Server:
             raise DataError("torn")
         self.loaded.append(version)
 
+    async def weight_version(self):
+        return self.loaded[-1]
+
 
 async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
     server, loaded = Server(), anyio.Event()
@@ -44,9 +47,13 @@ async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
     assert server.loaded == ["1-a-b"]
 
 
-async def follow_until_drained(service, server, loaded):
+async def as_named(record):
+    return record.weights
+
+
+async def follow_until_drained(service, server, loaded, path_of=as_named, max_behind=None):
     async with service.until_drained():
-        await follow_policy(service, server, loaded, "main")
+        await follow_policy(service, server, loaded, "main", path_of=path_of, max_behind=max_behind)
 
 
 class Scripted:
@@ -56,9 +63,18 @@ class Scripted:
         self.loaded = []
         self.fail = list(fail)
         self.gate = gate
+        self.says = []  # other versions that it names as its own, before the right one
+        self.paused = False
 
     async def current(self):
         return self
+
+    async def pause(self, mode):
+        assert mode == "keep"
+        self.paused = True
+
+    async def weight_version(self):
+        return self.says.pop(0) if self.says else self.loaded[-1][1]
 
     async def update_weights(self, path, version):
         if self.gate:
@@ -66,6 +82,7 @@ class Scripted:
         if self.fail:
             raise self.fail.pop(0)
         self.loaded.append((path, version))
+        self.paused = False
 
 
 async def publish(lab, step):
@@ -139,7 +156,7 @@ async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow_policy, service, server, anyio.Event(), "main")
+            tasks.start_soon(partial(follow_policy, path_of=as_named), service, server, anyio.Event(), "main")
             await lab.until(retried)
             service.drain()
 
@@ -164,3 +181,42 @@ async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
 
 async def _true(value):
     return value
+
+
+async def test_a_server_that_names_other_weights_after_an_update_is_updated_again(lab):
+    server, loaded = Scripted(), anyio.Event()
+    server.says = ["0-x-y"]
+    await publish(lab, 0)
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference"):
+        await lab.until(has_loaded(server, 1))
+        assert not loaded.is_set()
+        with anyio.fail_after(20):
+            await loaded.wait()
+    assert server.loaded == [("/w/0", "0-a-b")] * 2
+
+
+async def test_a_server_that_falls_too_far_behind_is_paused_until_it_has_newer_weights(lab):
+    server, gate, loaded = Scripted(), anyio.Event(), anyio.Event()
+
+    async def slow(record):
+        if record.version != "0-a-b":
+            await gate.wait()
+        return record.weights
+
+    async def follow(service):
+        await follow_until_drained(service, server, loaded, slow, max_behind=2)
+
+    async with lab.running(follow, "inference") as service:
+        await publish(lab, 0)
+        await loaded.wait()
+        for step in (1, 2):
+            await publish(lab, step)
+            await lab.bus.changed(until=lab.bus.now() + 0.02)
+        assert not server.paused
+        await publish(lab, 3)
+        await lab.until(lambda: _true(server.paused))
+        assert "3 steps behind" in service.vitals.status_text
+        gate.set()
+        await lab.until(lambda: _true(server.loaded[-1][1] == "3-a-b"))
+        await lab.until(lambda: _true(not server.paused))
+        assert service.vitals.status_text is None

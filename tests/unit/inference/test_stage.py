@@ -20,9 +20,11 @@ from lachesis.pipeline.inference.directory import (
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.weights.config import WeightsConfig
+from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
@@ -251,3 +253,28 @@ async def test_others_are_told_the_url_under_which_they_reach_a_server_that_list
     async with lab.running(lambda service: run_inference(service, config, "teacher")):
         await lab.until(is_registered(lab, "teacher"))
         assert await registered(lab, "teacher") == "http://inference:8000"
+
+
+async def test_weights_arrive_through_the_runs_own_server_at_a_machine_without_the_trainers_folder(
+    lab, config, policies
+):
+    uploader = WeightsUploader(lab.bus, "r", WeightsConfig(transport="nats", dtype="bfloat16"), budget=1 << 26, kept=2)
+    main = lambda service: run_inference(service, config, "policy")  # noqa: E731
+    async with lab.running(main, "inference"), open_role(lab.bus, "r", "policy") as directory:
+        for step in range(2):
+            tensors = rounded(policy_tensors(policies[step].model), "bfloat16")
+            version = policy_version(step, "a", tensors)
+            sent = await uploader.send(version, tensors)
+            record = PolicyRecord(
+                run="r",
+                version=str(version),
+                weights=sent.location,
+                tokenizer_hash=policies[step].tokenizer_hash,
+                written_ns=1,
+            )
+            await lab.bus.put(keys.POLICY, encode(record))
+            await lab.until(serving(directory, str(version)))
+            (sample,) = await (await directory.current()).generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
+            assert {span.version for span in sample.weight_versions} == {str(version)}
+    assert len(list((config.path / "weights" / "policy").glob("*.safetensors"))) == 2
+    assert not list((config.path / "weights").glob("*.safetensors"))

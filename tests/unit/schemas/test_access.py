@@ -7,7 +7,7 @@ import pytest
 from lachesis.pipeline.bus.routing import matches, stream_of
 from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, identity_of, roles
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BUCKET, STREAMS
+from lachesis.schemas.subjects import BUCKET, STREAMS, WEIGHTS, weights_subjects
 from lachesis.services.registry import SERVICES
 
 SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "sums"), foreign=("sums",))
@@ -84,3 +84,11 @@ def test_the_names_under_which_processes_speak() -> None:
     assert roles("inference") == ("inference", "inference-policy", "inference-teacher", "inference-eval")
     assert identity_of("environment", "a") == "environment-a"
     assert identity_of("inference", "policy") == "inference"
+
+
+def test_the_trainer_writes_and_trims_weights_and_inference_reads_them() -> None:
+    stored = set(weights_subjects("one"))
+    assert {name for name in WORKERS if stored & set(TABLE[name].writes)} == {"trainer"}
+    assert {name for name in WORKERS if WEIGHTS in TABLE[name].trims} == {"trainer"}
+    assert {name for name in WORKERS if WEIGHTS in TABLE[name].gets} == {"trainer", "inference", "evaluator"}
+    assert not TABLE["inference"].writes

@@ -16,6 +16,7 @@ from lachesis.schemas import (
     retention,
     rollout,
     subjects,
+    weights,
 )
 from lachesis.schemas.catalog import BINARY, CHANNELS, KEY_EVENTS, channel_of, narrow
 from lachesis.schemas.codec import Event
@@ -32,7 +33,7 @@ def test_the_catalog_covers_every_stream_exactly() -> None:
 def test_every_event_is_in_the_catalog() -> None:
     listed = {event for channel in CHANNELS for event in (*channel.events, channel.reply)}
     listed |= {event for events in KEY_EVENTS.values() for event in events}
-    modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout)
+    modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout, weights)
     public = {getattr(module, name) for module in modules for name in module.__all__}
     events = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Event)}
     assert events == listed - {None}
@@ -40,7 +41,7 @@ def test_every_event_is_in_the_catalog() -> None:
 
 
 def test_every_binary_field_is_described() -> None:
-    modules = (alerts, annotations, columns, control, ledger, rollout)
+    modules = (alerts, annotations, columns, control, ledger, rollout, weights)
     found: dict[str, set[str]] = {}
     for kind in {getattr(module, name) for module in modules for name in module.__all__}:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

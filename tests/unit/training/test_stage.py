@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
-from lachesis.pipeline.model.tensors import weights_digest
+from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
+from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training import last_evaluation
 from lachesis.pipeline.training import stage as stage_module
@@ -22,6 +24,8 @@ from lachesis.pipeline.training.checksums import write_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.weights.config import WeightsConfig
+from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode, encode
@@ -522,3 +526,21 @@ async def test_a_broken_link_is_refused(lab, model, config):
     del log._messages[removed + 2]
     with pytest.raises(LedgerError):
         await run_trainer(Service(lab.bus, "trainer", "r"), config)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_weights_go_through_the_runs_own_server_where_the_configuration_says_so(
+    lab, model, config, tmp_path, dtype
+):
+    config = msgspec.structs.replace(config, weights=WeightsConfig(transport="nats", dtype=dtype))
+    config = msgspec.structs.replace(config, streams=StreamsConfig(weights_bytes=16 << 20))
+    await fill(lab, model)
+    await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert not (config.path / "weights").exists()
+    record = decode(PolicyRecord, (await lab.bus.value("policy")).value)
+    assert record.policy_version.step == STEPS
+    checkpoint = load_checkpoint(latest_checkpoint(config.path / "checkpoints"), config.training.learner)
+    expected = policy_tensors(checkpoint.policy.model)
+    path = await WeightsReceiver(lab.bus, "r", tmp_path / "elsewhere").path_of(record)
+    found = read_weights(path, record.policy_version, expected)
+    assert weights_digest(rounded(found, dtype)) == weights_digest(rounded(expected, dtype))

@@ -1,0 +1,26 @@
+"""Configuration of how weights travel from the trainer to the inference servers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = ["WeightsConfig"]
+
+
+class WeightsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How weights travel from the trainer to the inference servers."""
+
+    transport: Literal["files", "nats"] = "files"
+    """files: through the run's folder, which trainer and inference servers share. nats: through the stream WEIGHTS of
+    the run's own server, so that an inference machine needs no shared folder; streams.weights_bytes is its budget.
+    Default files."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What weights travel in. bfloat16: rounded by the trainer, for half the bytes, which loses nothing where the
+    engine computes in bfloat16; the digest of a policy version is that of the rounded weights. float32: as they are.
+    Default float32."""
+    full_every: Annotated[int, Meta(ge=1, le=1000)] = 20
+    """With transport nats: of so many versions the first is whole, and each of the others is stored as its difference
+    to the one before it, which loses nothing. A server that starts anew fetches the newest whole one and all
+    differences since. 1: no differences. Default 20."""

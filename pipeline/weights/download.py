@@ -1,0 +1,186 @@
+"""Fetches a policy's weights to where an inference server can read them as a file.
+
+In: a policy record. Out: the path of its file: the record's own, or one in `folder` that is made of what the run's
+stream WEIGHTS holds. Guarantees: a file under its final name has the digest of its version; a download that was cut
+off, by whatever, goes on where it was; where the base of a difference is missing or damaged, the newest whole version
+and all differences since are fetched instead. No torch here. One process at a time fetches into a folder.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+import numpy as np
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.fsync import fsync, make_folder
+from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_raw
+from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_of
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.subjects import WEIGHTS
+from lachesis.schemas.weights import WEIGHTS_CHUNK_BYTES, WeightsHead, head_seq
+
+__all__ = ["WeightsReceiver"]
+
+log = logging.getLogger("lachesis")
+
+_FILES_KEPT = 2
+"""Versions kept in the folder: the one that is served, and one more."""
+_PARTIAL = ".partial"
+
+
+class WeightsReceiver:
+    """`path_of` gives the file of each policy record. `folder` is one that nothing else writes to."""
+
+    def __init__(self, bus: Bus, run: str, folder: Path) -> None:
+        self._bus = bus
+        self._run = run
+        self._folder = folder
+
+    async def path_of(self, record: PolicyRecord) -> str:
+        """Return the path of a file with the record's weights.
+
+        Raises `NotFoundError` when they have expired (a newer record follows), `DataError` when they are not what the
+        record says, `InfrastructureError` when the server is away, or another process fetches into the folder.
+        """
+        seq = head_seq(record.weights)
+        if seq is None:
+            return record.weights
+        make_folder(self._folder)
+        with _only_one_in(self._folder):
+            path = weights_path(self._folder, record.policy_version)
+            if path.exists() and not await anyio.to_thread.run_sync(_is_sound, path, record.version):
+                path.unlink()
+            if not path.exists():
+                await self._fetch(seq, record.version)
+            await anyio.to_thread.run_sync(_prune, self._folder, path)
+        return str(path)
+
+    async def _fetch(self, seq: int, version: str) -> None:
+        """Make the file of `version`, from the newest file here that leads to it or else from a whole version."""
+        steps = await self._steps_to(seq, version)
+        for place, head in steps:
+            base = None if head.base is None else weights_path(self._folder, PolicyVersion.parse(head.base))
+            payload = await self._download(place, head)
+            target = weights_path(self._folder, PolicyVersion.parse(head.version))
+            decoded = partial(_write_version, payload, head, base, target, last=place == seq)
+            await write_when_room(target, decoded, needed_bytes=head.plain_size)
+            payload.unlink()
+
+    async def _steps_to(self, seq: int, version: str) -> list[tuple[int, WeightsHead]]:
+        """Return the heads to decode one after the other, oldest first, with their sequences."""
+        steps: list[tuple[int, WeightsHead]] = []
+        while True:
+            message = await self._bus.get(WEIGHTS, seq)
+            head = decode(WeightsHead, message.data)
+            if message.subject != subjects.weights_heads(self._run) or head.version != version:
+                raise DataError(f"message {seq} of WEIGHTS does not hold the weights of policy {version}")
+            steps.append((seq, head))
+            if head.base is None or head.previous is None:
+                return steps[::-1]
+            base = weights_path(self._folder, PolicyVersion.parse(head.base))
+            if base.exists():
+                if await anyio.to_thread.run_sync(_is_sound, base, head.base):
+                    return steps[::-1]
+                base.unlink()
+            seq, version = head.previous, head.base
+
+    async def _download(self, place: int, head: WeightsHead) -> Path:
+        """Fetch a version's chunks into a file, going on behind those that it has."""
+        path = self._folder / f".{place}-{head.sha256.hex()[:16]}{_PARTIAL}"
+        for leftover in self._folder.glob(f".*{_PARTIAL}"):
+            if leftover != path:
+                leftover.unlink()
+        done = min(path.stat().st_size // WEIGHTS_CHUNK_BYTES, len(head.chunks)) if path.exists() else 0
+        if done:
+            log.info("going on with the weights of policy %s: %d of %d chunks", head.version, done, len(head.chunks))
+        subject = subjects.weights_chunks(self._run)
+        async with aclosing(self._bus.fetch(WEIGHTS, head.chunks[done:], subject)) as chunks:
+            async for chunk in chunks:
+                write = partial(_write_chunk, path, done * WEIGHTS_CHUNK_BYTES, chunk.data)
+                await write_when_room(path, write, needed_bytes=len(chunk.data))
+                done += 1
+        await anyio.to_thread.run_sync(_check_payload, path, head)
+        return path
+
+
+@contextmanager
+def _only_one_in(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InfrastructureError(f"another process fetches weights into {folder}") from error
+        yield
+
+
+def _write_chunk(path: Path, offset: int, data: bytes) -> None:
+    """Write a chunk at its place: what a write that failed left there is written over."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
+        file.truncate(offset)
+        file.seek(offset)
+        file.write(data)
+
+
+def _check_payload(path: Path, head: WeightsHead) -> None:
+    """Raise `InfrastructureError` unless the file is what the head says; it is fetched anew then."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if digest != head.sha256 or path.stat().st_size != head.size:
+        path.unlink()
+        raise InfrastructureError(f"the chunks of policy {head.version} are not what was stored; they are fetched anew")
+
+
+def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: Path, *, last: bool) -> None:
+    """Decode a payload into the file of its version. Raises `DataError` where that has not the version's digest."""
+    partial_path = target.with_name(f".{target.name}{_PARTIAL}")
+    labels = {"policy_version": head.version} | ({} if head.dtype == "float32" else {"rounded_to": head.dtype})
+    before = None
+    if base is not None:
+        found = read_raw(base)
+        before = RawTensors(found.forms, found.data)
+    try:
+        coded = np.memmap(payload, np.uint8, "r").data
+        forms, _ = forms_of(coded)
+        if sum(form.nbytes for form in forms) != head.plain_size:
+            raise DataError(f"the weights of policy {head.version} are not as large as their head says")
+        write_raw(partial_path, forms, decode_payload(coded, before), labels)
+        if not _is_sound(partial_path, head.version):
+            raise DataError(f"the decoded weights of policy {head.version} have another digest")
+        if last:
+            fsync(partial_path)
+        partial_path.replace(target)
+    finally:
+        partial_path.unlink(missing_ok=True)
+    if last:
+        fsync(target.parent)
+
+
+def _is_sound(path: Path, version: str) -> bool:
+    """Return whether a file holds `version`, by its label and its digest."""
+    try:
+        file = read_raw(path)
+    except (DataError, NotFoundError):
+        return False
+    digest = PolicyVersion.parse(version).digest
+    return file.metadata.get("policy_version") == version and bool(digest) and raw_digest(file).startswith(digest)
+
+
+def _prune(folder: Path, newest: Path) -> None:
+    others = sorted(
+        (path for path in folder.glob("[!.]*.safetensors") if path != newest), key=lambda path: path.stat().st_mtime_ns
+    )
+    for path in others[: len(others) - (_FILES_KEPT - 1)]:
+        path.unlink(missing_ok=True)

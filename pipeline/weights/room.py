@@ -1,0 +1,53 @@
+"""Checks that the stream WEIGHTS holds the model's, if they travel through the run's server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.model.raw_weights import read_raw
+from lachesis.pipeline.model.shards import weight_file_names
+from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
+
+__all__ = ["ample_bytes", "check_weights_room", "published_bytes"]
+
+_MIN_VERSIONS = 1.05
+"""Whole versions that WEIGHTS must hold: one, and the stream's bookkeeping."""
+_AMPLE_VERSIONS = 3
+_FIXED_BYTES = 4 << 20
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def published_bytes(config: RunConfig) -> int | None:
+    """Return what a version of the run's weights takes whole, bytes.
+
+    None where the model is in no folder here.
+    """
+    folder = Path(config.model or "")
+    if config.model is None or not folder.is_dir():
+        return None
+    try:
+        files = [read_raw(folder / name) for name in weight_file_names(folder)]
+    except (ConfigError, DataError, NotFoundError):
+        return None  # loading the model says what is wrong with it
+    elements = sum(form.nbytes // form.itemsize for file in files for form in file.forms.values())
+    return elements * _BYTES[config.weights.dtype]
+
+
+def ample_bytes(size: int) -> int:
+    """Return the budget with which a version of `size` bytes goes only once there is a newer one."""
+    return _AMPLE_VERSIONS * size + _FIXED_BYTES
+
+
+def check_weights_room(config: RunConfig) -> None:
+    """Raise `ConfigError` if weights travel through the run's server and its stream holds no version."""
+    if config.weights.transport != "nats":
+        return
+    size = published_bytes(config)
+    least = 2 * _FIXED_BYTES if size is None else int(_MIN_VERSIONS * size) + _FIXED_BYTES
+    if config.streams.weights_bytes < least:
+        ample = "three times what the weights take" if size is None else ample_bytes(size)
+        raise ConfigError(
+            f'weights.transport is "nats", but streams.weights_bytes is {config.streams.weights_bytes}: set it to '
+            f"{ample}, and to {least} at least"
+        )

@@ -1,0 +1,74 @@
+"""The trainer's side of how weights travel: one interface, and which way the configuration chooses.
+
+Whoever receives them needs no such choice: a policy record says where its weights are (`download.WeightsReceiver`).
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.model.raw_weights import weights_path
+from lachesis.pipeline.model.weight_files import prune_weights, write_weights
+from lachesis.pipeline.weights.upload import WeightsUploader
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["WeightsSender", "weights_sender"]
+
+
+class WeightsSender(Protocol):
+    """Stores each version of the weights where inference servers find it."""
+
+    async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> str:
+        """Store a version and return what its policy record says of where it is.
+
+        Raises `InfrastructureError` when it may be tried again, `FencedError` when another trainer has taken over,
+        `DataError` when the tensors are not the version's.
+        """
+
+    async def expire(self) -> None:
+        """Delete versions that are too old, once a newer one is published."""
+
+
+def weights_sender(bus: Bus, config: RunConfig) -> WeightsSender:
+    """Return how the run's weights travel, as `weights.transport` says."""
+    kept = config.training.weights_kept
+    if config.weights.transport == "nats":
+        return _ThroughServer(
+            WeightsUploader(bus, config.run, config.weights, budget=config.streams.weights_bytes, kept=kept)
+        )
+    return _ThroughFolder(config.path / "weights", config.weights.dtype, kept)
+
+
+class _ThroughServer:
+    def __init__(self, uploader: WeightsUploader) -> None:
+        self._uploader = uploader
+
+    async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> str:
+        return (await self._uploader.send(version, tensors)).location
+
+    async def expire(self) -> None:
+        await self._uploader.expire()
+
+
+class _ThroughFolder:
+    def __init__(self, folder: Path, dtype: str, kept: int) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._kept = kept
+
+    async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> str:
+        path = await write_when_room(
+            weights_path(self._folder, version),
+            partial(write_weights, tensors, self._folder, version, self._dtype),
+            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        )
+        return str(path)
+
+    async def expire(self) -> None:
+        prune_weights(self._folder, keep=self._kept)
