@@ -38,7 +38,7 @@ mutations: $(VENV)/.dev
 
 # Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/contract/test_inference.py tests/integration/test_vllm.py $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/contract/test_inference.py tests/integration/test_vllm*.py $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it.
 atropos: $(VENV)-atropos/.atropos $(VENV)/.dev

@@ -20,6 +20,7 @@ from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
 
@@ -32,6 +33,7 @@ __all__ = [
     "ServicesConfig",
     "TrainingConfig",
     "WandbConfig",
+    "WeightsConfig",
 ]
 
 NATS_FOLDER = "nats"
@@ -272,6 +274,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     the reference server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
+    weights: WeightsConfig = WeightsConfig()
+    """How weights travel from the trainer to the inference servers."""
     services: ServicesConfig = ServicesConfig()
     """Processes."""
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -293,6 +297,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f'training.learner.loss.teacher_coef is {coef}, but batching.teacher is "off": nothing would be '
                 'learned from a teacher. Set that to "required" or "optional", or this to 0'
             )
+        self._check_weights()
         for name, env in self.evaluation.items():
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
@@ -303,6 +308,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+
+    def _check_weights(self) -> None:
+        if self.weights.transport != "shared_memory":
+            return
+        policy = self.role("policy")
+        if policy.kind != "vllm" or policy.url is not None:
+            raise ConfigError(
+                'weights.transport is "shared_memory": the run itself must start the policy\'s server, and as vLLM; '
+                'set inference.policy.kind = "vllm" and leave inference.policy.url out'
+            )
+        if self.training.lora is not None:
+            raise ConfigError(
+                'weights.transport is "shared_memory", but adapters are merged into copies of the weights: leave '
+                'training.lora out, or take "files"'
+            )
 
     def _check_size(self, name: str, env: EnvironmentConfig) -> None:
         if env.samples < 2:

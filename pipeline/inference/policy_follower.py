@@ -1,14 +1,17 @@
 """Loads new policy versions into an inference server; of several only the newest.
 
-Works with any server that speaks vLLM's weight-update routes; the trainer never waits for it.
+Works with any server that speaks vLLM's weight-update routes. Of weights in files the trainer never waits for it; of
+those in shared memory it changes none before the server has the last ones.
 """
 
 import logging
+from pathlib import Path
 
 import anyio
 
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
+from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
@@ -20,12 +23,15 @@ __all__ = ["follow_policy"]
 log = logging.getLogger("lachesis")
 
 
-async def follow_policy(service: Service, directory: InferenceDirectory, loaded: anyio.Event, trainer: str) -> None:
+async def follow_policy(
+    service: Service, directory: InferenceDirectory, loaded: anyio.Event, trainer: str, *, shared: Path | None = None
+) -> None:
     """Load each new policy record into the directory's server until cancelled.
 
     Set `loaded` after the first.
 
-    `trainer` is who makes them: each update is a span of the step that made the weights.
+    `trainer` is who makes them: each update is a span of the step that made the weights. `shared`: the pointer to the
+    trainer's segment, where the weights are in shared memory and not in the record's file.
     """
     async with service.bus.watch(keys.POLICY) as entries:
         async for entry in entries:
@@ -41,7 +47,11 @@ async def follow_policy(service: Service, directory: InferenceDirectory, loaded:
                     async for attempt in service.retrying(f"load weights {record.version}"):
                         with attempt:
                             client = await directory.current()
-                            await client.update_weights(record.weights, record.version)
+                            if shared is None:
+                                await client.update_weights(record.weights, record.version)
+                            else:
+                                with await take_turn(shared.parent):
+                                    await client.update_weights(str(shared), record.version)
             except InfrastructureError:
                 return  # draining
             except (AccessError, DataError) as error:

@@ -33,6 +33,7 @@ from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokenizer
+from lachesis.pipeline.model.shared_memory import segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.private_file import write_private
@@ -138,7 +139,9 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
         if role == "policy":
             await service.starts_with("waiting for the trainer to publish a policy")
             loaded = anyio.Event()
-            tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
+            pointer = segment_pointer(config.path / "weights")
+            shared = pointer if config.weights.transport == "shared_memory" else None
+            tasks.start_soon(partial(follow_policy, service, own, loaded, config.training.name, shared=shared))
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
         await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)

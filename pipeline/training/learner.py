@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,6 +105,8 @@ class Learner:
         self.steps = steps
         self.device = next(model.parameters()).device
         self.optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+        self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context in which the weights change: others may compute with them outside of it."""
         self._sampled = SampledLogprobs(model)
         self.configure(config)
 
@@ -146,7 +150,7 @@ class Learner:
                     f"loss {gradient.loss} and gradient norm {gradient.norm} of a batch of {batch.sequences} sequences "
                     "are not finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
-            with traced("optimizer.step"):
+            with traced("optimizer.step"), self.changing():
                 size = self._move(rate, gradient.probe)
         finally:
             self.optimizer.zero_grad(set_to_none=True)

@@ -26,7 +26,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.evaluation.plan import evaluated_environments
+from lachesis.pipeline.evaluation.plan import evaluated_environments, may_be_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
@@ -52,6 +52,7 @@ from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
 from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.shared_weights import SharedWeights, sharing_weights
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
@@ -100,17 +101,20 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
             ):
                 trainer = await _Trainer.restored(service, config, device, tracking, on_past)
                 tasks.start_soon(_tell_drain, service, config)
-                if on_past is None:
-                    if policy_url is not None:
-                        tasks.start_soon(_push_weights, service, config, policy_url)
+                if on_past is not None:
+                    service.mark_ok()
+                    await trainer.train()
+                    return
+                if policy_url is not None:
+                    tasks.start_soon(_push_weights, service, config, policy_url)
+                async with sharing_weights(service, config, trainer.learner) as trainer.shared:
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.peer_metrics.listen, service)
                     tasks.start_soon(follow_incidents, service)
                     if tracking.tracks:
                         tasks.start_soon(track_alerts, service, config, tracking)
-                service.mark_ok()
-                await trainer.train()
-                if on_past is None:
+                    service.mark_ok()
+                    await trainer.train()
                     await trainer.log_last_evaluation()
     except InfrastructureError:
         if not service.draining.is_set():
@@ -158,6 +162,7 @@ class _Trainer:
         self.learner = learner
         self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
         self.feed = feed
+        self.shared: SharedWeights | None = None
         self.lineage = os.urandom(3).hex()
         self.voids: list[VoidBatch] = []
         self.drops: list[GroupDrops] = []
@@ -353,15 +358,22 @@ class _Trainer:
         self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_MAX_SLOW_REPORTED:]}
 
     async def publish_policy(self) -> None:
-        """Write the weights and tell the run about them; inference servers follow."""
+        """Write the weights, or name them where they are shared, and tell the run; inference servers follow.
+
+        Of shared weights only the evaluations' server needs files, of the policies that it is to evaluate.
+        """
         tensors = policy_tensors(self.policy.model)
         version = policy_version(self.learner.steps, self.lineage, tensors)
         folder = self.config.path / "weights"
-        path = await write_when_room(
-            weights_path(folder, version),
-            partial(write_weights, tensors, folder, version),
-            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        )
+        path = weights_path(folder, version)
+        if self.shared is not None:
+            self.shared.publish(version)
+        if self.shared is None or may_be_evaluated(self.config, self.learner.steps):
+            await write_when_room(
+                path,
+                partial(write_weights, tensors, folder, version),
+                needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+            )
         await self._publish_with_retries(
             "publish the policy",
             partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash, self.limits.vocabulary),
