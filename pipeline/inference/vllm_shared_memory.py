@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu_worker import Worker
 
 from lachesis.pipeline.model.segment_layout import SegmentTensor, rope_of
 from lachesis.pipeline.model.shared_memory import SegmentReader, read_pointer
@@ -170,10 +169,13 @@ class SharedModel:
         os._exit(1)
 
 
-def guard_worker() -> None:
-    """Let vLLM's worker compute only while the weights are what its server was told, and hold the trainer off."""
+def guard_worker(worker: type) -> None:
+    """Let vLLM's `worker` compute with weights that its server knows by name alone.
+
+    Meanwhile the trainer cannot change them. vLLM ends where they have changed.
+    """
     for name in ("execute_model", "sample_tokens"):
-        setattr(Worker, name, _guarded(getattr(Worker, name)))
+        setattr(worker, name, _guarded(getattr(worker, name)))
 
 
 def _guarded(compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.worker.gpu_worker import Worker
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
 from lachesis.pipeline.inference.vllm_shared_memory import SharedModel, guard_worker
@@ -43,7 +44,7 @@ log = logging.getLogger("vllm.lachesis")
 # On a CPU vLLM packs every Linear into a private oneDNN handle, and loading weights does not reach what it computes
 # with: updates would be silently lost.
 vllm._custom_ops._supports_onednn = False  # noqa: SLF001
-guard_worker()
+guard_worker(Worker)
 
 
 class WorkerExtension:

@@ -1,7 +1,8 @@
-"""Whose turn it is to pause the policy's server and to resume it: the trainer's, or that of the server's own service.
+"""A turn to pause the policy's server and to resume it.
 
-Both do so where trainer and server compute with the same weights in memory. Guarantees that no update resumes a server
-that the trainer has paused to change the weights. A process that ends gives its turn back, however it ends.
+Trainer and inference service take turns where trainer and server compute with the same weights in memory. Guarantees
+that no update resumes a server that the trainer has paused to change the weights. A process that ends gives its turn
+back, however it ends.
 """
 
 import fcntl

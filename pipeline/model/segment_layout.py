@@ -1,4 +1,4 @@
-"""Where the tensors of a policy lie in shared memory, so that trainer and vLLM can both compute with them in place.
+"""Places the tensors of a policy in shared memory, for trainer and vLLM to compute with.
 
 vLLM computes queries, keys and values by one matrix whose rows are theirs one after the other, gate and up likewise,
 and it pads embedding and output head to a multiple of 64 rows. So tensors that it joins lie side by side here, in its

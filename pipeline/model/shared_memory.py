@@ -1,4 +1,4 @@
-"""One copy of a policy's weights in memory, which the trainer writes and an inference server computes with.
+"""One copy of a policy's weights in memory, for the trainer and an inference server.
 
     0      magic, generation, count of changes, policy version    (fixed places, see below)
     256    JSON: `SegmentHeader`, the place of each tensor
@@ -120,8 +120,9 @@ class WeightSegment:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the weights in this context alone: no reader computes meanwhile, and none with what comes out of it
-        before `publish` names it.
+        """Change the weights in this context alone.
+
+        No reader computes meanwhile, and none with what comes out of it before `publish` names it.
 
         After a `DataError` the weights count as whole, as the learner leaves them; after another error as torn.
         """
@@ -141,7 +142,10 @@ class WeightSegment:
             self._set_version(str(version))
 
     def close(self, folder: Path) -> None:
-        """Take the pointer back, and let no other process open the segment; the memory stays as long as it is used."""
+        """Take the pointer back, and let no other process open the segment.
+
+        The memory stays as long as somebody uses it.
+        """
         pointer = segment_pointer(folder)
         with suppress(NotFoundError, DataError):
             if read_pointer(pointer) == self.pointer:
@@ -211,13 +215,18 @@ class SegmentReader:
 
     @contextmanager
     def reading(self) -> Iterator[tuple[int, str]]:
-        """Keep the trainer from changing the weights; yield the count of changes and the version that they have now."""
+        """Keep the trainer from changing the weights.
+
+        Yield the count of changes and the version that they have now.
+        """
         with _lock(self._fd, fcntl.LOCK_SH):
             _, _, changes, version, _ = _STATE.unpack_from(self._memory, 0)
             yield changes, version.rstrip(b"\0").decode()
 
     def check_version(self, wanted: PolicyVersion) -> int:
-        """Return the count of changes at which the weights are of version `wanted`. Raises `DataError` if they are not.
+        """Return the count of changes at which the weights are of version `wanted`.
+
+        Raises `DataError` if they are not.
 
         The digest of the content is not computed here: see `weights_digest`.
         """

@@ -51,7 +51,9 @@ class SharedWeights:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the weights in this context, in a worker thread. The server goes on once it was told their version.
+        """Change the weights in this context, in a worker thread.
+
+        The server goes on once it was told their version.
 
         Raises `InfrastructureError` when the service drains before the server is ready for it.
         """
