@@ -227,9 +227,7 @@ async def test_what_does_not_fit_is_refused_by_name_and_the_weights_before_go_on
                     await world.serve(client, world.name(wrong, segment))
             with world.trainer(world.make(0)) as (wrong, segment):
                 _overwrite(segment, b'"dtype":"float32"', b'"dtype":"float16"')
-                with pytest.raises(
-                    DataError, match=r"embed_tokens\.weight is float16.*--dtype float32|of another dtype: model"
-                ):
+                with pytest.raises(DataError, match=r"of another dtype: \S+\.weight is float16"):
                     await world.serve(client, world.name(wrong, segment))
             with world.trainer(world.make(0)) as (wrong, segment):
                 version = world.name(wrong, segment)
