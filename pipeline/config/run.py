@@ -33,6 +33,7 @@ __all__ = [
     "ServicesConfig",
     "TrainingConfig",
     "WandbConfig",
+    "WeightsConfig",
 ]
 
 NATS_FOLDER = "nats"
@@ -305,6 +306,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f'training.learner.loss.teacher_coef is {coef}, but batching.teacher is "off": nothing would be '
                 'learned from a teacher. Set that to "required" or "optional", or this to 0'
             )
+        self._check_weights()
         for name, env in self.evaluation.items():
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
@@ -315,6 +317,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+
+    def _check_weights(self) -> None:
+        if self.weights.transport != "shared_memory":
+            return
+        policy = self.role("policy")
+        if policy.kind != "vllm" or policy.url is not None:
+            raise ConfigError(
+                'weights.transport is "shared_memory": the run itself must start the policy\'s server, and as vLLM; '
+                'set inference.policy.kind = "vllm" and leave inference.policy.url out'
+            )
+        if self.training.lora is not None:
+            raise ConfigError(
+                'weights.transport is "shared_memory", but adapters are merged into copies of the weights: leave '
+                'training.lora out, or take "files"'
+            )
 
     def _check_size(self, name: str, env: EnvironmentConfig) -> None:
         if env.samples < 2:

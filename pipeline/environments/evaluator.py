@@ -15,7 +15,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
-from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_out
+from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_out, may_be_evaluated
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
@@ -81,7 +81,9 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                 due = [
                     (one, items)
                     for one in envs
-                    if one.evaluated.tasks and (items := one.schedule.due(step)) is not None
+                    if one.evaluated.tasks
+                    and may_be_evaluated(config, step)
+                    and (items := one.schedule.due(step)) is not None
                 ]
                 try:
                     for one, items in due:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.evaluation.logic.held_out import choose_held_out
 
-__all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "reason_not_evaluated"]
+__all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "may_be_evaluated", "reason_not_evaluated"]
 
 
 def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
@@ -34,6 +34,18 @@ def held_out_tasks(config: RunConfig, env: str, size: int) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     plan = config.evaluate
     return choose_held_out(config.seed, env, size, share=plan.held_out, most=plan.items)
+
+
+def may_be_evaluated(config: RunConfig, step: int) -> bool:
+    """Return whether the policy of `step` is there to be evaluated.
+
+    Of weights in shared memory, which are gone with the next step, only those that are due have a file.
+    """
+    if config.weights.transport != "shared_memory":
+        return True
+    last = config.training.steps
+    due = step % config.evaluate.every_steps == 0 or (last is not None and step >= last)
+    return due and bool(evaluated_environments(config))
 
 
 def reason_not_evaluated(config: RunConfig) -> str | None:

@@ -1,19 +1,22 @@
 """Loads new policy versions into an inference server; of several only the newest.
 
-Works with any server that speaks vLLM's weight-update routes; the trainer never waits for it. Guarantees that a version
-counts as loaded only once the server names it as its own, and that a server that has fallen so far behind that its
-samples would be too stale to train on is paused until it has newer weights.
+Works with any server that speaks vLLM's weight-update routes. The trainer never waits for it, unless weights are in
+shared memory: of those it changes none before the server has the last ones. Guarantees that a version counts as loaded
+only once the server names it as its own, and that a server that has fallen so far behind that its samples would be too
+stale to train on is paused until it has newer weights.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import anyio
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
+from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
@@ -43,15 +46,19 @@ async def follow_policy(
     *,
     path_of: PathOf,
     max_behind: int | None = None,
+    shared: Path | None = None,
 ) -> None:
     """Load each new policy record into the directory's server until cancelled.
 
     Set `loaded` after the first.
 
     `trainer` is who makes them: each update is a span of the step that made the weights. `max_behind`: optimizer steps
-    that the server may be behind the newest policy; beyond, it is paused. None: it never is.
+    that the server may be behind the newest policy; beyond, it is paused. None: it never is. `shared`: the pointer to
+    the trainer's segment, where the weights are in shared memory and not in the record's file.
     """
-    follower = _PolicyFollower(service, directory, loaded, trainer, path_of=path_of, max_behind=max_behind)
+    follower = _PolicyFollower(
+        service, directory, loaded, trainer, path_of=path_of, max_behind=max_behind, shared=shared
+    )
     async with background() as tasks:
         tasks.start_soon(follower.watch)
         await follower.load_newest()
@@ -67,6 +74,7 @@ class _PolicyFollower:
         *,
         path_of: PathOf,
         max_behind: int | None,
+        shared: Path | None,
     ) -> None:
         self._service = service
         self._directory = directory
@@ -74,6 +82,7 @@ class _PolicyFollower:
         self._trainer = trainer
         self._path_of = path_of
         self._max_behind = max_behind
+        self._shared = shared
         self._newest: PolicyRecord | None = None
         self._changed = anyio.Event()
         self._step: int | None = None  # of the weights that the server has; None: of none that are known
@@ -123,10 +132,11 @@ class _PolicyFollower:
             await self._pause_if_late()
 
     async def _load(self, record: PolicyRecord) -> None:
-        path = await self._path_of(record)
+        path = await self._path_of(record) if self._shared is None else str(self._shared)
         client = await self._directory.current()
         async with self._server:
-            await client.update_weights(path, record.version)
+            with nullcontext() if self._shared is None else await take_turn(self._shared.parent):
+                await client.update_weights(path, record.version)
             found = await client.weight_version()
             if found != record.version:
                 raise InfrastructureError(f"the server has weights {found} after an update to {record.version}")

@@ -33,6 +33,7 @@ from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokenizer
+from lachesis.pipeline.model.shared_memory import segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.private_file import write_private
@@ -140,7 +141,10 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
             await service.starts_with("waiting for the trainer to publish a policy")
             loaded = anyio.Event()
             receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / role)
-            follow = partial(follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness)
+            shared = segment_pointer(config.path / "weights") if config.weights.transport == "shared_memory" else None
+            follow = partial(
+                follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness, shared=shared
+            )
             tasks.start_soon(follow, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)

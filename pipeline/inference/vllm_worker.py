@@ -2,7 +2,8 @@
 
 Runs inside vLLM's own processes.
 
-In: the path and version of a policy record. Out: the model under those weights. Guarantees: a file is taken only from
+In: the path and version of a policy record. Out: the model under those weights: copied from a file, or, where the path
+is that of a pointer to shared memory, the trainer's own (`vllm_shared_memory`). Guarantees: a file is taken only from
 the run's weights folder, and only if it has the version's digest and every tensor of the checkpoint that vLLM was
 started with, in its shape and in float32 (vLLM rounds to the dtype it serves); until all of that holds nothing is
 touched; a load that fails half-way ends the process, so half-loaded weights never answer.
@@ -26,9 +27,12 @@ from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.worker.gpu_worker import Worker
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.inference.vllm_shared_memory import SharedModel, guard_worker
 from lachesis.pipeline.model.shards import weight_file_names
+from lachesis.pipeline.model.shared_memory import POINTER_FILE
 from lachesis.pipeline.model.weight_files import path_inside, read_weights
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
@@ -40,6 +44,7 @@ log = logging.getLogger("vllm.lachesis")
 # On a CPU vLLM packs every Linear into a private oneDNN handle, and loading weights does not reach what it computes
 # with: updates would be silently lost.
 vllm._custom_ops._supports_onednn = False  # noqa: SLF001
+guard_worker(Worker)
 
 
 class WorkerExtension:
@@ -68,6 +73,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._folder = Path(os.environ[WEIGHTS_FOLDER]).resolve()
         self._expected = _published_form(vllm_config)
         self._staged: dict[str, torch.Tensor] | None = None
+        self._shared = SharedModel(vllm_config, model, self._expected, self._load)
         packed = [name for name, parameter in model.named_parameters() if not parameter.numel()]
         if packed:
             raise RuntimeError(
@@ -78,6 +84,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
     def init_transfer_engine(self, init_info: _InitInfo) -> None:
         """Drop what an update that was not finished has left."""
         self._staged = None
+        self._shared.drop_update()
 
     def start_weight_update(self) -> None:
         """Do nothing yet: the old weights stay whole until the new ones are known to be."""
@@ -88,25 +95,34 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: _FileUpdateInfo) -> None:
         try:
-            path = path_inside(self._folder, update_info.path)
-            self._staged = read_weights(path, PolicyVersion.parse(update_info.version), self._expected)
+            path, version = path_inside(self._folder, update_info.path), PolicyVersion.parse(update_info.version)
+            if path.name == POINTER_FILE:
+                self._shared.update(path, version)
+            else:
+                self._staged = read_weights(path, version, self._expected)
         except (DataError, NotFoundError) as error:
             raise ValueError(f"{REFUSED}{error}") from error
 
     def finish_weight_update(self) -> None:
-        """Load what was read; without that, merely end the session."""
+        """Load what was read, or serve what is shared; without either, merely end the session."""
+        self._shared.finish_update()
         if self._staged is None:
             return
         staged, self._staged = self._staged, None
         try:
-            initialize_layerwise_reload(self.model)
-            self.model.load_weights(iter(staged.items()))
-            finalize_layerwise_reload(self.model, self.model_config)
-            _synchronize(self.device)
+            self._shared.detach()
+            self._load(staged)
         except BaseException:
             log.exception("the weights are loaded in part and must not be served; ending vLLM")
             logging.shutdown()
             os._exit(1)
+
+    def _load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copy tensors into the model as vLLM itself does."""
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(iter(tensors.items()))
+        finalize_layerwise_reload(self.model, self.model_config)
+        _synchronize(self.device)
 
     def shutdown(self) -> None:
         self._staged = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -126,6 +127,8 @@ class Learner:
         self.device = next(self.trained.parameters()).device
         trainable = [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable)
+        self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context in which the weights change: others may compute with them outside of it."""
         self._sampled = SampledLogprobs(model) if sharded is None else sharded
         self.configure(config)
 
@@ -169,7 +172,7 @@ class Learner:
                     f"loss {gradient.loss} and norm {gradient.norm} of a batch of {gradient.sequences} sequences "
                     "are not finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
-            with traced("optimizer.step"):
+            with traced("optimizer.step"), self.changing():
                 size = self._move(rate, gradient.probe)
         finally:
             self.optimizer.zero_grad(set_to_none=True)

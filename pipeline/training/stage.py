@@ -27,7 +27,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.evaluation.plan import evaluated_environments
+from lachesis.pipeline.evaluation.plan import evaluated_environments, may_be_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
@@ -35,6 +35,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState,
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel
+from lachesis.pipeline.model.raw_weights import weights_path
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded, vocabulary_of
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
@@ -54,6 +55,7 @@ from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
 from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.shared_weights import SharedWeights, sharing_weights
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
@@ -109,17 +111,20 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
             ):
                 trainer = await _Trainer.restored(service, config, leader, tracking, on_past)
                 tasks.start_soon(_tell_drain, service, config)
-                if on_past is None:
-                    if policy_url is not None:
-                        tasks.start_soon(_push_weights, service, config, policy_url)
+                if on_past is not None:
+                    service.mark_ok()
+                    await trainer.train()
+                    return
+                if policy_url is not None:
+                    tasks.start_soon(_push_weights, service, config, policy_url)
+                async with sharing_weights(service, config, trainer.learner) as trainer.shared:
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.peer_metrics.listen, service)
                     tasks.start_soon(follow_incidents, service)
                     if tracking.tracks:
                         tasks.start_soon(track_alerts, service, config, tracking)
-                service.mark_ok()
-                await trainer.train()
-                if on_past is None:
+                    service.mark_ok()
+                    await trainer.train()
                     await trainer.log_last_evaluation()
     except InfrastructureError:
         if not service.draining.is_set():
@@ -182,6 +187,7 @@ class _Trainer:
         self.leader = leader
         self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
         self.feed = feed
+        self.shared: SharedWeights | None = None
         self.lineage = os.urandom(3).hex()
         self.voids: list[VoidBatch] = []
         self.drops: list[GroupDrops] = []
@@ -403,16 +409,22 @@ class _Trainer:
         self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_MAX_SLOW_REPORTED:]}
 
     async def publish_policy(self) -> None:
-        """Store the weights and tell the run about them; inference servers follow."""
+        """Store the weights, or name them where they are shared, and tell the run; inference servers follow.
+
+        Of shared weights only the evaluations' server needs files, of the policies that it is to evaluate.
+        """
         tensors = rounded(policy_tensors(self.policy.model), self.config.weights.dtype)
         version = policy_version(self.learner.steps, self.lineage, tensors)
-        sent = ""
+        sent = str(weights_path(self.config.path / "weights", version))
 
         async def send() -> None:
             nonlocal sent
             sent = await self.weights.send(version, tensors)
 
-        await self._publish_with_retries("store the weights", send)
+        if self.shared is not None:
+            self.shared.publish(version)
+        if self.shared is None or may_be_evaluated(self.config, self.learner.steps):
+            await self._publish_with_retries("store the weights", send)
         await self._publish_with_retries(
             "publish the policy",
             partial(self.feed.publish_weights, version, sent, self.policy.tokenizer_hash, self.limits.vocabulary),

@@ -30,6 +30,7 @@ __all__ = ["PreparedModel", "cache_folder", "cache_key", "check_disjoint", "keep
 WARM_START_PAIRS = 3000
 ERROR_RATE = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
+HEADS = 4
 _CODE = ("training/config.py", "model/policy.py", "model/tokenizer.py", "training/warmstart.py")
 """Modules of lachesis.pipeline that decide what the warm start makes."""
 _LIBRARIES = ("tokenizers", "torch", "transformers")
@@ -62,8 +63,9 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> PreparedM
         pairs = list(warm.pairs())
         settings = WarmStartConfig(seed=config.seed, slips=ERROR_RATE)
         threads = config.training.threads
-        key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions())
-        cached = keep_model(cache / key, lambda partial: _make(partial, pairs, settings, threads), fresh=fresh)
+        heads = _heads(config)
+        key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions(), heads=heads)
+        cached = keep_model(cache / key, lambda partial: _make(partial, pairs, settings, threads, heads), fresh=fresh)
         folder = str(put_model(cache / key, config))
     return PreparedModel(
         folder=folder,
@@ -120,9 +122,16 @@ def cache_key(
     threads: int,
     code: Mapping[str, bytes],
     versions: Mapping[str, str],
+    heads: int = HEADS,
 ) -> str:
     """Return the SHA-256 (hex, 24 digits) of everything that the warm start is a function of."""
-    inputs = [list(pairs), settings, threads, {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}]
+    inputs = [
+        list(pairs),
+        settings,
+        threads,
+        heads,
+        {name: hashlib.sha256(text).hexdigest() for name, text in code.items()},
+    ]
     return hashlib.sha256(msgspec.json.encode([*inputs, dict(versions)], order="sorted")).hexdigest()[:24]
 
 
@@ -152,7 +161,12 @@ def _pools(config: RunConfig) -> tuple[SpellBackward, SpellBackward, SpellBackwa
     return SpellBackward(**train.params), SpellBackward(**held_out.params), SpellBackward(**warm)
 
 
-def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int) -> None:
+def _heads(config: RunConfig) -> int:
+    """Return the attention heads of the model, of 96 numbers in all: vLLM on a CPU has none of fewer than 32."""
+    return HEADS - 1 if any(config.role(role).kind == "vllm" for role in config.inference) else HEADS
+
+
+def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int, heads: int) -> None:
     """Train the model and write it into `folder`."""
     import torch
 
@@ -161,7 +175,9 @@ def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
     from lachesis.pipeline.training.warmstart import warm_start
 
     torch.set_num_threads(threads)
-    policy = build_tiny_policy(settings.seed, phrases=[common_beginning(question for question, _ in pairs)])
+    policy = build_tiny_policy(
+        settings.seed, phrases=[common_beginning(question for question, _ in pairs)], heads=heads
+    )
     warm_start(policy, pairs, settings)
     write_when_room_sync(folder, lambda: save_policy(policy, folder))
 

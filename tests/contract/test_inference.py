@@ -22,7 +22,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.schemas.errors import AccessError, DataError
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 TOLERANCE = 1e-4
 """Nats between two float32 implementations."""

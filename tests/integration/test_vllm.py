@@ -25,14 +25,14 @@ STEPS = 14
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(540),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed; `make vllm` installs it and runs this"),
 ]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    sets = {"services.ready_s": 300, "environments.sums.timeout_s": 60}
+    sets = {"services.ready_s": 1200, "environments.sums.timeout_s": 60}
     for role in ("policy", "teacher"):
         sets |= {
             f"inference.{role}.kind": "vllm",

@@ -4,7 +4,9 @@ import pytest
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig, TrainingConfig
-from lachesis.pipeline.training.config import LearnerConfig, LossConfig
+from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 
 
@@ -27,6 +29,17 @@ def test_a_teacher_to_learn_from_that_no_batch_would_bring_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'teacher_coef is 0\.5, but batching.teacher is "off"'):
         RunConfig(training=learning)
     RunConfig(training=learning, teacher=TeacherConfig(enabled=True), batching=BatchingConfig(teacher="optional"))
+
+
+def test_shared_memory_is_refused_where_no_server_could_compute_with_the_trainers_own_weights() -> None:
+    shared, served = WeightsConfig(transport="shared_memory"), {"policy": InferenceConfig(kind="vllm")}
+    RunConfig(weights=shared, inference=served)
+    with pytest.raises(ConfigError, match=r'inference\.policy\.kind = "vllm"'):
+        RunConfig(weights=shared)
+    with pytest.raises(ConfigError, match=r"leave inference\.policy\.url out"):
+        RunConfig(weights=shared, inference={"policy": InferenceConfig(kind="vllm", url="http://gpu:8000")})
+    with pytest.raises(ConfigError, match=r"leave training\.lora out"):
+        RunConfig(weights=shared, inference=served, training=TrainingConfig(lora=LoraConfig()))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from unit.spans import Sink
 
 from lachesis.pipeline.inference.policy_follower import follow_policy
+from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import batch_trace, span_id
@@ -88,6 +89,23 @@ class Scripted:
 async def publish(lab, step):
     record = PolicyRecord(run="r", version=f"{step}-a-b", weights=f"/w/{step}", tokenizer_hash="t", written_ns=1)
     await lab.bus.put(keys.POLICY, encode(record))
+
+
+async def test_weights_in_shared_memory_are_taken_by_their_pointer_and_in_turn(lab, tmp_path):
+    server, loaded, pointer = Scripted(), anyio.Event(), tmp_path / "shared_memory.json"
+
+    async def follow(service):
+        async with service.until_drained():
+            await follow_policy(service, server, loaded, "main", shared=pointer)
+
+    async with lab.running(follow, "inference"):
+        with await take_turn(tmp_path):
+            await publish(lab, 1)
+            await lab.bus.changed(until=lab.bus.now() + 0.05)
+            assert server.loaded == []  # the trainer has its turn
+        with anyio.fail_after(10):
+            await loaded.wait()
+    assert server.loaded == [(str(pointer), "1-a-b")]
 
 
 def has_loaded(server, count):

@@ -63,6 +63,10 @@ def test_an_index_that_is_none_is_named(folder: Path, text: str) -> None:
         weight_file_names(folder)
 
 
+class _Worker:
+    execute_model = sample_tokens = staticmethod(lambda: None)
+
+
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """vLLM's half of a weight update, with stubs in the place of vLLM: what it reads of a model's folder is our own."""
@@ -72,6 +76,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         f"{transfer}.base": {"WeightTransferEngine": object},
         f"{transfer}.factory": {"WeightTransferEngineFactory": SimpleNamespace(register_engine=lambda *_: None)},
         "vllm.model_executor": {}, "vllm.model_executor.model_loader": {},
+        "vllm.v1": {}, "vllm.v1.worker": {}, "vllm.v1.worker.gpu_worker": {"Worker": _Worker},
         reload: {"finalize_layerwise_reload": None, "initialize_layerwise_reload": None},
     }  # fmt: skip
     for name, content in members.items():
