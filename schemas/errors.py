@@ -19,6 +19,7 @@ __all__ = [
     "LedgerError",
     "NotFoundError",
     "PolicyMovedError",
+    "RankLostError",
     "RaterUnavailable",
     "SchemaError",
     "ServerAwayError",
@@ -115,6 +116,10 @@ class HistoryLostError(LedgerError):
 
 class CheckpointError(LachesisError, RuntimeError):
     """Raised when a checkpoint is missing, incomplete or belongs to another run."""
+
+
+class RankLostError(LachesisError, RuntimeError):
+    """Raised when another rank of a trainer was killed, stands still or cannot be reached: all of them start again."""
 
 
 class DamagedError(LedgerError):

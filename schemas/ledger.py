@@ -224,7 +224,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `learner` holds the settings of the step as JSON, `shuffle_seed` the seed that advantages were shuffled with (None:
     they were not). `torch` is its version; `processor` and `instructions` name the machine, `threads` how many were
-    used.
+    used by each of `ranks` processes.
     """
 
     torch: str
@@ -233,6 +233,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     threads: Count
     learner: str
     shuffle_seed: int | None = None
+    ranks: Count = 1
 
 
 class TrainReport(Event, frozen=True, kw_only=True):

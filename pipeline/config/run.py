@@ -158,8 +158,17 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lora: LoraConfig | None = None
     """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
     adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
+    ranks: PositiveInt = 1
+    """Processes of the trainer on this machine, each with a share of every batch and a GPU of its own, where there are
+    GPUs. Under torchrun its number of processes counts. Default 1."""
+    sharding: Literal["none", "full"] = "none"
+    """With several ranks. none: each rank holds all weights (data parallel). full: weights, gradients and optimizer
+    state are spread over the ranks (FSDP2). Default none."""
+    rank_timeout_s: Seconds = 600.0
+    """Seconds a rank may wait for another within a step, or at the start, until the trainer starts again. Default
+    600."""
     threads: PositiveInt = 1
-    """CPU threads; one thread gives the same bits every time. Default 1."""
+    """CPU threads of each rank; one thread gives the same bits every time. Default 1."""
     checkpoint_every: PositiveInt = 10
     """Optimizer steps between checkpoints. Default 10."""
     checkpoints_kept: PositiveInt = 3

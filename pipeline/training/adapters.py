@@ -25,7 +25,7 @@ from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 
-__all__ = ["ADAPTER", "load_checkpointed_model", "load_trainable_model", "save_adapters"]
+__all__ = ["ADAPTER", "load_checkpointed_model", "load_trainable_model", "save_adapters", "with_adapters"]
 
 ADAPTER = "adapter"
 """Folder of a checkpoint that holds its adapters, as peft writes them."""
@@ -49,14 +49,18 @@ def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> Policy
     policy = load_model(path_or_hf_id, setup)
     if setup.lora is None:
         return policy
+    return policy._replace(model=with_adapters(policy.model, setup.lora, setup.seed).to(setup.device))
+
+
+def with_adapters(model: Any, settings: LoraConfig, seed: int) -> Any:
+    """Return `model` with fresh adapters. Raises `ConfigError` as `load_trainable_model`."""
     peft = _peft()
     with torch.random.fork_rng(devices=[]), _quiet():
-        torch.manual_seed(setup.seed)
+        torch.manual_seed(seed)
         try:
-            model = peft.get_peft_model(policy.model, _peft_config(setup.lora))
+            return peft.get_peft_model(model, _peft_config(settings)).eval()
         except ValueError as error:
             raise ConfigError(f"training.lora.targets: {error}") from error
-    return policy._replace(model=model.eval().to(setup.device))
 
 
 def load_checkpointed_model(folder: Path, setup: ModelSetup) -> PolicyModel:

@@ -70,6 +70,22 @@ class PackedBatch:
     policy_steps: tuple[int, ...]
     """[B]"""
 
+    @classmethod
+    def idle(cls) -> PackedBatch:
+        """Return one row of padding that counts as no sequence: the batch of a rank that has nothing to train."""
+        zeros_12, no_12 = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool)
+        return cls(
+            tokens_BT=torch.zeros(1, 2, dtype=torch.int64),
+            mask_BT=no_12,
+            logprobs_BT=zeros_12,
+            advantages_BT=zeros_12,
+            teacher_logprobs_BT=zeros_12,
+            teacher_mask_BT=no_12,
+            lengths_B=torch.zeros(1, dtype=torch.int64),
+            group_ids=(),
+            policy_steps=(),
+        )
+
     @property
     def sequences(self) -> int:
         """B."""
@@ -96,8 +112,9 @@ class PackedBatch:
             start += rows
 
     def of_group(self, group: str) -> PackedBatch:
-        """Return the rows of one group, trimmed to the longest of them."""
-        return self._rows(torch.tensor([row for row, name in enumerate(self.group_ids) if name == group]))
+        """Return the rows of one group, trimmed to the longest of them; `idle` where it has none."""
+        rows = [row for row, name in enumerate(self.group_ids) if name == group]
+        return self._rows(torch.tensor(rows)) if rows else PackedBatch.idle()
 
     def to(self, device: torch.device) -> PackedBatch:
         """Return the batch with its tensors on `device`."""

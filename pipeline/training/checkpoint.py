@@ -45,6 +45,7 @@ from lachesis.pipeline.training.adapters import load_checkpointed_model, save_ad
 from lachesis.pipeline.training.checksums import verify_sums, write_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.ranks.gather import optimizer_state
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
@@ -203,8 +204,8 @@ def load_checkpoint(
 def _optimizer_tensors(learner: Learner) -> dict[str, torch.Tensor]:
     """AdamW's state as `<parameter>/<entry>`, and torch's random state."""
     tensors = {RANDOM_STATE: torch.get_rng_state()}
-    for name, parameter in learner.model.named_parameters():
-        for entry, value in learner.optimizer.state.get(parameter, {}).items():
+    for name, entries in optimizer_state(learner).items():
+        for entry, value in entries.items():
             tensors[f"{name}/{entry}"] = value.contiguous()
     return tensors
 

@@ -24,6 +24,7 @@ from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
 from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.runtime.retries import WaitLog, is_infrastructure, retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.ranks.split import share_of
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Stamp
@@ -55,17 +56,27 @@ log = logging.getLogger("lachesis")
 
 @dataclass(frozen=True, slots=True)
 class LedgerBatch:
-    """One batch with its payloads. `unfetched`: by sequence in ROLLOUTS, why a group's payload could not be had."""
+    """One batch with its payloads. `unfetched`: by sequence in ROLLOUTS, why a group's payload could not be had.
+
+    Of several ranks each fetches its share of `batch`; what the others know of theirs is in the last two.
+    """
 
     entry: LedgerEntry
     batch: Batch
     groups: list[Payload]
     unfetched: dict[int, DataError] = field(default_factory=dict)
+    started_elsewhere_ns: dict[str, int] = field(default_factory=dict)
+    versions_elsewhere: dict[str, str] = field(default_factory=dict)
 
     @property
     def started_ns(self) -> dict[str, int]:
         """When the environment took each group up, Unix ns."""
-        return {ref.group: group.started_ns for ref, group, _ in self.groups}
+        return self.started_elsewhere_ns | {ref.group: group.started_ns for ref, group, _ in self.groups}
+
+    @property
+    def policy_versions(self) -> dict[str, str]:
+        """The first policy version that each group was sampled with."""
+        return self.versions_elsewhere | {ref.group: group.policy_versions[0] for ref, group, _ in self.groups}
 
     def select(self, limits: TrainerLimits, *, shuffle_seed: int | None = None) -> TrainableBatch:
         """Return what a trainer with these limits can use of the batch.
@@ -99,6 +110,8 @@ class BatchFeed:
         self._report_seq = 0
         self._policy_revision = 0
         self._wait_log = WaitLog()
+        self.ranks = (0, 1)
+        """Rank and number of ranks: each fetches the payloads of its share of a batch."""
         self.report: TrainReport | None = None
         self.policy: PolicyRecord | None = None
         """The newest policy that is known to be the run's."""
@@ -148,7 +161,7 @@ class BatchFeed:
                 unfetched: dict[int, DataError]
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
                 fetch = retry_outages(f"fetch batch {entry.batch.number}", self._wait_log, is_outage=_may_come_back)
-                groups, unfetched = await fetch(fetch_groups, self._bus, entry.batch)
+                groups, unfetched = await fetch(fetch_groups, self._bus, share_of(entry.batch, *self.ranks))
                 yield LedgerBatch(entry, entry.batch, groups, unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:

@@ -2,13 +2,15 @@
 
 Guarantees: a step changes the weights completely or not at all (a batch without trainable tokens, or with a gradient
 that is not finite, raises DataError before the optimizer moves anything); the result does not depend on the
-micro-batch size beyond rounding; on CPU with one thread the same weights and batches give the same bits.
+micro-batch size, nor on the number of ranks, beyond rounding; on CPU with one thread the same weights and batches give
+the same bits. Of several ranks each has its share of the batch; all take the same step or raise the same error.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +25,8 @@ from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
+from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
+from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, whole
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.step_size import (
     StepProbe,
@@ -77,13 +81,16 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Gradient(NamedTuple):
     """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on; `padding` the
-    share of the tokens computed that were none."""
+    share of the tokens computed that were none. All but the probe are over all ranks."""
 
     loss: float
     norm: float
     sums: LossSums
     probe: StepProbe | None
     padding: float
+    sequences: int
+    tokens: int
+    trainable_tokens: int
 
     @property
     def is_finite(self) -> bool:
@@ -94,16 +101,32 @@ class Learner:
     """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run.
 
     `reference` is the model that `loss.kl_coef` keeps the policy near to; it is never changed. A model with adapters
-    needs none.
+    needs none. `sharded` is what is trained where weights are spread over the `ranks`; `gather_weights` then makes
+    `model` whole on rank 0.
     """
 
-    def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0, reference: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: LearnerConfig,
+        *,
+        steps: int = 0,
+        reference: Any = None,
+        ranks: Ranks = ALONE,
+        sharded: ShardedPolicy | None = None,
+    ) -> None:
         self.model = model
         self.reference = reference
         self.steps = steps
-        self.device = next(model.parameters()).device
-        self.optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
-        self._sampled = SampledLogprobs(model)
+        self.ranks = ranks
+        self.sharded = sharded
+        self.trained = model if sharded is None else sharded.model
+        self.gathered: dict[str, dict[str, torch.Tensor]] | None = None
+        """AdamW's state, made whole on rank 0 by `gather_optimizer` for a checkpoint; None: it was not."""
+        self.device = next(self.trained.parameters()).device
+        trainable = [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trainable)
+        self._sampled = SampledLogprobs(model) if sharded is None else sharded
         self.configure(config)
 
     def configure(self, config: LearnerConfig) -> None:
@@ -117,7 +140,7 @@ class Learner:
             self._sampled = SampledLogprobs(self.model, precision, entropy_gradient=entropy_gradient)
         if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
-        recompute_layers(self.model, on=config.recompute_layers)
+        recompute_layers(self.trained, on=config.recompute_layers)
         for group in self.optimizer.param_groups:
             group.update(betas=(config.beta1, config.beta2), weight_decay=config.weight_decay)
 
@@ -139,11 +162,11 @@ class Learner:
         random_state = torch.get_rng_state()
         try:
             with traced("forward_backward"):
-                gradient = self._gradient(batch, loss_denominator(batch, self.config.loss))
+                gradient = self._gradient(batch, loss_denominator(batch, self.config.loss, self.ranks))
             if not gradient.is_finite:
                 torch.set_rng_state(random_state)
                 raise NonFiniteError(
-                    f"loss {gradient.loss} and gradient norm {gradient.norm} of a batch of {batch.sequences} sequences "
+                    f"loss {gradient.loss} and norm {gradient.norm} of a batch of {gradient.sequences} sequences "
                     "are not finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
             with traced("optimizer.step"):
@@ -152,7 +175,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         seconds = time.perf_counter() - started
-        return self._metrics(batch, gradient, size, rate=rate, seconds=seconds)
+        return self._metrics(gradient, size, rate=rate, seconds=seconds)
 
     def _move(self, rate: float, probe: StepProbe | None) -> StepSize | None:
         """Take the optimizer step, as far as it may go. Returns how large it was, None where that is not measured."""
@@ -189,13 +212,14 @@ class Learner:
             return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)[0]
 
     def non_finite_groups(self, batch: PackedBatch) -> list[str]:
-        """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
+        """Return the groups of all ranks whose loss or gradient is not finite by itself, in their order.
 
         One forward and backward pass for each; weights, optimizer and torch's random state stay as they are.
         """
-        found, denominator = [], loss_denominator(batch, self.config.loss)
+        found, denominator = [], loss_denominator(batch, self.config.loss, self.ranks)
         random_state = torch.get_rng_state()
-        for group in dict.fromkeys(batch.group_ids):
+        groups = self.ranks.gather(msgspec.json.encode(batch.group_ids))
+        for group in dict.fromkeys(name for names in groups for name in msgspec.json.decode(names, type=list[str])):
             try:
                 gradient = self._gradient(batch.of_group(group), denominator)
             finally:
@@ -206,13 +230,15 @@ class Learner:
         return found
 
     def _gradient(self, batch: PackedBatch, denominator: int) -> _Gradient:
-        """Add the gradient of `batch` to the model's parameters, clipped."""
-        loss, sums, padded, before_BT = 0.0, None, 0, torch.zeros(batch.tokens_BT.shape)
-        for rows_b, part in batch.microbatches(self.config.max_tokens_per_microbatch):
+        """Add the gradient of the batch of all ranks to the model's parameters, clipped."""
+        loss, padded, before_BT = 0.0, 0, torch.zeros(batch.tokens_BT.shape)
+        totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
+        for rows_b, part in self._microbatches(batch):
             micro = part.to(self.device)
             padded += micro.tokens_BT.numel()
             logprobs_BT, entropy_BT = self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)
-            before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
+            if len(rows_b):
+                before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
             output = policy_loss(
                 logprobs_BT,
                 entropy_BT,
@@ -221,27 +247,57 @@ class Learner:
                 denominator=denominator,
                 reference_BT=self._reference_logprobs(micro),
             )
-            output.loss.backward()  # type: ignore[no-untyped-call]
+            self._backward(output.loss)
             loss += output.loss.item()
-            sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
-        assert sums is not None  # noqa: S101 - a batch has at least one micro-batch
-        probe = None if self.config.max_step_kl is None else StepProbe.of(batch, before_BT, self.device)
-        return _Gradient(loss, grad_norm, sums, probe, 1 - int(batch.lengths_B.sum()) / padded)
+            totals += torch.stack(output.sums)
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if self.sharded is None:
+            self.ranks.sum_gradients(trained)
+        grad_norm = whole(torch.nn.utils.clip_grad_norm_(trained, self.config.grad_clip)).item()
+        counted = (loss, padded, batch.sequences, int(batch.lengths_B.sum()), batch.trainable_tokens)
+        loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals.tolist()])
+        probe = None if self.config.max_step_kl is None else StepProbe.of(batch, before_BT, self.device, self.ranks)
+        return _Gradient(
+            loss,
+            grad_norm,
+            LossSums(*(torch.tensor(value, dtype=torch.float64) for value in sums)),
+            probe,
+            1 - tokens / computed,
+            sequences=int(sequences),
+            tokens=int(tokens),
+            trainable_tokens=int(trainable),
+        )
+
+    def _microbatches(self, batch: PackedBatch) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
+        """Yield the micro-batches, and idle ones until each rank has had as many: a sharded pass needs all ranks."""
+        parts = batch.microbatches(self.config.max_tokens_per_microbatch)
+        if self.sharded is None:
+            yield from parts
+            return
+        own = list(parts)
+        idle = self.ranks.largest(len(own)) - len(own)  # before the first pass, which is a collective too
+        yield from own
+        for _ in range(idle):
+            yield torch.empty(0, dtype=torch.int64), PackedBatch.idle()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch; a sharded model divides it by the number of ranks, where a sum is due."""
+        scaled = loss if self.sharded is None else loss * self.ranks.size
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def _check(self, batch: PackedBatch) -> None:
-        if not batch.trainable_tokens:
-            raise DataError(f"a batch of {batch.sequences} sequences has no trainable token.")
-        vocabulary = vocabulary_of(self.model)
-        if vocabulary is not None and int(batch.tokens_BT.max()) >= vocabulary:
+        sequences, trainable = self.ranks.sum([batch.sequences, batch.trainable_tokens])
+        if not trainable:
+            raise DataError(f"a batch of {sequences:g} sequences has no trainable token.")
+        vocabulary, highest = vocabulary_of(self.model), self.ranks.largest(int(batch.tokens_BT.max()))
+        if vocabulary is not None and highest >= vocabulary:
             raise DataError(
-                f"the batch holds token id {int(batch.tokens_BT.max())}, the model knows {vocabulary}; "
+                f"the batch holds token id {highest}, the model knows {vocabulary}; "
                 "rollouts and trainer must use the same tokenizer."
             )
 
     def _metrics(
         self,
-        batch: PackedBatch,
         gradient: _Gradient,
         size: StepSize | None,
         *,
@@ -258,9 +314,9 @@ class Learner:
             step_kl=None if size is None else size.kl,
             step_share=1.0 if size is None else size.share,
             large_step=None if size is None else describe_large_step(size, self.config, rate),
-            sequences=batch.sequences,
-            tokens=int(batch.lengths_B.sum()),
-            trainable_tokens=batch.trainable_tokens,
+            sequences=gradient.sequences,
+            tokens=gradient.tokens,
+            trainable_tokens=gradient.trainable_tokens,
             seconds=seconds,
             **metrics,
         )
@@ -272,17 +328,24 @@ def train_soundly(
     """Take the optimizer step on what was selected, without groups whose own gradient is not finite.
 
     Return what was trained, the step's metrics and the tensors. Raises `DataError` where nothing can be trained.
+    Of several ranks each has the sequences of its share, and the `refs` of all.
     """
-    packed = pack(selected.sequences, pad_id=pad_id)
+    packed = _packed(learner, selected, pad_id)
     try:
         return selected, learner.step(packed), packed
     except NonFiniteError:
         unsound = learner.non_finite_groups(packed)
-        if not unsound or len(unsound) == len(set(packed.group_ids)):
+        if not unsound or len(unsound) == len(selected.refs):
             raise
     selected = selected.without(dict.fromkeys(unsound, "its loss or gradient by itself is not finite"))
-    packed = pack(selected.sequences, pad_id=pad_id)
+    packed = _packed(learner, selected, pad_id)
     return selected, learner.step(packed), packed
+
+
+def _packed(learner: Learner, selected: TrainableBatch, pad_id: int) -> PackedBatch:
+    if not selected.sequences and learner.ranks.size > 1:
+        return PackedBatch.idle()
+    return pack(selected.sequences, pad_id=pad_id)
 
 
 def recompute_layers(model: Any, *, on: bool) -> None:

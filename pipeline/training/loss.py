@@ -32,6 +32,7 @@ import torch
 
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LossConfig
+from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 
 __all__ = ["LossMetrics", "LossOutput", "LossSums", "loss_denominator", "policy_loss"]
 
@@ -105,13 +106,14 @@ class LossMetrics(NamedTuple):
         )
 
 
-def loss_denominator(batch: PackedBatch, config: LossConfig) -> int:
-    """Return what the summed token losses of a whole batch are divided by: at least 1."""
+def loss_denominator(batch: PackedBatch, config: LossConfig, ranks: Ranks = ALONE) -> int:
+    """Return what the summed token losses of a whole batch, over all ranks, are divided by: at least 1."""
+    counted = batch.trainable_tokens
     if config.aggregation == "constant_length":
-        return batch.sequences * config.constant_length
+        counted = batch.sequences * config.constant_length
     if config.aggregation == "sequence_mean":
-        return max(1, int(batch.mask_BT.any(dim=1).sum()))
-    return max(1, batch.trainable_tokens)
+        counted = int(batch.mask_BT.any(dim=1).sum())
+    return max(1, int(ranks.sum([counted])[0]))
 
 
 def policy_loss(

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from lachesis.pipeline.ledger.join import OfflineStart
@@ -18,13 +19,20 @@ from lachesis.pipeline.training.learner import StepMetrics
 from lachesis.pipeline.training.rolling_stats import BatchTimings, durations
 from lachesis.schemas.ledger import GroupRef, Mismatch
 
-__all__ = ["latencies", "mismatch_of", "reward_figures", "step_figures"]
+__all__ = [
+    "TokenFigures",
+    "latencies",
+    "mismatch_of",
+    "reward_figures",
+    "step_figures",
+    "token_figures",
+]
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def step_figures(
-    step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int, past: OfflineStart | None = None
+    step: StepMetrics, tokens: TokenFigures, groups: Sequence[GroupRef], number: int, past: OfflineStart | None = None
 ) -> dict[str, float]:
     """Return the figures of one optimizer step.
 
@@ -33,10 +41,6 @@ def step_figures(
     `past` says what staleness means where rollouts are of the past. Lengths and probabilities are over trainable
     tokens; staleness is in optimizer steps; what has no value is left out.
     """
-    trainable = batch.mask_BT.numpy()
-    advantages = batch.advantages_BT.numpy()[trainable].astype(np.float64)  # their squares outgrow float32
-    rollout_logprobs = batch.logprobs_BT.numpy()[trainable]
-    lengths = trainable.sum(1)
     staleness = [
         number - ref.policy_step if past is None else past.staleness(number, ref.policy_step) for ref in groups
     ]
@@ -55,13 +59,13 @@ def step_figures(
         "train/seconds": step.seconds,
         "train/sequences": float(step.sequences),
         "train/tokens": float(step.tokens),
-        "logprobs/mean": float(rollout_logprobs.mean()),
-        "logprobs/mean_training": float(rollout_logprobs.mean()) - step.kl_k1,
+        "logprobs/mean": tokens.logprobs,
+        "logprobs/mean_training": tokens.logprobs - step.kl_k1,
         "logprobs/diff": step.kl_k1,
-        "advantages/mean": float(advantages.mean()),
-        "advantages/std": float(advantages.std()),
-        "tokens/response_length/mean": float(lengths.mean()),
-        "tokens/response_length/max": float(lengths.max()),
+        "advantages/mean": tokens.advantages,
+        "advantages/std": math.sqrt(tokens.squares / tokens.tokens),
+        "tokens/response_length/mean": tokens.tokens / tokens.sequences,
+        "tokens/response_length/max": float(tokens.longest),
         "staleness/mean": float(np.mean(staleness)),
         "staleness/max": float(max(staleness)),
     }
@@ -73,6 +77,53 @@ def step_figures(
     if step.reference_kl is not None:
         figures["train/reference_kl"] = step.reference_kl
     return figures
+
+
+class TokenFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the trainable tokens of a batch, or of one rank's share."""
+
+    tokens: int
+    sequences: int
+    longest: int
+    """Most trainable tokens of a sequence."""
+    logprobs: float
+    """Mean logprob of the rollout, nats."""
+    advantages: float
+    """Mean advantage."""
+    squares: float
+    """Sum of the squared distances from that mean."""
+
+    @classmethod
+    def merged(cls, shares: Sequence[TokenFigures]) -> TokenFigures:
+        """Return those of all shares together (Chan's rule); of one share the same."""
+        if len(shares) == 1:
+            return shares[0]
+        tokens = sum(share.tokens for share in shares)
+        mean = sum(share.tokens * share.advantages for share in shares) / tokens
+        return cls(
+            tokens=tokens,
+            sequences=sum(share.sequences for share in shares),
+            longest=max(share.longest for share in shares),
+            logprobs=sum(share.tokens * share.logprobs for share in shares) / tokens,
+            advantages=mean,
+            squares=sum(share.squares + share.tokens * (share.advantages - mean) ** 2 for share in shares),
+        )
+
+
+def token_figures(batch: PackedBatch) -> TokenFigures:
+    """Return the figures of a packed batch; all 0 of one without trainable tokens."""
+    trainable = batch.mask_BT.numpy()
+    advantages = batch.advantages_BT.numpy()[trainable].astype(np.float64)  # their squares outgrow float32
+    lengths = trainable.sum(1)
+    found = advantages.size > 0
+    return TokenFigures(
+        tokens=int(lengths.sum()),
+        sequences=batch.sequences,
+        longest=int(lengths.max()),
+        logprobs=float(batch.logprobs_BT.numpy()[trainable].mean()) if found else 0.0,
+        advantages=float(advantages.mean()) if found else 0.0,
+        squares=float(((advantages - advantages.mean()) ** 2).sum()) if found else 0.0,
+    )
 
 
 def reward_figures(groups: Sequence[GroupRef]) -> dict[str, float]:

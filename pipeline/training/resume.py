@@ -7,6 +7,7 @@ the text says how to fix it: a broker that was rolled back is the usual reason.
 """
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ async def resume(
     path = latest_checkpoint(folder)
     setup = model_setup(config, device)
     reference = await anyio.to_thread.run_sync(load_reference, config, setup)
+    if config.training.sharding == "full":  # whole where memory is plenty; the device gets its share
+        setup = replace(setup, device=torch.device("cpu"))
     if path is not None:
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
+import msgspec
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -39,14 +40,16 @@ from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.last_evaluation import last_evaluation
-from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
+from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
+from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
+from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
+from lachesis.pipeline.training.ranks.process_group import in_thread
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
@@ -54,10 +57,11 @@ from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
+from lachesis.pipeline.training.train_batch import TrainedBatch, train_batch
 from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.pipeline.weights.sender import weights_sender
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
+from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, VoidBatch
 
 __all__ = ["OfflineRun", "run_trainer"]
@@ -90,16 +94,20 @@ class OfflineRun:
 async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun | None = None) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
-    device = prepare_device(config.training.device, config.training.threads)
+    place = _place(config, on_past)
+    device = prepare_device(
+        rank_device(config.training.device, place, torch.cuda.device_count()), config.training.threads
+    )
     policy_url = config.role("policy").url
     try:
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"
         with only_writer(config.path / CHECKPOINTS):
             async with (
                 open_tracking(config, list(open_trackers(config, name)), service.set_note) as tracking,
+                lead_ranks(config, place, device) as leader,
                 background() as tasks,
             ):
-                trainer = await _Trainer.restored(service, config, device, tracking, on_past)
+                trainer = await _Trainer.restored(service, config, leader, tracking, on_past)
                 tasks.start_soon(_tell_drain, service, config)
                 if on_past is None:
                     if policy_url is not None:
@@ -119,6 +127,15 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
         log.warning("drained while the bus was unavailable: the next start continues from the newest checkpoint")
 
 
+def _place(config: RunConfig, on_past: OfflineRun | None) -> RankPlace:
+    """Return that of this process among the trainer's ranks. Raises `ConfigError` for what does not go together."""
+    place = RankPlace.of(config.training, os.environ)
+    check_ranks(config.training, place.size)
+    if on_past is not None and place.size > 1:
+        raise ConfigError(f"training.ranks is {place.size}, but an offline trainer is one process: set it to 1")
+    return place
+
+
 async def _tell_drain(service: Service, config: RunConfig) -> None:
     """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
     await service.draining.wait()
@@ -136,11 +153,13 @@ async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
 
 
 class _StepRecord(NamedTuple):
-    """The figures of a batch's step; by sequence in ROLLOUTS, why groups were dropped; why the batch is void."""
+    """The figures of a batch's step; by sequence in ROLLOUTS, why groups were dropped; why the batch is void; the batch
+    with what all ranks know of it."""
 
     figures: dict[str, float]
     dropped: dict[int, str]
     void: str | None
+    batch: LedgerBatch
 
 
 class _Trainer:
@@ -151,6 +170,7 @@ class _Trainer:
         *,
         policy: PolicyModel,
         learner: Learner,
+        leader: Leader,
         feed: BatchFeed,
         tracking: Tracking,
         on_past: OfflineRun | None,
@@ -159,6 +179,7 @@ class _Trainer:
         self.config = config
         self.policy = policy
         self.learner = learner
+        self.leader = leader
         self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
         self.feed = feed
         self.lineage = os.urandom(3).hex()
@@ -171,7 +192,7 @@ class _Trainer:
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
-        self.numerics = numerics_of(config, learner.device)
+        self.numerics = msgspec.structs.replace(numerics_of(config, learner.device), ranks=leader.ranks.size)
         self.peer_metrics = PeerMetrics()
         self.weights = weights_sender(service.bus, config)
         self.evaluations = EvaluationReader(service.bus, config)
@@ -181,7 +202,7 @@ class _Trainer:
 
     @classmethod
     async def restored(
-        cls, service: Service, config: RunConfig, device: torch.device, tracking: Tracking, on_past: OfflineRun | None
+        cls, service: Service, config: RunConfig, leader: Leader, tracking: Tracking, on_past: OfflineRun | None
     ) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning; see `resume` for what it refuses.
 
@@ -189,9 +210,19 @@ class _Trainer:
         """
         await service.starts_with("loading its newest checkpoint or the model")
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
-        policy, learner, checkpoint = await resume(config, feed, device)
+        policy, learner, checkpoint = await resume(config, feed, leader.device)
+        learner = await leader.join(policy, learner, feed)
         await tracking.resume(learner.steps)
-        trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking, on_past=on_past)
+        trainer = cls(
+            service,
+            config,
+            policy=policy,
+            learner=learner,
+            leader=leader,
+            feed=feed,
+            tracking=tracking,
+            on_past=on_past,
+        )
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
             trainer.voids, trainer.drops = list(checkpoint.state.voids), list(checkpoint.state.drops)
             await trainer.report(checkpoint.state, checkpoint.path)
@@ -262,6 +293,7 @@ class _Trainer:
         trace, span = step_trace(batch)
         with recording(self.service.tracing.clock, self.service.name, trace, span) as children:
             learned = await self._train_batch(batch)
+            batch = learned.batch
             self.feed.mark_trained(batch)
             self.newest = batch
             if self.on_past is None:
@@ -297,24 +329,38 @@ class _Trainer:
         number = batch.batch.number
         if self.on_past is not None and batch.unfetched:
             raise next(iter(batch.unfetched.values()))  # it was there when the ledger was formed
+        await self._begin_batch(batch)
         try:
-            selected, metrics, packed = await anyio.to_thread.run_sync(self._train, batch)
+            trained = await in_thread(self.leader.ranks, self._train, batch)
         except DataError as error:
             log.warning("batch %d is void: %s", number, error)
             self.voids.append(VoidBatch(number, str(error)))
             self.learner.steps = number + 1
-            return _StepRecord({}, {}, str(error))
+            return _StepRecord({}, {}, str(error), batch)
+        selected, metrics = trained.selected, trained.metrics
         self._record_drops(number, selected)
         self.mismatches.append(mismatch_of(metrics))
         self._tell_large_step(metrics)
         past = self.on_past.past if self.on_past is not None else None
-        figures = step_figures(metrics, packed, selected.refs, number, past)
-        return _StepRecord(figures | {"train/dropped_groups": float(self.dropped)}, selected.dropped, None)
+        figures = step_figures(metrics, trained.tokens, selected.refs, number, past)
+        figures["train/dropped_groups"] = float(self.dropped)
+        return _StepRecord(figures, selected.dropped, None, trained.batch)
 
-    def _train(self, batch: LedgerBatch) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
-        settings = self.config.training
-        selected = batch.select(self.limits, shuffle_seed=self.config.seed if settings.shuffle_advantages else None)
-        return train_soundly(self.learner, selected, self.policy.tokenizer.pad_token_id or 0)
+    async def _begin_batch(self, batch: LedgerBatch) -> None:
+        """Wait until all ranks have their share. Raises `InfrastructureError` where the service drains before."""
+        begun = False
+        self.service.set_note("ranks", "the other ranks fetch their shares of the batch")
+        async with self.service.until_drained():
+            await self.leader.begin_batch(batch)
+            begun = True
+        self.service.set_note("ranks", None)
+        if not begun:
+            raise InfrastructureError("drained while other ranks fetched their shares")
+
+    def _train(self, batch: LedgerBatch) -> TrainedBatch:
+        seed = self.config.seed if self.config.training.shuffle_advantages else None
+        pad_id = self.policy.tokenizer.pad_token_id or 0
+        return train_batch(self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed)
 
     def _record_drops(self, number: int, selected: TrainableBatch) -> None:
         drops = selected.drops(number)
@@ -380,6 +426,7 @@ class _Trainer:
         settings = self.config.training
         folder = self.config.path / CHECKPOINTS
         await self._point_to_best()  # so that the best one is not among those that are removed now
+        await self.leader.gather_optimizer(self.learner)
         state = await write_when_room(
             folder,
             partial(
@@ -399,6 +446,7 @@ class _Trainer:
             needed_bytes=checkpoint_bytes(self.policy, self.learner),
         )
         self.checkpointed = self.learner.steps
+        self.learner.gathered = None
         await self.report(state, latest_checkpoint(folder))
         await self._point_to_best()
         if self.newest is not None:

@@ -17,6 +17,7 @@ import torch
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LOG_RATIO_LIMIT
+from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 
 __all__ = ["PROBE_TOKENS", "StepProbe", "StepSize", "WeightsBeforeStep", "describe_large_step", "shorten_step"]
 
@@ -39,25 +40,32 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepProbe:
-    """Some rows of a batch, and the logprobs [B,T] that their tokens had before the step."""
+    """Some rows of a batch, and the logprobs [B,T] that their tokens had before the step.
+
+    Each rank has rows of its own share, and all get the same distance, so that they decide alike.
+    """
 
     tokens_BT: torch.Tensor
     mask_BT: torch.Tensor
     logprobs_BT: torch.Tensor
+    ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, batch: PackedBatch, logprobs_BT: torch.Tensor, device: torch.device) -> StepProbe:
+    def of(cls, batch: PackedBatch, logprobs_BT: torch.Tensor, device: torch.device, ranks: Ranks = ALONE) -> StepProbe:
         """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step."""
-        rows = max(1, PROBE_TOKENS // batch.tokens_BT.shape[1])
-        every = slice(None, None, -(-batch.sequences // rows))
-        return cls(*(values_BT[every].to(device) for values_BT in (batch.tokens_BT, batch.mask_BT, logprobs_BT)))
+        rows = max(1, PROBE_TOKENS // ranks.size // batch.tokens_BT.shape[1])
+        every = slice(None, None, max(1, -(-batch.sequences // rows)))
+        return cls(
+            batch.tokens_BT[every].to(device), batch.mask_BT[every].to(device), logprobs_BT[every].to(device), ranks
+        )
 
     def kl(self, logprobs: Logprobs) -> float:
         """Return how far the policy is from where it was, nats a token."""
         with torch.no_grad():
             after_BT = logprobs(self.tokens_BT, self.mask_BT)
         moved = (after_BT - self.logprobs_BT)[self.mask_BT].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
-        return float((moved.exp() - 1 - moved).mean()) if moved.numel() else 0.0
+        total, tokens = self.ranks.sum([float((moved.exp() - 1 - moved).sum()), moved.numel()])
+        return total / tokens if tokens else 0.0
 
 
 class WeightsBeforeStep:

@@ -44,7 +44,7 @@ def trace_step(
     trace, _ = step_trace(batch)
     step = batch.batch.number + 1
     ledger = subjects.ledger(entry.run, entry.trainer)
-    versions = {ref.group: group.policy_versions[0] for ref, group, _ in batch.groups}
+    versions = batch.policy_versions
     started_ns, kept = batch.started_ns, list[str]()
     for ref in batch.batch.groups:
         stamps = entry.stamps.get(ref.group, [])

@@ -7,7 +7,8 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
-7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room.
+7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room, 9 another
+rank of the trainer was lost.
 """
 
 import logging
@@ -31,6 +32,7 @@ from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.pipeline.training.ranks.place import RankPlace
 from lachesis.schemas.access import identity_of
 from lachesis.schemas.errors import (
     AccessError,
@@ -39,6 +41,7 @@ from lachesis.schemas.errors import (
     FencedError,
     LachesisError,
     LedgerError,
+    RankLostError,
     SettingsChangedError,
     StartupError,
     VersionError,
@@ -55,6 +58,7 @@ __all__ = [
     "EXIT_DRAIN_TIMEOUT",
     "EXIT_FENCED",
     "EXIT_NO_ROOM",
+    "EXIT_RANK_LOST",
     "EXIT_REFUSED",
     "EXIT_SETTINGS_CHANGED",
     "EXIT_STARTUP",
@@ -69,6 +73,7 @@ EXIT_DRAINED = 5
 EXIT_REFUSED = 6
 EXIT_SETTINGS_CHANGED = 7
 EXIT_NO_ROOM = 8
+EXIT_RANK_LOST = 9
 
 log = logging.getLogger("lachesis")
 
@@ -100,6 +105,9 @@ def run_process(role: ProcessRole, config: RunConfig) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
+        place = RankPlace.of(config.training, os.environ) if role.spec.name == "trainer" else RankPlace()
+        if place.rank:
+            return anyio.run(_follow_leader, config, place)
         if role.spec.name == "governor":  # it is what budgets that are too small would stop for good
             check_budgets(config)
         with open_tracing(config, role.name, role.replica) as tracing:
@@ -115,6 +123,7 @@ def _explain(error: BaseException) -> int:
         ((FencedError,), EXIT_FENCED),
         ((AccessError,), EXIT_REFUSED),
         ((SettingsChangedError,), EXIT_SETTINGS_CHANGED),
+        ((RankLostError,), EXIT_RANK_LOST),
         (_REFUSALS, EXIT_STARTUP),
     )
     for kinds, code in ends:
@@ -145,6 +154,21 @@ async def _run(role: ProcessRole, stage: Stage, config: RunConfig, tracing: Trac
             if not await _is_alone(bus, role, config, reported):
                 return EXIT_DRAINED
             return await _serve(bus, role, stage, config, tracing=tracing, reported=reported)
+
+
+async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
+    """Run a rank of the trainer that is not the service: it takes its orders from the one that is, its end too."""
+    from lachesis.pipeline.training.ranks.follower import follow_leader
+
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT):  # what all ranks get is for rank 0 to heed
+        async with (
+            await connect_run(config, f"{config.run}.trainer-rank-{place.rank}", identity_of("trainer", "")) as bus,
+            background() as tasks,
+        ):
+            tasks.start_soon(flush_output)
+            tasks.start_soon(bus.keep_served)
+            await follow_leader(bus, config, place)
+    return 0
 
 
 async def _serve(

@@ -26,7 +26,7 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.sequences import training_sequences
 
-__all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until"]
+__all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until", "weights_in_one_go"]
 
 SUMS = Path(__file__).parents[1] / "examples" / "sums.py"
 CONFIG = """
@@ -199,6 +199,11 @@ def alive(pid: int) -> bool:
 
 async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
     """Return the digest of the weights after training on the ledger's first batches, in one process, uninterrupted."""
+    return weights_digest(await weights_in_one_go(bus, model, steps))
+
+
+async def weights_in_one_go(bus: Bus, model: Path, steps: int) -> dict[str, torch.Tensor]:
+    """Return those weights."""
     torch.set_num_threads(1)
     policy = load_model(model)
     learner = Learner(policy.model, LearnerConfig())
@@ -211,4 +216,4 @@ async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
                 sequences += training_sequences(ref, group, teacher, TrainerLimits(policy.tokenizer_hash))
             learner.step(pack(sequences, pad_id=policy.tokenizer.pad_token_id))
     assert learner.steps == steps
-    return weights_digest(policy_tensors(policy.model))
+    return policy_tensors(policy.model)

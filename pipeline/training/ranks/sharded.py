@@ -1,0 +1,63 @@
+"""A model with weights, gradients and optimizer state spread over the ranks (FSDP2, `fully_shard`).
+
+Guarantees that weights are gathered anew for each pass, so that none is computed with those before a step, and that
+what is gathered whole is on rank 0 alone, one tensor at a time on the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.ranks.collectives import Ranks
+
+__all__ = ["ShardedPolicy", "shard_like", "whole"]
+
+
+class ShardedPolicy(nn.Module):
+    """Computes logprobs as `SampledLogprobs`, with weights that are gathered for a layer at a time.
+
+    All ranks run as many forward and backward passes. Gradients come as means over the ranks: multiply a loss that is
+    to be summed by their number.
+    """
+
+    def __init__(self, model: Any, config: LearnerConfig, ranks: Ranks, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self.precision = torch.bfloat16 if config.uses_bfloat16(device.type) else torch.float32
+        self.entropy_gradient = config.loss.entropy_coef > 0
+        self._sampled = SampledLogprobs(model, self.precision, entropy_gradient=self.entropy_gradient)
+        mesh = init_device_mesh(device.type, (ranks.size,))
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                fully_shard(module, mesh=mesh)
+        # The pass goes through this module, so that its hooks gather what is in no layer: embeddings, norm and head.
+        fully_shard(self, mesh=mesh, reshard_after_forward=True)
+        model.to(device)  # its buffers
+
+    def forward(
+        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logprobs and entropies [B,T]; see `SampledLogprobs`."""
+        return self._sampled(tokens_BT, temperature, mask_BT)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the values of all ranks. A collective, for one that is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return whole values, which every rank has, in the form of `parameter`."""
+    if not isinstance(parameter, DTensor):
+        return values.to(parameter.device)
+    device = parameter.device_mesh.device_type
+    return distribute_tensor(values.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)
