@@ -22,10 +22,10 @@ SMALL = {**RATE, "max_tokens_per_microbatch": 40}
 def train(folder, ranks, cases):
     """Train the cases in as many processes as there are ranks."""
     arguments = [str(ranks), str(folder), json.dumps(cases)]
-    processes = [
-        subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *arguments], stderr=(folder / f"{rank}").open("wb"))
-        for rank in range(ranks)
-    ]
+    processes = []
+    for rank in range(ranks):
+        with (folder / f"{rank}").open("wb") as log:
+            processes.append(subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *arguments], stderr=log))
     for rank, process in enumerate(processes):
         assert process.wait() == 0, (folder / f"{rank}").read_text()
     return folder
