@@ -327,6 +327,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 'weights.transport is "shared_memory": the run itself must start the policy\'s server, and as vLLM; '
                 'set inference.policy.kind = "vllm" and leave inference.policy.url out'
             )
+        if self.weights.dtype != "float32":
+            raise ConfigError(
+                f'weights.transport is "shared_memory", which is float32, but weights.dtype is "{self.weights.dtype}": '
+                "leave weights.dtype out"
+            )
+        if self.training.ranks > 1:
+            raise ConfigError(
+                'weights.transport is "shared_memory", which one process shares, but training.ranks is '
+                f'{self.training.ranks}: set it to 1, or take "files" or "nats"'
+            )
         if self.training.lora is not None:
             raise ConfigError(
                 'weights.transport is "shared_memory", but adapters are merged into copies of the weights: leave '
