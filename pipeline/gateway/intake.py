@@ -20,12 +20,12 @@ from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
-from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
 from lachesis.pipeline.gateway.logic.registry import Registration
 from lachesis.pipeline.gateway.policies import PolicyVersions
-from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
 from lachesis.pipeline.trainability import TrainerLimits
