@@ -20,6 +20,7 @@ from lachesis.schemas.packing import join_tokens, split_tokens
 
 __all__ = [
     "EXCLUDED_SINCE",
+    "TEACHER_COLUMN",
     "UNTRAINABLE_SINCE",
     "FinishReason",
     "GeneratedTokens",
@@ -32,6 +33,9 @@ UNTRAINABLE_SINCE: Final = 2
 """The wire version whose readers know of groups without logprobs."""
 EXCLUDED_SINCE: Final = 3
 """The wire version whose readers know of samples that their environment excludes from training."""
+
+TEACHER_COLUMN: Final = "teacher_logprobs"
+"""The column, float32 [T], in which an environment gives the logprobs of a teacher of its own; NaN where it has none."""
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
