@@ -35,7 +35,7 @@ EXCLUDED_SINCE: Final = 3
 """The wire version whose readers know of samples that their environment excludes from training."""
 
 TEACHER_COLUMN: Final = "teacher_logprobs"
-"""The column, float32 [T], in which an environment gives the logprobs of a teacher of its own; NaN where it has none."""
+"""The column, float32 [T], with the logprobs of a teacher that the environment asked itself; NaN where it has none."""
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 

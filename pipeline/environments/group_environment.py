@@ -53,6 +53,11 @@ class GroupEnvironment(Environment):
         """
         raise NotImplementedError(f"{type(self).__name__} must define running()")
 
+    async def check_setup(self) -> None:
+        """Set up what `running` holds, and let it go again. Raises ConfigError when that fails."""
+        async with self.running():
+            return
+
     async def generate_group(
         self, task: Task, requests: InferenceRequests, n: int, sampling: SamplingParams
     ) -> GeneratedGroup:

@@ -127,6 +127,12 @@ class AtroposSource(GroupEnvironment):
         except ExceptionGroup as errors:
             raise deciding_error(errors) from errors
 
+    async def check_setup(self) -> None:
+        """Make the environment in its process, and end it. See `GroupEnvironment`."""
+        async with self.running():
+            assert self._process is not None  # noqa: S101 - it runs
+            await self._process.up()
+
     async def generate_group(
         self, task: Task, requests: InferenceRequests, n: int, sampling: SamplingParams
     ) -> GeneratedGroup:

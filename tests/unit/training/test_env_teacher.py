@@ -53,7 +53,9 @@ def test_it_changes_the_weights_if_it_has_a_weight(small_policy):
     assert with_it != without
     assert step.teacher_kl_k1 is not None
     assert alone.teacher_kl_k1 is None
-    assert weights_after(small_policy(), group(), 0.0)[0] == weights_after(small_policy(), group(distilled=False), 0.0)[0]
+    assert (
+        weights_after(small_policy(), group(), 0.0)[0] == weights_after(small_policy(), group(distilled=False), 0.0)[0]
+    )
 
 
 def test_tokens_that_the_teacher_does_not_know_have_no_term():

@@ -16,6 +16,8 @@ from lachesis.pipeline.environments.atropos.source import AtroposSource
 from lachesis.pipeline.environments.evaluate import evaluate
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
+from lachesis.pipeline.environments.steps.step_env import StepEnv
+from lachesis.pipeline.environments.verify import verify_environment
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, GroupDeclinedError, InfrastructureError
 from lachesis.testing import FakeInference
@@ -248,3 +250,18 @@ async def test_it_is_evaluated_as_any_other(make: Make) -> None:
         result = await evaluate(make(), server(), k=2, items=[0, 1], threshold=1.0, max_tokens=64)
     assert result.avg_at_k == 0.5
     assert result.greedy == 0.0
+
+
+async def test_env_verify_says_whether_it_can_be_set_up(make: Make) -> None:
+    params = {"place": f"{STUB / 'words_env.py'}:Words", "python": sys.executable}
+    first, *others = await verify_environment("atropos", params)
+    assert (first.verdict, first.text) == ("ok", "AtroposSource, 1000 tasks; it is set up")
+    assert {one.verdict for one in others} == {"skipped"}
+    failed, *_ = await verify_environment("atropos", {**params, "settings": {"how": "setup fails"}})
+    assert failed.verdict == "fail"
+    assert "no data set here" in failed.text
+
+
+def test_it_has_no_steps(make: Make) -> None:
+    with pytest.raises(ConfigError, match="has no steps"):
+        StepEnv(make(), server().tokenize)
