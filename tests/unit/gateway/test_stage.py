@@ -483,7 +483,6 @@ async def test_what_is_sent_and_changes_nothing_is_named_once(world, make_scored
             answer = await http.post("/scored_data", json=data)
             assert answer.status_code == 200, answer.text
     said = [record.getMessage() for record in caplog.records if "environment words: its" in record.getMessage()]
-    assert said == [
-        "environment words: its ref_logprobs are ignored: the trainer computes them",
-        "environment words: its distill_logprobs are stored and change nothing: training.learner.loss.teacher_coef is 0",
-    ]
+    first, second = said
+    assert first == "environment words: its ref_logprobs are ignored: the trainer computes them"
+    assert "its distill_logprobs are stored and change nothing: training.learner.loss.teacher_coef is 0" in second
