@@ -111,7 +111,7 @@ class Session:
 
     @classmethod
     def of_group(cls, task: Task, sample: int, requests: InferenceRequests, sampling: SamplingParams) -> "Session":
-        """Return an empty session for a sample that a `GroupEnvironment` made; it is filled and never generates."""
+        """Return an empty session, to be filled, for a sample that a `GroupEnvironment` made."""
         opening = SharedFirstTurn(requests, [], [sample], sampling)
         return cls(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=0)
 

@@ -1,4 +1,4 @@
-"""`lachesis env atropos`: brings a run up in which a class of Atropos makes the rollouts, without HTTP."""
+"""`lachesis env atropos`: brings a run up with an environment of Atropos, without HTTP."""
 
 import re
 import tomllib

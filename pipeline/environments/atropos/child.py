@@ -1,9 +1,9 @@
-"""Holds an environment of Atropos in a process of its own, which `process` starts; `frames` has what is said between.
+"""Holds an environment of Atropos in a process of its own, started by `process`.
 
 It is run as a file by an interpreter that has atroposlib, so it imports nothing of Lachesis, and nothing but the
 standard library before it is told which class to load. What the environment prints goes to stderr. It guarantees that
 a group comes from one `collect_trajectories` (and `postprocess_histories`) of the class, that its requests for tokens
-go to the run and nowhere else, and that it ends when the run's process does.
+go to the run and nowhere else, and that it ends when the run's process does. `frames` has the messages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NORMALIZATION = ("reward_normalization", "reward_clip", "reward_normalization_wa
 MAX_ERROR_CHARS = 4000
 
 
-class Channel:
+class FramePipe:
     """Frames over what were stdin and stdout: a length of four bytes, big-endian, and JSON."""
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class Channel:
         return json.loads(data) if len(data) == length else None
 
     def send(self, **message: Any) -> None:
-        """Send a frame. Raises ValueError and TypeError, and sends nothing, where it holds what JSON does not know."""
+        """Send a frame. Raises ValueError or TypeError, and sends nothing, where JSON cannot hold it."""
         data = json.dumps(message, default=plain, allow_nan=False).encode()
         self._out.write(HEADER.pack(len(data)) + data)
         self._out.flush()
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON can hold of a value: arrays as lists, sets in an order of their own, models as their fields."""
+    """Return a value for JSON: arrays and sets as lists, models as their fields."""
     for method in ("tolist", "model_dump"):
         if hasattr(value, method):
             return getattr(value, method)()
@@ -135,7 +135,7 @@ def configured(cls: Any, settings: dict[str, Any]) -> tuple[Any, Any, dict[str, 
 class Child:
     """The environment, and the groups that it is asked for."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FramePipe) -> None:
         self.channel = channel
         self.env: Any = None
         self.fresh = False
@@ -341,7 +341,7 @@ def engine_class(child: Child) -> Any:
     return Engine
 
 
-async def run(channel: Channel) -> None:
+async def run(channel: FramePipe) -> None:
     """Make the environment that the first frame names, then do what the others say."""
     loop = asyncio.get_running_loop()
     child = Child(channel)
@@ -367,7 +367,7 @@ async def run(channel: Channel) -> None:
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     sys.path[0] = str(Path.cwd())  # not this file's folder: its modules are not the environment's
-    asyncio.run(run(Channel()))
+    asyncio.run(run(FramePipe()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the engine sampled for one group, and the proof that its training tokens are just that. Pure.
+"""Finds the training tokens of a group among what the engine sampled for it. Pure.
 
 In: prompts and the turns that were sampled for them; sequences as the environment made them of these. Out: for each
 sequence the engine's logprobs, the policy versions of its tokens, and why it ended. This file alone guarantees that no

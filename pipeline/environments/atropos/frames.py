@@ -1,4 +1,4 @@
-"""Frames between the run and the process of an environment: a length of four bytes, big-endian, and JSON.
+"""Frames between the run and an environment's process: four bytes of length, big-endian, and JSON.
 
 Guarantees that what is read is one of the messages below, of at most `MAX_FRAME_BYTES`; anything else is a `DataError`.
 """
@@ -14,7 +14,7 @@ from anyio.abc import ByteReceiveStream
 from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import DataError
 
-__all__ = ["ChildMessage", "Failed", "Generate", "GroupError", "Groups", "Pong", "Ready", "packed", "read_frames"]
+__all__ = ["ChildMessage", "Generate", "GroupError", "Groups", "Pong", "Ready", "SetupError", "packed", "read_frames"]
 
 MAX_FRAME_BYTES = 256 << 20
 """A group of 64 sequences of 32,768 tokens with logprobs is about 100 MiB of JSON."""
@@ -29,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="op"):
     normalization: dict[str, Any]
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="op"):
+class SetupError(msgspec.Struct, frozen=True, tag="failed", tag_field="op"):
     """The environment could not be made."""
 
     error: str
@@ -71,7 +71,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="op"):
     """Its event loop runs."""
 
 
-ChildMessage = Ready | Failed | Generate | Groups | GroupError | Pong
+ChildMessage = Ready | SetupError | Generate | Groups | GroupError | Pong
 _decoder: msgspec.json.Decoder[ChildMessage] = msgspec.json.Decoder(ChildMessage)
 
 

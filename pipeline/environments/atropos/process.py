@@ -22,12 +22,12 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.environments.atropos.frames import (
-    Failed,
     Generate,
     GroupError,
     Groups,
     Pong,
     Ready,
+    SetupError,
     packed,
     read_frames,
 )
@@ -202,17 +202,17 @@ class AtroposProcess:
         try:
             async with aclosing(frames):
                 async for message in frames:
-                    self._take(message)
+                    self._deliver(message)
         except DataError as error:
             self._why = f"{process.pid} sent {error}"
 
-    def _take(self, message: Any) -> None:
+    def _deliver(self, message: Any) -> None:
         match message:
             case Ready():
                 log.info("%s: its process %s is ready", self.name, self.pid)
                 self.ready = message
                 self._up.set()
-            case Failed():
+            case SetupError():
                 raise ConfigError(f"{self.name}: {message.error}\n{printable_lines(message.trace)}")
             case Pong():
                 self._heard.set()

@@ -104,7 +104,7 @@ class AtroposSource(GroupEnvironment):
         return self._items
 
     def task(self, index: int) -> Task:
-        """Return the task of `index`. What it asks is known to the class alone, which is why its prompt is empty."""
+        """Return the task of `index`. Its prompt is empty, because the class alone knows it."""
         return Task(item=f"item-{index}", prompt=[], task={"index": index})
 
     @asynccontextmanager
