@@ -45,7 +45,7 @@ vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it.
 atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
-	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow tests/integration/gateway/test_atropos.py tests/integration/gateway/test_trainer.py $(ARGS)
+	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow tests/integration/atropos tests/integration/gateway/test_atropos.py tests/integration/gateway/test_trainer.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -13,7 +13,8 @@ import numpy as np
 
 from lachesis.schemas.columns import view
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import RolloutGroup, Sequences
+from lachesis.schemas.sequences import TEACHER_COLUMN
 
 __all__ = ["NO_TURN_REWARDS", "TrainerLimits", "why_nothing_to_train", "why_untrainable"]
 
@@ -79,8 +80,14 @@ def _held_besides_text(group: RolloutGroup) -> str:
     sequences = group.sequences
     held = ["attachments"] * bool(group.attachments)
     held += ["turn_rewards"] * (sequences.turn_rewards is not None)
-    held += [name[:_MAX_QUOTED_CHARS] for name in sorted(sequences.columns)]
+    held += [name[:_MAX_QUOTED_CHARS] for name in sorted(set(sequences.columns) - _trained_or_needless(sequences))]
     return ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
+
+
+def _trained_or_needless(sequences: Sequences) -> set[str]:
+    """Return the columns that a trainer of text reads, or does without: it computes a reference model's itself."""
+    alternatives = {"distill_token_ids", "distill_logprobs"} if TEACHER_COLUMN in sequences.columns else set()
+    return {TEACHER_COLUMN, "ref_logprobs", *alternatives}
 
 
 def _unknown_token(group: RolloutGroup, vocabulary: int) -> str | None:

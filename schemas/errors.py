@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "EnvironmentCodeError",
     "FencedError",
+    "GroupDeclinedError",
     "HistoryLostError",
     "InfrastructureError",
     "LachesisError",
@@ -132,6 +133,10 @@ class SettingsChangedError(ConfigError):
 
 class EnvironmentCodeError(LachesisError, RuntimeError):
     """Raised when an environment's own code failed or broke a rule of the SDK; the text names environment and place."""
+
+
+class GroupDeclinedError(EnvironmentCodeError):
+    """Raised when an environment decides to make no group of a task: no fault, and nothing to train on."""
 
 
 class ToolError(LachesisError, ValueError):

@@ -20,6 +20,7 @@ from lachesis.schemas.packing import join_tokens, split_tokens
 
 __all__ = [
     "EXCLUDED_SINCE",
+    "TEACHER_COLUMN",
     "UNTRAINABLE_SINCE",
     "FinishReason",
     "GeneratedTokens",
@@ -32,6 +33,9 @@ UNTRAINABLE_SINCE: Final = 2
 """The wire version whose readers know of groups without logprobs."""
 EXCLUDED_SINCE: Final = 3
 """The wire version whose readers know of samples that their environment excludes from training."""
+
+TEACHER_COLUMN: Final = "teacher_logprobs"
+"""The column, float32 [T], with the logprobs of a teacher that the environment asked itself; NaN where it has none."""
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 

@@ -37,8 +37,8 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retry_s: Seconds = 0.25
     """Seconds a refused producer is asked to wait. Default 0.25."""
     reserved_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Part of the capacity that is split evenly over the environments that ask; one below its part goes before those
-    above theirs. Default 0.5."""
+    """Part of the capacity that is split over the environments that ask, by their weights in batching.mix, evenly
+    without; one below its part goes before those above theirs. Default 0.5."""
     close_at: Share = 0.8
     """Share of a stream's byte budget at which no further lease is granted. Default 0.8."""
     event_bytes_per_group: Bytes = 8192

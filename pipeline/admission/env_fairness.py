@@ -2,10 +2,12 @@
 
 Guarantees that an environment below its part is not overtaken: what it waits for is kept for it as soon as that much is
 free, longest wait first; and that part of the capacity is open to it at once, which those above their part cannot take.
+Parts are in proportion to the environments' weights in a batch, so that each can make what its batches need.
 An environment that does not ask reserves nothing, so a silent one blocks nobody.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lachesis.pipeline.admission.config import FlowConfig
@@ -23,9 +25,13 @@ class EnvFairness:
     """What environments hold (leased, or stored without an outcome) and wait for, in sequences.
 
     `most_reserved` bounds what all parts together may keep from being used: a whole batch must always find room.
+    `weights` are those of `batching.mix`; an environment not named there weighs 1.
     """
 
-    def __init__(self, config: FlowConfig, capacity: int, most_reserved: int) -> None:
+    def __init__(
+        self, config: FlowConfig, capacity: int, most_reserved: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self._weights = dict(weights or {})
         self._config = config
         self._capacity = capacity
         self._most_reserved = min(most_reserved, int(config.reserved_share * capacity))
@@ -43,7 +49,7 @@ class EnvFairness:
         """Return why `env` gets no `sequences` of the `free` ones, None if it does."""
         self._forget(now_s)
         self._asked_s[env] = now_s
-        below = self._held[env] == 0 or self._held[env] + sequences <= self._part()
+        below = self._held[env] == 0 or self._held[env] + sequences <= self._part(env)
         left = free - self._kept_for_others(env, free, below=below)
         if sequences <= left:
             self._waiting.pop(env, None)
@@ -58,8 +64,12 @@ class EnvFairness:
             f"{used} of {self._capacity} sequences are outstanding, {kept:g} are kept for environments that have less"
         )
 
-    def _part(self) -> float:
-        return self._most_reserved / max(1, len(self._asked_s))
+    def _part(self, env: str) -> float:
+        """Return what is reserved for `env`, one of those that ask, in sequences."""
+        return self._most_reserved * self._weight(env) / sum(map(self._weight, self._asked_s))
+
+    def _weight(self, env: str) -> float:
+        return self._weights.get(env, 1.0)
 
     def _kept_for_others(self, env: str, free: int, *, below: bool) -> float:
         kept = 0.0
@@ -70,7 +80,7 @@ class EnvFairness:
                 kept += wait.sequences
         if not below:
             others = [other for other in self._asked_s if other != env and other not in self._waiting]
-            kept += sum(max(0.0, self._part() - self._held[other]) for other in others)
+            kept += sum(max(0.0, self._part(other) - self._held[other]) for other in others)
         return kept
 
     def _forget(self, now_s: float) -> None:

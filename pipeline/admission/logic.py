@@ -78,7 +78,7 @@ class Governor:
         self._next_batch = 0
         self._trained = 0
         self._leases: dict[tuple[str, str], Lease] = {}  # by environment and id, which others can guess
-        self._shares = EnvFairness(config, self.capacity, self.capacity - self._batch_size)
+        self._shares = EnvFairness(config, self.capacity, self.capacity - self._batch_size, batching.mix)
         self.budget = Budget(config)
         self._wanting = False
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)

@@ -20,6 +20,7 @@ import msgspec
 
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.inference import Inference
 from lachesis.pipeline.environments.rollout import GroupDraft, collect_group, deciding_error
 from lachesis.pipeline.environments.session import Session
@@ -148,7 +149,7 @@ async def evaluate(
                 tally.greedy[place] = await draw(place, 1, likeliest)
 
     try:
-        async with anyio.create_task_group() as tasks:
+        async with running_environment(env), anyio.create_task_group() as tasks:
             for place in range(len(indices)):
                 tasks.start_soon(one, place)
     except ExceptionGroup as group:

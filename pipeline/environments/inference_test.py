@@ -16,6 +16,7 @@ import msgspec
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.inference import Inference, derive_seed
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group, deciding_error
 from lachesis.pipeline.evaluation.logic.inference_test import InferenceSample, SampleOutcome
@@ -92,7 +93,7 @@ class InferenceTest:
                 keep(sample)
 
         try:
-            async with anyio.create_task_group() as tasks:
+            async with running_environment(self._env), anyio.create_task_group() as tasks:
                 for step in range(len(self.indices)):
                     tasks.start_soon(group, step)
         except ExceptionGroup as errors:

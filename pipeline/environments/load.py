@@ -14,6 +14,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["BUILTIN", "load_environment"]
 
 BUILTIN = {
+    "atropos": "lachesis.pipeline.environments.atropos.source:AtroposSource",
     "dataset": "lachesis.pipeline.environments.dataset:Dataset",
     "gem": "lachesis.pipeline.environments.steps.source:GemSource",
     "gymnasium": "lachesis.pipeline.environments.steps.source:GymnasiumSource",

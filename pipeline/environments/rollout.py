@@ -21,6 +21,7 @@ import msgspec
 
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
+from lachesis.pipeline.environments.group_environment import GroupEnvironment, SequenceExtras
 from lachesis.pipeline.environments.inference import Inference, InferenceRequests, derive_seed
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -60,7 +61,8 @@ class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
     """What was collected for one task. `rewards`: per surviving sample, by component. `lost`: the samples whose server
-    went away; those that are not among the sessions were left out, the others generated again.
+    went away; those that are not among the sessions were left out, the others generated again. `extras` and `metadata`
+    are those of an environment that makes whole groups, and `task` may then be another one than was asked for.
     """
 
     id: str
@@ -71,6 +73,8 @@ class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     started_ns: int
     lost: list[int] = []
+    extras: SequenceExtras = SequenceExtras()
+    metadata: dict[str, Any] = {}
 
 
 async def collect_group(
@@ -100,6 +104,20 @@ async def collect_group(
         raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
     started_ns = time.time_ns() if started_ns is None else started_ns
     config = config or CollectConfig()
+    group = group or new_group_id()
+    if isinstance(env, GroupEnvironment):
+        made = await env.generate_group(task, InferenceRequests(inference, config, report), n, sampling)
+        return GroupDraft(
+            id=group,
+            task=made.task,
+            sessions=list(made.sessions),
+            rewards=made.rewards,
+            failures=[],
+            sampling=sampling,
+            started_ns=started_ns,
+            extras=made.extras,
+            metadata=made.metadata,
+        )
     collected = _GroupSamples(env, task, InferenceRequests(inference, config, report), sampling)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
@@ -116,7 +134,7 @@ async def collect_group(
             f"{type(env).__name__} failed on {len(failures)} of {n} samples of item {task.item!r}: {failures[0].error}"
         ) from collected.bugs[failures[0].sample]
     return GroupDraft(
-        id=group or new_group_id(),
+        id=group,
         task=task,
         sessions=[collected.sessions[sample] for sample in sorted(collected.rewards)],
         rewards=[collected.rewards[sample] for sample in sorted(collected.rewards)],
@@ -259,7 +277,7 @@ def build_group(
     for session in draft.sessions:
         offsets.append(offsets[-1] + len(session.tokens))
     names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
-    notes = dict(metadata or {})
+    notes = {**draft.metadata, **(metadata or {})}
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
     if draft.lost:
@@ -285,6 +303,9 @@ def build_group(
             finish_reasons=[session.finish_reason for session in draft.sessions],
             version_spans=spans,
             rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
+            token_advantages=draft.extras.token_advantages,
+            columns=draft.extras.columns,
+            excluded_samples=draft.extras.excluded_samples,
         ),
         tokenizer_hash=tokenizer_hash,
         started_ns=draft.started_ns,

@@ -109,6 +109,12 @@ class Session:
         self._first: list[Message] = []
         self._answered = 0
 
+    @classmethod
+    def of_group(cls, task: Task, sample: int, requests: InferenceRequests, sampling: SamplingParams) -> "Session":
+        """Return an empty session, to be filled, for a sample that a `GroupEnvironment` made."""
+        opening = SharedFirstTurn(requests, [], [sample], sampling)
+        return cls(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=0)
+
     @property
     def text(self) -> str:
         """The latest reply's text, empty before the first."""

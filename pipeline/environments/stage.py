@@ -25,6 +25,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environments.epoch_claims import EpochClaims
+from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.rollout import build_group, collect_group
@@ -48,6 +49,7 @@ from lachesis.schemas.errors import (
     ConfigError,
     DataError,
     EnvironmentCodeError,
+    GroupDeclinedError,
     InfrastructureError,
     SchemaError,
     StreamFullError,
@@ -132,7 +134,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         )
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed)
-        async with anyio.create_task_group() as tasks:
+        async with running_environment(env), anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
             async with service.until_drained():
@@ -171,6 +173,7 @@ class _Producer:
         self.counter = 0
         self.failures = 0
         self.lost = 0
+        self.declined = 0
         self.largest = settings.largest_bytes
         self.leases = ProducerLeases(service, self.id, name)
         self.claims: EpochClaims | None = None
@@ -283,10 +286,11 @@ class _Producer:
         name, started_ns = new_group_id(), self.service.now_ns()
         try:
             client = await self.inference.current()
+            task = self._task(draw.item)
             with self._recording(name, started_ns) as spans:
                 draft = await collect_group(
                     self.env,
-                    self._task(draw.item),
+                    task,
                     client,
                     self.settings.samples,
                     self.sampling,
@@ -305,7 +309,7 @@ class _Producer:
                     counter=counter,
                     tokenizer_hash=self.tokenizer_hash,
                     lease=lease,
-                    dispatch=dispatch,
+                    dispatch=dispatch if draft.task.item == task.item else None,
                 )
                 data = self._within_lease(group)
                 self.lost += len(draft.lost)
@@ -317,6 +321,14 @@ class _Producer:
             self.service.mark_waiting("waiting", f"inference: {error}")
             vitals.retried += 1
             await self._give_back(draw.claim)
+            return None
+        except GroupDeclinedError as error:
+            if self.single is not None:
+                raise
+            log.debug("no group of item %d: %s", draw.item, error)
+            self.declined += 1
+            vitals.metrics[f"environment/{self.name}/declined"] = self.declined
+            await self._give_back(draw.claim, failed=True)
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             if self.single is not None:

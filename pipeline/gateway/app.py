@@ -35,10 +35,11 @@ from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import BusyError, Intake
 from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import PolicyVersions
-from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer, read_json
+from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.trainers import HandedReply, Trainers
 from lachesis.pipeline.runtime.http import BrowserGuard
+from lachesis.pipeline.tasks.scored_data import read_json
 from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 

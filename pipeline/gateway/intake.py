@@ -6,6 +6,7 @@ bounded in bytes, for each environment by itself.
 """
 
 import hashlib
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -20,12 +21,12 @@ from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
-from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
 from lachesis.pipeline.gateway.logic.registry import Registration
 from lachesis.pipeline.gateway.policies import PolicyVersions
-from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
 from lachesis.pipeline.trainability import TrainerLimits
@@ -35,8 +36,11 @@ from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.sequences import TEACHER_COLUMN
 
 __all__ = ["BusyError", "Intake", "IntakeGroup"]
+
+log = logging.getLogger("lachesis")
 
 _MAX_REMEMBERED_DIGESTS = 8192
 """Answers kept for clients that send a group again; the broker recognises repeats for `streams.duplicate_window_s`."""
@@ -86,6 +90,7 @@ class Intake:
         self.latest: ScoredData | None = None
         self._example: ScoredData | None = None
         self.duplicates = 0
+        self._named_unused: set[tuple[str, str]] = set()
 
     def _producer(self, env: str) -> str:
         return f"gateway-{env}-{self._service.replica}"
@@ -105,9 +110,27 @@ class Intake:
         parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
         origins = [self._origin(data, arrived_ns) for _, data in parsed]
         items = await anyio.to_thread.run_sync(_convert, parsed, origins, caller, limiter=self._converting)
+        for item in items:
+            self._name_unused(item.env, item.group)
         if parsed and len(body) <= _MAX_EXAMPLE_BYTES:
             self._example = parsed[-1][1]
         return items
+
+    def _name_unused(self, env: str, group: RolloutGroup) -> None:
+        """Warn, once for each environment, of what it sends and nothing is made of."""
+        unused = [
+            f"{name} are ignored: the trainer computes them" for name in group.metadata["gateway"].get("ignored", ())
+        ]
+        if (
+            self._config.mode == "train"
+            and TEACHER_COLUMN in group.sequences.columns
+            and not self._config.training.learner.loss.teacher_coef
+        ):
+            unused.append("distill_logprobs are stored and change nothing: training.learner.loss.teacher_coef is 0")
+        for text in unused:
+            if (env, text) not in self._named_unused:
+                self._named_unused.add((env, text))
+                log.warning("environment %s: its %s", env, text)
 
     async def store(self, items: list[IntakeGroup]) -> list[Answer]:
         """Store every group and return the answer to each.

@@ -1,47 +1,17 @@
-"""Requests of the Atropos trajectory API, with the fields that atroposlib 0.4 sends.
+"""Requests of the Atropos trajectory API besides groups, with the fields that atroposlib 0.4 sends.
 
-Guarantees that what is read holds finite numbers, token ids of 32 bits and names of sensible length. As there, unknown
-keys are dropped and "1" is taken for 1.
+Guarantees that what is read holds finite numbers and names of sensible length.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
-from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Finite
 
-__all__ = ["EnvironmentId", "RegisterEnv", "RegisterTrainer", "ScoredData", "read_json"]
+__all__ = ["EnvironmentId", "RegisterEnv", "RegisterTrainer"]
 
-Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-Label = Annotated[int, Meta(ge=-100, le=(1 << 31) - 1)]
 Text = Annotated[str, Meta(min_length=1, max_length=256)]
-T = TypeVar("T")
-
-
-class ScoredData(Struct, frozen=True, kw_only=True):
-    """A scored group of n sequences. `masks` repeat the tokens and have -100 at those of the prompt;
-    `inference_logprobs` are 1.0 there. The teacher's arrays are [sequence][position][k], ragged.
-    """
-
-    tokens: list[list[Token]]
-    masks: list[list[Label]]
-    scores: list[Finite]
-    advantages: list[list[Finite]] | None = None
-    ref_logprobs: list[list[Finite]] | None = None
-    messages: list[list[dict[str, Any]]] | None = None
-    generation_params: dict[str, Any] | None = None
-    inference_logprobs: list[list[Finite]] | None = None
-    overrides: list[dict[str, Any]] | None = None
-    group_overrides: dict[str, Any] | None = None
-    images: Any = None
-    env_id: int | None = None
-    distill_token_ids: list[list[list[Token]]] | None = None
-    distill_logprobs: list[list[list[Finite]]] | None = None
-    turn_rewards: Any = msgspec.UNSET
-    """No field of Atropos: known here to be refused by name, where other unknown keys are dropped."""
 
 
 class RegisterEnv(Struct, frozen=True, kw_only=True):
@@ -71,12 +41,3 @@ class EnvironmentId(Struct, frozen=True, kw_only=True):
     """Which environment is meant."""
 
     env_id: int
-
-
-def read_json(kind: type[T], data: bytes | memoryview) -> T:
-    """Return the `kind` that the JSON `data` holds. Raises `SchemaError`."""
-    try:
-        return msgspec.json.decode(data, type=kind, strict=False)
-    except UNREADABLE as error:
-        hint = "; NaN and Infinity are no JSON, and no score or logprob" if "malformed" in str(error) else ""
-        raise SchemaError(f"{str(error)[:MAX_ERROR_CHARS]}{hint}") from error

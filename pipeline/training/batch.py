@@ -40,7 +40,8 @@ class TrainingSequence:
     advantage: float | NDArray[np.float32]
     """One value for the sequence, or float32 [T], read where the mask is true."""
     teacher_logprobs: NDArray[np.float32] | None = None
-    """float32 [T], nats, read where the mask is true; None when the teacher has none for this sequence."""
+    """float32 [T], nats, read where the mask is true; NaN where the teacher has none for a token, None when it has none
+    for this sequence."""
     group_id: str = ""
     """The rollout group the sequence belongs to."""
     policy_step: int = 0
@@ -163,8 +164,9 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         logprobs_BT[row, :length] = np.where(mask_T, sequence.logprobs, 0)
         advantages_BT[row, :length] = np.where(mask_T, sequence.advantage, 0)
         if sequence.teacher_logprobs is not None:
-            teacher_BT[row, :length] = np.where(mask_T, sequence.teacher_logprobs, 0)
-            teacher_mask_BT[row, :length] = mask_T
+            there_T = mask_T & ~np.isnan(sequence.teacher_logprobs)
+            teacher_BT[row, :length] = np.where(there_T, sequence.teacher_logprobs, 0)
+            teacher_mask_BT[row, :length] = there_T
     return PackedBatch(
         tokens_BT=torch.from_numpy(tokens_BT),
         mask_BT=torch.from_numpy(mask_BT),
@@ -215,6 +217,8 @@ def _bad_values(name: str, values_T: NDArray[Any] | float, mask_T: NDArray[np.bo
     under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array([values_T])
     with np.errstate(over="ignore"):  # what is too large for the tensors is as bad as infinite
         under_mask = under_mask.astype(np.float32)
+    if name == "teacher_logprobs":
+        under_mask = under_mask[~np.isnan(under_mask)]
     if not np.isfinite(under_mask).all():
         return f"has {name} that are not finite"
     if name.endswith("logprobs") and under_mask.size and under_mask.max() > LOGPROB_SLACK:

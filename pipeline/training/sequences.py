@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.training.batch import TrainingSequence, sequence_fault
 from lachesis.schemas.annotations import TeacherLogprobs
+from lachesis.schemas.columns import view
 from lachesis.schemas.errors import DataError, UnsupportedError
 from lachesis.schemas.ledger import MAX_DROP_REASON_CHARS, GroupDrops, GroupRef
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.sequences import TEACHER_COLUMN
 
 __all__ = ["TrainableBatch", "select_trainable", "shuffled", "training_sequences"]
 
@@ -87,7 +90,7 @@ def training_sequences(
         raise DataError(f"{len(ref.advantages)} advantages for {group.sequences.n_samples} samples")
     if teacher is not None and teacher.n_tokens != group.sequences.n_tokens:
         raise DataError(f"{teacher.n_tokens} teacher logprobs for {group.sequences.n_tokens} tokens")
-    teacher_values = None if teacher is None else teacher.values()
+    teacher_values = _own_teacher(group) if teacher is None else teacher.values()
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
     found = []
@@ -97,7 +100,7 @@ def training_sequences(
             continue
         if sequence.logprobs is None:
             raise UnsupportedError("it has no logprobs, so its policy cannot be compared with this one")
-        has_teacher = teacher is not None and i not in teacher.missing
+        has_teacher = teacher is None or i not in teacher.missing
         training = TrainingSequence(
             tokens=sequence.tokens,
             loss_mask=sequence.loss_mask,
@@ -116,6 +119,14 @@ def training_sequences(
     if not found:
         raise DataError("no sample has both an advantage and a token to train on")
     return found
+
+
+def _own_teacher(group: RolloutGroup) -> NDArray[np.float32] | None:
+    """Return the logprobs [T] of a teacher that the environment asked, NaN where it has none; None: no teacher."""
+    column = group.sequences.columns.get(TEACHER_COLUMN)
+    if column is None:
+        return None
+    return view(column.data, "float32", group.sequences.n_tokens, TEACHER_COLUMN)
 
 
 def shuffled(ref: GroupRef, seed: int) -> GroupRef:

@@ -11,6 +11,7 @@ from lachesis.pipeline.environments.source_files import SourceFile, scan_files
 from lachesis.pipeline.safe_text import printable_lines
 from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
 from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.services.cli.env_atropos import env_atropos
 from lachesis.services.cli.env_new import env_new
 from lachesis.services.cli.env_test import env_test
 from lachesis.services.cli.env_verify import env_verify
@@ -21,6 +22,7 @@ __all__ = ["env_app", "env_list", "env_show"]
 
 env_app = typer.Typer(help="Environments.", no_args_is_help=True)
 env_app.command("new")(env_new)
+env_app.command("atropos")(env_atropos)
 env_app.command("test")(env_test)
 env_app.command("verify")(env_verify)
 

@@ -43,7 +43,7 @@ from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.lease import refuse_half_deleted
 from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 
-__all__ = ["EvaluationWatch", "describe_evaluation", "stop_on_signals", "up"]
+__all__ = ["EvaluationWatch", "bring_up", "describe_evaluation", "stop_on_signals", "up"]
 
 log = logging.getLogger("lachesis")
 
@@ -57,6 +57,11 @@ _FINISH_S = 5.0
 @with_options
 def up(options: Options) -> None:
     """Run everything until Ctrl-C or the last step: the server, unless one is named, and every service."""
+    bring_up(options)
+
+
+def bring_up(options: Options) -> None:
+    """Run what the options say, as `lachesis up` does."""
     keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.group_environment import GroupEnvironment
 from lachesis.pipeline.environments.inference import InferenceRequests
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
@@ -60,6 +61,8 @@ class StepEnv:
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps is {max_steps}, and must be at least 1")
         self.environment = load_environment(environment, params) if isinstance(environment, str) else environment
+        if isinstance(self.environment, GroupEnvironment):
+            raise ConfigError(f"{type(self.environment).__name__} makes whole groups by its own code and has no steps")
         turns = self.environment.max_turns
         self.max_steps = turns if max_steps is None else min(max_steps, turns)
         self._tokenize = tokenize

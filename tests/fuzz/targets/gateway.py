@@ -12,8 +12,9 @@ from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
 from lachesis.pipeline.gateway.body import unzipped
-from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
-from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, ScoredData, read_json
+from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv
+from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup

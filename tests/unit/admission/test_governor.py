@@ -601,3 +601,17 @@ def test_after_the_last_batch_nothing_is_granted_and_after_the_last_step_nothing
     assert not {"flow/outstanding", "flow/capacity"} & it.metrics().keys()
     it.trained(1)  # a trainer that started again steps back
     assert it.metrics()["flow/outstanding"] == 16
+
+
+@pytest.mark.parametrize(("mix", "kept_for_b"), [({}, 6), ({"b": 3.0}, 9), ({"a": 3.0}, 3)])
+def test_the_part_that_is_kept_for_an_environment_is_as_large_as_its_weight_in_a_batch(
+    mix: dict[str, float], kept_for_b: int
+) -> None:
+    it = governor(batching=BatchingConfig(batch_size=8, max_staleness=2, mix=mix))  # 24 sequences, 12 of them in parts
+    assert it.answer_request(acquire("b", 1), 0.0).granted
+    granted = 0
+    while it.answer_request(acquire("a", 1), 0.0).granted:
+        granted += 1
+    assert granted == 24 - kept_for_b
+    for _ in range(kept_for_b - 1):
+        assert it.answer_request(acquire("b", 1), 0.0).granted

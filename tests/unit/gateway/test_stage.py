@@ -464,7 +464,6 @@ async def test_what_the_trainer_cannot_use_is_refused_and_not_stored(world, make
     async with world.gateway() as http:
         for changes, text in (
             ({}, "token id 100 in sequence 0 is none of the 100"),
-            ({"ref_logprobs": [[0.0] * 6] * 4}, "ref_logprobs: this run's trainer reads text tokens alone"),
             ({"turn_rewards": [[1.0]] * 4}, "turn_rewards: rewards of single turns are not trained on"),
             ({"images": ["x"]}, "images: this run's trainer"),
         ):
@@ -472,3 +471,18 @@ async def test_what_the_trainer_cannot_use_is_refused_and_not_stored(world, make
             assert answer.status_code == 422
             assert text in answer.text
     assert not await world.groups()
+
+
+async def test_what_is_sent_and_changes_nothing_is_named_once(world, make_scored, caplog):
+    """The run's trainer computes reference logprobs itself, and reads a teacher's only with a weight for them."""
+    async with world.gateway() as http:
+        for _ in range(2):
+            data = make_scored(ref_logprobs=[[0.0] * 6] * 4)
+            ids = [[[token] for token in tokens] for tokens in data["tokens"]]
+            data |= {"distill_token_ids": ids, "distill_logprobs": [[[-1.0]] * 6] * 4}
+            answer = await http.post("/scored_data", json=data)
+            assert answer.status_code == 200, answer.text
+    said = [record.getMessage() for record in caplog.records if "environment words: its" in record.getMessage()]
+    first, second = said
+    assert first == "environment words: its ref_logprobs are ignored: the trainer computes them"
+    assert "its distill_logprobs are stored and change nothing: training.learner.loss.teacher_coef is 0" in second

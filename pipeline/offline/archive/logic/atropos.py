@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
-from lachesis.pipeline.gateway.protocol import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["UNKNOWN_POLICY", "ImportAssumptions", "epoch_of", "from_line"]

@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.gateway.protocol import ScoredData
+from lachesis.pipeline.tasks.scored_data import ScoredData
 from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.item_names import check_item_name, name_of_prompt
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, ToolCall, VersionSpan
+from lachesis.schemas.sequences import TEACHER_COLUMN
 
 __all__ = ["PROMPT", "REWARD", "GroupOrigin", "to_group"]
 
@@ -30,6 +31,8 @@ _ZERO = "set_advantage_to_zero"
 """The override by which a client says that a sample must not be trained on."""
 _ITEM = "curriculum_item"
 """The group override by which a client names the item, so that the curriculum learns how it went."""
+_LOGPROB_SLACK = 1e-4
+"""How far above 0 rounding may lift a log-probability, nats."""
 _ASSUMED = ("policy_versions", "finish_reasons", "started_ns")
 
 
@@ -94,14 +97,14 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
             version_spans=[VersionSpan(i, 0, 0) for i in range(len(lengths))],
             rewards={REWARD: list(data.scores)},
             token_advantages=_column("advantages", data.advantages, lengths),
-            columns=_columns(data, lengths),
+            columns=_columns(data, lengths, tokens, text_only=origin.limits.text_only),
             excluded_samples=_excluded(data),
         ),
         tokenizer_hash=origin.tokenizer_hash,
         started_ns=origin.started_ns,
         messages=[[_message(said) for said in talk] for talk in data.messages or []],
         generation=data.generation_params or {},
-        metadata={origin.by: {"name": origin.name, "assumed": assumed}, **_extras(data)},
+        metadata={origin.by: {"name": origin.name, "assumed": assumed, **_ignored(data, origin)}, **_extras(data)},
     )
     group.check()
     reason = why_untrainable(group, origin.limits)
@@ -200,33 +203,58 @@ def _column(name: str, rows: list[list[float]] | None, lengths: Items[int]) -> b
     return None if rows is None else as_bytes(_flat(name, rows, lengths), "float32")
 
 
-def _columns(data: ScoredData, lengths: Items[int]) -> dict[str, Column]:
+def _ignored(data: ScoredData, origin: GroupOrigin) -> dict[str, Any]:
+    """Return what was sent and is not used: the run's own trainer computes the reference model's logprobs itself."""
+    return {"ignored": ["ref_logprobs"]} if origin.limits.text_only and data.ref_logprobs is not None else {}
+
+
+def _columns(data: ScoredData, lengths: Items[int], tokens: NDArray[np.int32], *, text_only: bool) -> dict[str, Column]:
+    """Return the further columns: for a trainer of text the teacher's logprobs of `tokens` [T], else all that came."""
     found = {}
     reference = _column("ref_logprobs", data.ref_logprobs, lengths)
-    if reference is not None:
+    if reference is not None and not text_only:
         found["ref_logprobs"] = Column(dtype="float32", data=reference)
     if (data.distill_token_ids is None) != (data.distill_logprobs is None):
         raise SchemaError("distill_token_ids, distill_logprobs: one came without the other")
     if data.distill_token_ids is not None and data.distill_logprobs is not None:
-        ids = _ragged("distill_token_ids", data.distill_token_ids, lengths)
-        logprobs = _ragged("distill_logprobs", data.distill_logprobs, lengths)
-        ks = [len(row) for row in ids]
-        if ks != [len(row) for row in logprobs]:
-            raise SchemaError("distill_token_ids, distill_logprobs: a position has more of one than of the other")
-        width = max(ks, default=0)
+        ids, logprobs = _alternatives(data.distill_token_ids, data.distill_logprobs, lengths)
+        width = ids.shape[1]
         if width:
-            there = np.arange(width) < np.array(ks)[:, None]
-            packed_ids = np.full(there.shape, -1, np.int32)
-            packed_ids[there] = [token for row in ids for token in row]
-            packed_logprobs = np.zeros(there.shape, np.float32)
-            with np.errstate(over="ignore"):  # as in `_flat`
-                packed_logprobs[there] = [value for row in logprobs for value in row]
-            if not np.isfinite(packed_logprobs).all():
-                raise SchemaError("distill_logprobs: a value is too large for a 32-bit float")
+            found[TEACHER_COLUMN] = Column(dtype="float32", data=_teacher_logprobs(ids, logprobs, tokens))
+        if width and not text_only:
             # token -1: that position has fewer than `width` alternatives, and its logprob means nothing
-            found["distill_token_ids"] = Column(dtype="int32", data=as_bytes(packed_ids, "int32"), width=width)
-            found["distill_logprobs"] = Column(dtype="float32", data=as_bytes(packed_logprobs, "float32"), width=width)
+            found["distill_token_ids"] = Column(dtype="int32", data=as_bytes(ids, "int32"), width=width)
+            found["distill_logprobs"] = Column(dtype="float32", data=as_bytes(logprobs, "float32"), width=width)
     return found
+
+
+def _alternatives(
+    token_ids: list[list[list[int]]], values: list[list[list[float]]], lengths: Items[int]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the teacher's alternatives as ids [T, K], -1 where there are fewer, and their logprobs [T, K]."""
+    ids = _ragged("distill_token_ids", token_ids, lengths)
+    logprobs = _ragged("distill_logprobs", values, lengths)
+    ks = [len(row) for row in ids]
+    if ks != [len(row) for row in logprobs]:
+        raise SchemaError("distill_token_ids, distill_logprobs: a position has more of one than of the other")
+    there = np.arange(max(ks, default=0)) < np.array(ks)[:, None]
+    packed_ids = np.full(there.shape, -1, np.int32)
+    packed_ids[there] = [token for row in ids for token in row]
+    packed = np.zeros(there.shape, np.float32)
+    with np.errstate(over="ignore"):  # as in `_flat`
+        packed[there] = [value for row in logprobs for value in row]
+    if not np.isfinite(packed).all():
+        raise SchemaError("distill_logprobs: a value is too large for a 32-bit float")
+    if packed.max(initial=0.0) > _LOGPROB_SLACK:
+        raise SchemaError(f"distill_logprobs: {packed.max():g} is above 0, which no log-probability is")
+    return packed_ids, packed
+
+
+def _teacher_logprobs(ids: NDArray[np.int32], logprobs: NDArray[np.float32], tokens: NDArray[np.int32]) -> bytes:
+    """Return the teacher's logprob of each token [T], NaN where the token is not among its alternatives."""
+    same = ids == tokens[:, None]
+    found = logprobs[np.arange(len(tokens)), same.argmax(axis=1)]
+    return as_bytes(np.where(same.any(axis=1), found, np.float32(np.nan)), "float32")
 
 
 def _ragged(name: str, rows: list[list[list[Any]]], lengths: Items[int]) -> list[list[Any]]:

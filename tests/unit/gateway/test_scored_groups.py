@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
-from lachesis.pipeline.gateway.protocol import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.sequences import TEACHER_COLUMN
 
 ORIGIN = GroupOrigin(
     id="0" * 32, run="r", env="words", producer="gateway-words-1", epoch=5, counter=6, policy_version="3-a-b",
@@ -120,6 +121,28 @@ def test_the_teachers_ragged_arrays_come_out_with_what_is_missing_marked(make_sc
     assert view(columns["distill_logprobs"].data, "float32", 6, "x", 2)[2].tolist() == [-1.0, -2.0]
 
 
+def test_a_teachers_logprobs_are_those_of_the_tokens_themselves(make_scored):
+    """The trainer of the run reads one for each token; where the token is no alternative, there is none."""
+    sent = make_scored(1)
+    (tokens,) = sent["tokens"]
+    ids = [[[], *([other, token] for other, token in zip([9, 8, 7, 6], tokens[1:5], strict=True)), [tokens[5] + 1]]]
+    logprobs = [[[], *([-9.0, -0.5 * t] for t in range(1, 5)), [-3.0]]]
+    data = read_json(ScoredData, json.dumps({**sent, "distill_token_ids": ids, "distill_logprobs": logprobs}).encode())
+    group = decode(RolloutGroup, encode(to_group(data, replace(ORIGIN, limits=TrainerLimits(text_only=True)))))
+    assert list(group.sequences.columns) == [TEACHER_COLUMN]
+    values = view(group.sequences.columns[TEACHER_COLUMN].data, "float32", 6, "x")
+    np.testing.assert_array_equal(values, np.float32([np.nan, -0.5, -1.0, -1.5, -2.0, np.nan]))
+    assert list(to_group(data, ORIGIN).sequences.columns) == [TEACHER_COLUMN, "distill_token_ids", "distill_logprobs"]
+
+
+def test_reference_logprobs_are_named_as_ignored_where_the_trainer_has_its_own(make_scored):
+    data = read_json(ScoredData, json.dumps(make_scored(1, ref_logprobs=[[0.0] * 2 + [-0.25] * 4])).encode())
+    group = to_group(data, replace(ORIGIN, limits=TrainerLimits(text_only=True)))
+    assert group.sequences.columns == {}
+    assert group.metadata["gateway"]["ignored"] == ["ref_logprobs"]
+    assert "ignored" not in to_group(data, ORIGIN).metadata["gateway"]
+
+
 def test_messages_with_parts_and_tool_calls(make_scored):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     talk = [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": None,
@@ -146,6 +169,9 @@ WRONG = {
     "a message without content": ({"messages": [[{"role": "user"}]] * 4}, "'role' and 'content'"),
     "a conversation is missing": ({"messages": [[]]}, "messages: 1 entries"),
     "one half of the teacher": ({"distill_token_ids": [[[]] * 6] * 4}, "one came without the other"),
+    "a teacher's logprob above 0": (
+        {"distill_token_ids": [[[1]] * 6] * 4, "distill_logprobs": [[[0.5]] * 6] * 4}, "distill_logprobs: 0.5 is above"
+    ),
     "no sequence": ({"tokens": [], "masks": [], "scores": []}, "the group is empty"),
     "an empty sequence": ({"tokens": [[]] * 4, "masks": [[]] * 4}, "0 tokens, where 1 to 64"),
     "a token beyond 32 bits": ({"tokens": [[1 << 31] * 6] * 4}, "tokens"),
@@ -198,11 +224,6 @@ def test_whatever_is_sent_is_converted_or_refused(changes, whole):
 
 TRAINER = replace(ORIGIN, limits=TrainerLimits("tok", 200, text_only=True))
 UNUSABLE = {
-    "reference logprobs": ({"ref_logprobs": [[0.0] * 6] * 4}, "ref_logprobs: this run's trainer reads text tokens"),
-    "a teacher's": (
-        {"distill_token_ids": [[[1]] * 6] * 4, "distill_logprobs": [[[-1.0]] * 6] * 4},
-        "distill_logprobs, distill_token_ids: this run's trainer",
-    ),
     "an image": ({"images": ["aGk="]}, "images: this run's trainer reads text tokens alone"),
     "a token id": ({"tokens": [[1, 2, 3, 4, 5, 200]] * 4, "masks": [[-100, 2, 3, 4, 5, 200]] * 4,
                     "inference_logprobs": [[1.0] + [-1.0] * 5] * 4}, "token id 200 in sequence 0 is none of the 200"),

@@ -1,0 +1,1 @@
+"""Environments of Atropos without HTTP: a `BaseEnv` class in a process of its own, driven by the run."""
