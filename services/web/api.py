@@ -154,7 +154,7 @@ class RunApi:
     async def comparison(self, query: Query) -> Any:
         """Return what `lachesis compare A B` says of revisions `a` and `b`.
 
-        Of each, `MAX_COMPARED` groups at most are compared.
+        At most `MAX_COMPARED` groups of each are compared.
         """
         _check_names(query, "a", "b")
         names = _one(query, "a"), _one(query, "b")

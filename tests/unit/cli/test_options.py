@@ -2,7 +2,6 @@ import inspect
 import shutil
 from pathlib import Path
 
-import anyio
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
@@ -72,9 +71,9 @@ def test_a_run_that_left_its_configuration_is_known_by_its_name(
     assert Options(run="another").config().seed == 0
 
 
-def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    file = _started(tmp_path / "one", "mine", seed=7)
+    file = await _started(tmp_path / "one", "mine", seed=7)
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
     found = Options(run="mine").config()
@@ -84,7 +83,7 @@ def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("LACHESIS_RUN", "mine")
     assert Options().config() == found
     monkeypatch.delenv("LACHESIS_RUN")
-    _started(tmp_path / "default", "run", seed=1)
+    await _started(tmp_path / "default", "run", seed=1)
     assert Options().config() == RunConfig()
     with pytest.raises(ConfigError, match="say which run: lachesis runs delete NAME"):
         delete_named(Options(), yes=True, as_json=False)
@@ -94,10 +93,10 @@ def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch:
     assert Options(file=other).config().path == tmp_path / "away/runs/mine"  # another one of the same name
 
 
-def test_of_several_runs_of_a_name_none_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_several_runs_of_a_name_none_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for place in ("one", "two"):
-        _started(tmp_path / place, "mine", seed=7)
+        await _started(tmp_path / place, "mine", seed=7)
     (tmp_path / "away").mkdir()
     monkeypatch.chdir(tmp_path / "away")
     with pytest.raises(ConfigError, match=r"2 runs called 'mine': .*one/runs/mine, .*two/runs/mine"):
@@ -109,25 +108,27 @@ def test_of_several_runs_of_a_name_none_is_guessed(tmp_path: Path, monkeypatch: 
     assert Options(run="mine").config().path == tmp_path / "one/runs/mine"  # the only one that is left
 
 
-def _started(folder: Path, name: str, *, seed: int) -> Path:
+async def _started(folder: Path, name: str, *, seed: int) -> Path:
     """Leave what `lachesis up` leaves of a run that was started in `folder`."""
     file = folder / "config.toml"
     (folder / "runs" / name).mkdir(parents=True)
     file.write_text(f'run = "{name}"\nseed = {seed}\n')
     config = RunConfig(run=name, seed=seed, folder=str(folder / "runs" / name))
-    anyio.run(write_run_file, config)
+    await write_run_file(config)
     register_run(config, file)
     return file
 
 
-def test_a_file_that_was_written_by_hand_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_was_written_by_hand_is_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     by_hand = tmp_path / "runs" / "mine" / "run.toml"
     by_hand.parent.mkdir(parents=True)
     by_hand.write_text('run = "mine"\nfolder = "."\n# of mine\n')
     config = Options(file=by_hand, sets=("seed=3",)).config()
     for _ in range(2):
-        assert anyio.run(write_run_file, config) == by_hand.with_name("run.effective.toml")
+        assert await write_run_file(config) == by_hand.with_name("run.effective.toml")
     assert "# of mine" in by_hand.read_text()
     assert Options(run="mine").config() == config  # as it was started, --set included
     assert by_hand.with_name("run.effective.toml").stat().st_mode & 0o077 == 0
