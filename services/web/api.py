@@ -152,7 +152,10 @@ class RunApi:
             return {"revisions": await revision_names(bus, self._config.run)}
 
     async def comparison(self, query: Query) -> Any:
-        """Return what `lachesis compare A B` says of revisions `a` and `b`, of at most `MAX_COMPARED` groups each."""
+        """Return what `lachesis compare A B` says of revisions `a` and `b`.
+
+        At most `MAX_COMPARED` groups of each are read.
+        """
         _check_names(query, "a", "b")
         names = _one(query, "a"), _one(query, "b")
         if names[0] is None or names[1] is None:
