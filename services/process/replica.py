@@ -9,7 +9,8 @@ __all__ = ["replica_name"]
 def replica_name(number: int | None, host: str | None = None) -> str:
     """Return `number`, if one was given, else the host's name.
 
-    That is unique among containers and among machines. It is part of the identity of producers and in telemetry: two processes with one name would be taken for one.
+    That is unique among containers and among machines. It is part of the identity of producers and in
+    telemetry: two processes with one name would be taken for one.
     """
     if number is not None:
         return str(number)
