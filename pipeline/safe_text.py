@@ -24,7 +24,7 @@ def printable_lines(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return the text with what UTF-8 cannot encode spelled out: bytes of a file's name, or half of a character."""
+    """Return the text with what UTF-8 cannot encode spelled out: halves of characters, bytes of names."""
     return text.encode(errors="backslashreplace").decode()
 
 

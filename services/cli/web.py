@@ -25,7 +25,7 @@ def web(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on, in plain HTTP.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 is any free one.")] = 0,
 ) -> None:
-    """Serve a page that shows the run and its rollouts, and print its address with the token. Ends with Ctrl-C."""
+    """Serve a page that shows the run and its rollouts, and print its address. Ends with Ctrl-C."""
     anyio.run(_serve, options.config(), host, port)
 
 
