@@ -144,12 +144,12 @@ class _PolicyFollower:
 
     async def _pause_if_late(self) -> None:
         """Pause the server if its samples would be too stale. The next update ends that."""
+        if self._paused or self._max_behind is None or self._step is None or self._newest is None:
+            return
+        behind = self._newest.policy_version.step - self._step
+        if behind <= self._max_behind or self._server.locked():  # an update is under way, which asks again at its end
+            return
         async with self._server:
-            if self._paused or self._max_behind is None or self._step is None or self._newest is None:
-                return
-            behind = self._newest.policy_version.step - self._step
-            if behind <= self._max_behind:
-                return
             with suppress(AccessError, DataError, InfrastructureError):  # it serves nobody, or is asked again
                 await (await self._directory.current()).pause("keep")
                 self._paused = True
