@@ -8,7 +8,7 @@ same groups give the same choice; and that the advantages of the others stay as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -87,7 +87,12 @@ def training_sequences(
         raise DataError(f"{len(ref.advantages)} advantages for {group.sequences.n_samples} samples")
     if teacher is not None and teacher.n_tokens != group.sequences.n_tokens:
         raise DataError(f"{teacher.n_tokens} teacher logprobs for {group.sequences.n_tokens} tokens")
-    teacher_values = None if teacher is None else teacher.values()
+    of_teacher = None if teacher is None else _TeacherColumns(teacher)
+    if of_teacher is not None and limits.vocabulary is not None and of_teacher.max_id >= limits.vocabulary:
+        raise DataError(
+            f"a likeliest token of teacher {teacher and teacher.teacher} is {of_teacher.max_id}, the model knows "
+            f"{limits.vocabulary}"
+        )
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
     found = []
@@ -97,15 +102,12 @@ def training_sequences(
             continue
         if sequence.logprobs is None:
             raise UnsupportedError("it has no logprobs, so its policy cannot be compared with this one")
-        has_teacher = teacher is not None and i not in teacher.missing
         training = TrainingSequence(
             tokens=sequence.tokens,
             loss_mask=sequence.loss_mask,
             logprobs=sequence.logprobs,
             advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
-            teacher_logprobs=teacher_values[cuts[i] : cuts[i + 1]]
-            if has_teacher and teacher_values is not None
-            else None,
+            **({} if of_teacher is None else of_teacher.of_sequence(i, slice(cuts[i], cuts[i + 1]))),
             group_id=group.id,
             policy_step=ref.policy_step,
         )
@@ -116,6 +118,30 @@ def training_sequences(
     if not found:
         raise DataError("no sample has both an advantage and a token to train on")
     return found
+
+
+class _TeacherColumns:
+    """What the teacher gave for a group, column by column."""
+
+    def __init__(self, teacher: TeacherLogprobs) -> None:
+        self._missing = frozenset(teacher.missing)
+        self._values, self._spans, self._alternatives = teacher.values(), teacher.spans(), teacher.alternatives()
+
+    @property
+    def max_id(self) -> int:
+        """The largest id of a likeliest token, -1 where there is none."""
+        return -1 if self._alternatives is None else int(self._alternatives[0].max(initial=-1))
+
+    def of_sequence(self, i: int, at: slice) -> dict[str, Any]:
+        """Return the teacher's fields of sequence `i`, whose tokens lie `at`."""
+        if i not in self._missing:
+            found = {"teacher_logprobs": self._values[at]}
+            if self._alternatives is not None:
+                found["teacher_topk"] = tuple(column[at] for column in self._alternatives)
+            return found
+        if self._spans is None or not (self._spans[0][at] >= 0).any():
+            return {}
+        return {"teacher_logprobs": self._spans[1][at], "teacher_spans": self._spans[0][at]}
 
 
 def shuffled(ref: GroupRef, seed: int) -> GroupRef:
