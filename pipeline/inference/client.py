@@ -48,6 +48,8 @@ __all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogpr
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
+_ID_DIGITS = 9
+"""Digits of a token id at most; ids are int32."""
 _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
 
@@ -174,6 +176,8 @@ class InferenceClient:
                 raise DataError(f"{self._where} sent no prompt logprob for token {token} at position {position}.")
             logprobs[position] = entry[str(token)].logprob
             if k:  # there are k, or k and the given token
+                if not all(other.isdecimal() and len(other) <= _ID_DIGITS for other in entry):
+                    raise DataError(f"{self._where} sent prompt logprobs of something that is no token id.")
                 likeliest = sorted((-about.logprob, int(other)) for other, about in entry.items())[:k]
                 ids[position, : len(likeliest)] = [other for _, other in likeliest]
                 top[position, : len(likeliest)] = [-value for value, _ in likeliest]

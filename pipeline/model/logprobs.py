@@ -1,9 +1,10 @@
 """Logprobs and entropy of sampled tokens, a slice of the vocabulary's logits at a time.
 
-In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T], and those of other tokens if wanted. The logits of a whole micro-batch are
-never there at once: 16,384 tokens of a vocabulary of 150,000 would take 10 GB, and their softmax and gradients as much
-again each. The model's body runs once; its output head runs on the trained positions alone, at most `LOGIT_BYTES` of
-logits at a time, and once more in the backward pass (activation checkpointing, arXiv:1604.06174).
+In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T], and the logprobs of other tokens if they
+are given. The logits of a whole micro-batch are never there at once: 16,384 tokens of a vocabulary of 150,000 would
+take 10 GB, and their softmax and gradients as much again each. The model's body runs once; its output head runs on the
+trained positions alone, at most `LOGIT_BYTES` of logits at a time, and once more in the backward pass (activation
+checkpointing, arXiv:1604.06174).
 
 A head that does more than multiply (soft caps, scales) is found by comparing both ways on a few tokens; such a model's
 logits are taken whole.

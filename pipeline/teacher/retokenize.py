@@ -73,7 +73,9 @@ class Retokenizer:
             data, first = b"".join(segment), at - len(segment)
             text = valid_text(data)
             ids, pieces = self._encode(text)
-            spans.extend(span.moved(start + first, len(context) + len(written)) for span in common_spans(segment, pieces))
+            spans.extend(
+                span.moved(start + first, len(context) + len(written)) for span in common_spans(segment, pieces)
+            )
             written.extend(ids)
             segment.clear()
             return len(text.encode()) == len(data)

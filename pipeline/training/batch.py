@@ -230,13 +230,12 @@ def sequence_fault(sequence: TrainingSequence) -> str | None:
     for name, column in (("loss_mask", mask_T), *columns.items()):
         if isinstance(column, np.ndarray) and column.shape != (length,):
             return f"has {length} tokens but {name} of shape {column.shape}"
-    if (fault := _teacher_fault(sequence)) is not None:
-        return fault
     if mask_T[0]:
         return "has a true loss mask at position 0, which no token precedes"
     if sequence.tokens.min() < 0:
         return "has a negative token id"
-    return next(filter(None, (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())), None)
+    faults = (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())
+    return next(filter(None, faults), None) or _teacher_fault(sequence)
 
 
 def _teacher_fault(sequence: TrainingSequence) -> str | None:

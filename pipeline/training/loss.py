@@ -146,8 +146,9 @@ def policy_loss(
 
     `logprobs_BT`: float32 with gradient, of the current policy, at the sampling temperature. `entropy_BT`: float32, of
     the current policy, with gradient where `entropy_coef` is to have one. `reference_BT`: float32 logprobs of the
-    reference model. `others_BTC`: float32 with gradient, the current policy's logprobs of the teacher's likeliest tokens
-    and, last, of all others together; needed where `teacher_kl` asks for them. All are read under the batch's mask alone. `denominator`: `loss_denominator` of the whole batch.
+    reference model. `others_BTC`: float32 with gradient, the current policy's logprobs of the teacher's likeliest
+    tokens and, last, of all others together; needed where `teacher_kl` asks for them. All are read under the batch's
+    mask alone. `denominator`: `loss_denominator` of the whole batch.
     A batch without trainable tokens gives a loss of 0 with gradient 0.
     """
     mask_BT = batch.mask_BT

@@ -135,7 +135,7 @@ class _TeacherColumns:
     def of_sequence(self, i: int, at: slice) -> dict[str, Any]:
         """Return the teacher's fields of sequence `i`, whose tokens lie `at`."""
         if i not in self._missing:
-            found = {"teacher_logprobs": self._values[at]}
+            found: dict[str, Any] = {"teacher_logprobs": self._values[at]}
             if self._alternatives is not None:
                 found["teacher_topk"] = tuple(column[at] for column in self._alternatives)
             return found

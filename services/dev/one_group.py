@@ -34,7 +34,7 @@ from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
-from lachesis.pipeline.model.policy import PolicyModel, load_model
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -74,7 +74,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
-    policy = load_model(config.model)
+    policy = load_model(config.model, ModelSetup(tokenizer=config.tokenizer))
     bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)
     async with _serve_policy(policy, config.path / _FOLDER) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")

@@ -21,7 +21,7 @@ from lachesis.services.run.file import RUN_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-PLOTS = {"reward.png", "held_out.png", "difficulty.png", "latency.png"}
+PLOTS = {"reward.png", "held_out.png", "difficulty.png", "latency.png", "teacher.png"}
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -32,7 +32,7 @@ class Span(NamedTuple):
 def common_spans(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Span]:
     """Return the shortest spans that both tokenizations have in common; bytes beyond the shorter one have none."""
     ends = [np.array([*accumulate(map(len, tokens))], np.int64) for tokens in (student, teacher)]
-    common = np.intersect1d(*ends)
+    common = np.intersect1d(ends[0], ends[1])
     common = common[common > 0]
     cuts = [np.concatenate([[0], np.searchsorted(end, common, side="right")]).tolist() for end in ends]
     return [

@@ -1,4 +1,4 @@
-"""From the teacher's answers, one a sequence, to the arrays of a group. Pure."""
+"""From the teacher's answers, one a sequence, to the columns of a group. Pure."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,10 @@ from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["group_logprobs"]
+__all__ = ["group_logprobs", "group_spans", "group_top_k"]
+
+_LEAST_TAIL = 1e-6
+"""What rounding leaves of the probability of all other tokens, at least: none is impossible."""
 
 
 def group_logprobs(group: RolloutGroup, answers: Sequence[NDArray[np.float32] | None]) -> tuple[bytes, list[int]]:
@@ -33,3 +36,43 @@ def group_logprobs(group: RolloutGroup, answers: Sequence[NDArray[np.float32] | 
             )
         logprobs[start + 1 : stop] = answer[1:]
     return as_bytes(logprobs, "float32"), missing
+
+
+def group_top_k(
+    group: RolloutGroup, answers: Sequence[tuple[NDArray[np.int32], NDArray[np.float32]] | None], k: int
+) -> dict[str, bytes | int]:
+    """Return the top-k columns of `TeacherLogprobs`: ids, logprobs, their mass, and the logprob of all other tokens.
+
+    `answers` holds for each sequence int32 and float32 [its tokens, k], -1 and -inf where there are fewer, or None.
+    """
+    cuts, total = group.sequences.cuts(), group.sequences.n_tokens
+    ids, logprobs = np.full((total, k), -1, np.int32), np.full((total, k), -np.inf, np.float64)
+    for i, answer in enumerate(answers):
+        if answer is not None:
+            ids[cuts[i] : cuts[i + 1]], logprobs[cuts[i] : cuts[i + 1]] = answer
+    mass = np.exp(logprobs).sum(-1)
+    tail = np.log(np.maximum(1 - mass, _LEAST_TAIL))
+    return {
+        "k": k,
+        "topk_ids": as_bytes(ids, "int32"),
+        "topk_logprobs": as_bytes(np.maximum(logprobs, np.where(ids < 0, -np.inf, -6e4)), "float16"),
+        "topk_mass": as_bytes(mass, "float16"),
+        "topk_tail": as_bytes(tail, "float16"),
+    }
+
+
+def group_spans(
+    group: RolloutGroup, answers: Sequence[Sequence[tuple[slice, float]] | None]
+) -> tuple[dict[str, bytes], list[int]]:
+    """Return the columns `span_starts` and `span_logprobs` of `TeacherLogprobs`, and the sequences without any.
+
+    `answers` holds for each sequence its spans, each with the teacher's logprob of it, or None where there are none.
+    """
+    cuts, total = group.sequences.cuts(), group.sequences.n_tokens
+    starts, logprobs = np.full(total, -1, np.int32), np.zeros(total, np.float32)
+    for i, answer in enumerate(answers):
+        for span, logprob in answer or ():
+            starts[cuts[i] + span.start : cuts[i] + span.stop] = span.start
+            logprobs[cuts[i] + span.start] = logprob
+    columns = {"span_starts": as_bytes(starts, "int32"), "span_logprobs": as_bytes(logprobs, "float32")}
+    return columns, [i for i, answer in enumerate(answers) if not answer]

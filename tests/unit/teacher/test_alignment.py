@@ -1,6 +1,7 @@
 """Alignment of two tokenizers by bytes: trained ones of different kinds, and texts that are cut or unlike."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -23,7 +24,11 @@ TALK = [Message(role="user", content="write"), Message(role="assistant", content
 def wrapped(backend, eos="<end>", template=CHAT_TEMPLATE):
     backend.add_special_tokens(["<begin>", eos, "<pad>", "<|sep|>"])
     found = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<begin>", eos_token=eos, pad_token="<pad>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        bos_token="<begin>",
+        eos_token=eos,
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
     )
     found.chat_template = template
     return found
@@ -34,7 +39,9 @@ def byte_level(size, **names):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False))
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    )
     return wrapped(backend, **names)
 
 
@@ -52,7 +59,8 @@ def sentencepiece(size=60, **names):
     return wrapped(backend, **names)
 
 
-STUDENT, OTHERS = byte_level(262), {"byte-level": byte_level(420, eos="</s>"), "sentencepiece": sentencepiece(eos="</s>")}
+STUDENT = byte_level(262)
+OTHERS = {"byte-level": byte_level(420, eos="</s>"), "sentencepiece": sentencepiece(eos="</s>")}
 
 
 @pytest.fixture(params=OTHERS)
@@ -177,7 +185,7 @@ def test_the_byte_table_is_that_of_the_tokenizers_library():
 
 def cut(data, places):
     edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(0, 99), max_size=9), st.lists(st.integers(0, 99), max_size=9))
