@@ -448,9 +448,9 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
         return view(self.logprobs, "float32", self.n_tokens, "logprobs")
 
     def alternatives(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """Return the K likeliest tokens int32 [T, K] (-1: none) and logprobs float32 [T, K+1], the last of all others.
+        """Return the likeliest tokens and their logprobs; None if the teacher was not asked for any.
 
-        Nats, -inf where there is no token. None: the teacher was not asked for any.
+        int32 [T, K], -1 for none, and float32 [T, K+1], nats, -inf where there is no token; the last of all others.
         """
         if self.topk_ids is None or self.topk_tail is None:
             return None
@@ -461,7 +461,7 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
         return ids, joined.astype(np.float32)
 
     def spans(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """Return `span_starts` int32 [T] and `span_logprobs` float32 [T]; None: the teacher has this tokenizer."""
+        """Return `span_starts` and `span_logprobs`; None if the teacher has the policy's tokenizer."""
         if self.span_starts is None or self.span_logprobs is None:
             return None
         starts = view(self.span_starts, "int32", self.n_tokens, "span_starts")

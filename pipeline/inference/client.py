@@ -162,7 +162,10 @@ class InferenceClient:
         return (await self.prompt_top_logprobs(token_ids, 0)).logprobs
 
     async def prompt_top_logprobs(self, token_ids: Sequence[int], k: int) -> PromptTopLogprobs:
-        """Return the logprobs of the given tokens as `prompt_logprobs` does, and at each position the `k` likeliest."""
+        """Return the logprobs of the given tokens, and at each position the `k` likeliest tokens.
+
+        Raises as `prompt_logprobs`.
+        """
         token_ids = list(token_ids)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=k)
         response = await self._generate(token_ids, params, "tokens")

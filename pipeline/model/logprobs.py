@@ -81,9 +81,9 @@ class SampledLogprobs:
     def with_alternatives(
         self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor, ids_BTK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return logprobs and entropies as a call does, and with gradient [B,T,K+1] those of the tokens `ids_BTK`.
+        """Return logprobs and entropies as a call does, and the logprobs of the tokens `ids_BTK`.
 
-        The last of them is the logprob of all other tokens together.
+        Those are [B,T,K+1], with gradient; the last of them is the logprob of all other tokens together.
         """
         logprobs_BT, entropy_BT, others_BTC = self._compute(tokens_BT, temperature, mask_BT, ids_BTK)
         assert others_BTC is not None  # noqa: S101 - ids were given

@@ -158,7 +158,10 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
 
 
 def load_tokenizer(path_or_hf_id: str | Path) -> Any:
-    """Load a tokenizer alone, of a model or from a folder without one. Raises ConfigError as `load_model` does."""
+    """Load a tokenizer alone, of a model or from a folder without one.
+
+    Raises ConfigError as `load_model` does.
+    """
     if holds_tokenizer_alone(str(path_or_hf_id)):
         return _load_tokenizer(ModelSource(str(path_or_hf_id), local_files_only=True))
     return _load_tokenizer(_find(str(path_or_hf_id), weights=False))

@@ -62,7 +62,7 @@ class Teacher:
 
     async def _score_tokens(self, group: RolloutGroup) -> TeacherAnswer:
         prompts = [tuple(sequence.tokens.tolist()) for sequence in group.sequences]
-        answers = await self._ask(prompts)
+        answers = await self._request_all(prompts)
         found = [one if isinstance(one := answers[prompt], PromptTopLogprobs) else None for prompt in prompts]
         logprobs, missing = group_logprobs(group, [None if one is None else one.logprobs for one in found])
         columns: dict[str, Any] = {"logprobs": logprobs, "missing": missing}
@@ -73,7 +73,7 @@ class Teacher:
     async def _score_spans(self, group: RolloutGroup, retokenizer: Retokenizer) -> TeacherAnswer:
         turns, reasons = await anyio.to_thread.run_sync(_turns_of, group, retokenizer)
         prompts = [tuple(turn.token_ids) for one in turns if one is not None for turn in one]
-        answers = await self._ask(prompts)
+        answers = await self._request_all(prompts)
         spans = [None if one is None else _spans_of(one, answers) for one in turns]
         columns, missing = group_spans(group, spans)
         everything = list(range(len(turns)))  # no sequence has a logprob for each token
@@ -81,7 +81,7 @@ class Teacher:
         reason = _last_reason([*reasons, *answers.values()])
         return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)))
 
-    async def _ask(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
+    async def _request_all(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
         """Return the answer to each distinct prompt; equal sequences, of which a group has many, are asked once."""
         client = await self._directory.current()
         answers: _Answers = {}

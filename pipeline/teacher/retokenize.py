@@ -13,7 +13,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.teacher.logic.alignment import Span, common_spans, valid_text
+from lachesis.pipeline.teacher.logic.alignment import ByteSpan, common_spans, valid_text
 from lachesis.pipeline.teacher.token_bytes import token_bytes
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import Message
@@ -25,7 +25,7 @@ class TurnPrompt(NamedTuple):
     """What a teacher is asked about one turn. `spans`: places in the policy's sequence, and in `token_ids`."""
 
     token_ids: list[int]
-    spans: list[Span]
+    spans: list[ByteSpan]
 
 
 class Retokenizer:
@@ -65,7 +65,7 @@ class Retokenizer:
     def _turn(self, run: list[int], start: int, before: Sequence[Message]) -> TurnPrompt:
         context = self._render(before)
         written: list[int] = []
-        spans: list[Span] = []
+        spans: list[ByteSpan] = []
         segment: list[bytes] = []
 
         def end_segment(at: int) -> bool:
@@ -88,7 +88,7 @@ class Retokenizer:
             if not end_segment(at):
                 break
             place = len(context) + len(written)
-            spans.append(Span(slice(start + at, start + at + 1), slice(place, place + 1)))
+            spans.append(ByteSpan(slice(start + at, start + at + 1), slice(place, place + 1)))
             written.append(special)
         else:
             end_segment(len(run))

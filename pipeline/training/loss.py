@@ -48,7 +48,7 @@ __all__ = ["LossMetrics", "LossOutput", "LossSums", "loss_denominator", "policy_
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20 nats before exponentiation, so that no ratio overflows float32."""
-_LEAST_LOGPROB = -100.0
+_MIN_LOGPROB_NATS = -100.0
 """Below it a token's probability is 0 in float32, and its logprob has no gradient here."""
 _SURE_EPSILON = 1e-6
 """Distance that probabilities keep from 0 and 1 in a binary KL."""
@@ -227,7 +227,7 @@ def _topk_kl(
     # half precision on the wire: brought back to a sum of 1, so that no divergence is below 0
     teacher_BTC = torch.where(mask_BT[..., None], topk_BTC, 0.0).log_softmax(-1)
     teacher_BTC = torch.where(there_BTC, teacher_BTC, 0.0)
-    policy_BTC = torch.where(there_BTC, others_BTC.clamp(min=_LEAST_LOGPROB), 0.0)
+    policy_BTC = torch.where(there_BTC, others_BTC.clamp(min=_MIN_LOGPROB_NATS), 0.0)
     apart_BTC = policy_BTC - teacher_BTC
     terms_BTC = policy_BTC.exp() * apart_BTC if config.teacher_kl == "reverse" else -teacher_BTC.exp() * apart_BTC
     return torch.where(there_BTC, terms_BTC, 0.0).sum(-1), mask_BT

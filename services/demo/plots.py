@@ -1,4 +1,4 @@
-"""The demo's pictures, PNG: reward, held-out curve, difficulty drawn, latency by stage, distance to the teacher."""
+"""The demo's pictures, PNG: reward, held-out curve, difficulty, latency, distance to the teacher."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -87,9 +87,9 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> PreparedM
 
 
 def prepare_teacher(config: RunConfig, cache: Path, *, fresh: bool = False) -> str:
-    """Make a better model of the same kind, or find it in `cache`; put a copy into the run's folder and return it.
+    """Make a better model, or find it in `cache`, and put a copy into the run's folder, which is returned.
 
-    It is trained longer, on demonstrations without slips, of the tasks that the student's warm start has.
+    It is of the same kind, and trained longer, on the tasks of the student's warm start without slips.
     """
     _, _, warm = _pools(config)
     pairs = list(warm.pairs())

@@ -1,1 +1,1 @@
-"""What a teacher's answers become: arrays of a group, and spans of tokens for a teacher of another tokenizer. Pure."""
+"""From a teacher's answers to the columns of a group, and spans across tokenizers. Pure."""

@@ -12,31 +12,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Span", "byte_table", "common_spans", "valid_text"]
+__all__ = ["ByteSpan", "byte_table", "common_spans", "valid_text"]
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Tokens `student` of one tokenization and `teacher` of the other that stand for the same bytes."""
 
     student: slice
     teacher: slice
 
-    def moved(self, student: int, teacher: int) -> "Span":
+    def moved(self, student: int, teacher: int) -> "ByteSpan":
         """Return it with both slices that much further on."""
-        return Span(
+        return ByteSpan(
             slice(self.student.start + student, self.student.stop + student),
             slice(self.teacher.start + teacher, self.teacher.stop + teacher),
         )
 
 
-def common_spans(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Span]:
-    """Return the shortest spans that both tokenizations have in common; bytes beyond the shorter one have none."""
+def common_spans(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[ByteSpan]:
+    """Return the shortest spans that both tokenizations have in common.
+
+    Bytes beyond the shorter one have none.
+    """
     ends = [np.array([*accumulate(map(len, tokens))], np.int64) for tokens in (student, teacher)]
     common = np.intersect1d(ends[0], ends[1])
     common = common[common > 0]
     cuts = [np.concatenate([[0], np.searchsorted(end, common, side="right")]).tolist() for end in ends]
     return [
-        Span(slice(*one), slice(*other))
+        ByteSpan(slice(*one), slice(*other))
         for one, other in zip(
             zip(cuts[0][:-1], cuts[0][1:], strict=True), zip(cuts[1][:-1], cuts[1][1:], strict=True), strict=True
         )

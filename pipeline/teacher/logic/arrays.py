@@ -11,7 +11,7 @@ from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["group_logprobs", "group_spans", "group_top_k"]
 
-_LEAST_TAIL = 1e-6
+_MIN_TAIL_PROBABILITY = 1e-6
 """What rounding leaves of the probability of all other tokens, at least: none is impossible."""
 
 
@@ -41,7 +41,7 @@ def group_logprobs(group: RolloutGroup, answers: Sequence[NDArray[np.float32] | 
 def group_top_k(
     group: RolloutGroup, answers: Sequence[tuple[NDArray[np.int32], NDArray[np.float32]] | None], k: int
 ) -> dict[str, bytes | int]:
-    """Return the top-k columns of `TeacherLogprobs`: ids, logprobs, their mass, and the logprob of all other tokens.
+    """Return the top-k columns of `TeacherLogprobs`.
 
     `answers` holds for each sequence int32 and float32 [its tokens, k], -1 and -inf where there are fewer, or None.
     """
@@ -51,7 +51,7 @@ def group_top_k(
         if answer is not None:
             ids[cuts[i] : cuts[i + 1]], logprobs[cuts[i] : cuts[i + 1]] = answer
     mass = np.exp(logprobs).sum(-1)
-    tail = np.log(np.maximum(1 - mass, _LEAST_TAIL))
+    tail = np.log(np.maximum(1 - mass, _MIN_TAIL_PROBABILITY))
     return {
         "k": k,
         "topk_ids": as_bytes(ids, "int32"),
@@ -64,7 +64,7 @@ def group_top_k(
 def group_spans(
     group: RolloutGroup, answers: Sequence[Sequence[tuple[slice, float]] | None]
 ) -> tuple[dict[str, bytes], list[int]]:
-    """Return the columns `span_starts` and `span_logprobs` of `TeacherLogprobs`, and the sequences without any.
+    """Return the columns of spans of `TeacherLogprobs`, and the sequences without any.
 
     `answers` holds for each sequence its spans, each with the teacher's logprob of it, or None where there are none.
     """

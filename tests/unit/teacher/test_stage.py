@@ -97,13 +97,14 @@ def teacher(service):
     return run_teacher(service, CONFIG)
 
 
-async def pointers(lab):
-    return [item for event in await lab.events("teacher", TeacherEvent) for item in event.groups]
+async def pointers(lab, *envs):
+    events = [event for env in envs or ("sums",) for event in await lab.events("teacher", TeacherEvent, env)]
+    return [item for event in events for item in event.groups]
 
 
-def pointed(lab, count):
+def pointed(lab, count, *envs):
     async def condition():
-        return len(await pointers(lab)) + len(await lab.events("dead", DeadLetter)) >= count
+        return len(await pointers(lab, *envs)) + len(await lab.events("dead", DeadLetter)) >= count
 
     return condition
 
@@ -230,8 +231,8 @@ async def test_each_environment_has_its_own_teacher(lab, servers):
     for n, env in enumerate(("sums", "code"), 1):
         await lab.store(lab.group(n, env=env))
     async with lab.running(partial(run_teacher, config=config), "teacher"):
-        await lab.until(pointed(lab, 2))
-    stored = {found.env: found for found in [await arrays(lab, pointer) for pointer in await pointers(lab)]}
+        await lab.until(pointed(lab, 2, "sums", "code"))
+    stored = {found.env: found for found in [await arrays(lab, one) for one in await pointers(lab, "sums", "code")]}
     assert stored["sums"].values()[1] == pytest.approx(-0.12)
     assert stored["code"].values()[1] == pytest.approx(-1.3)
     assert [server.calls for server in servers.values()] == [2, 2]
