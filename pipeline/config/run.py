@@ -10,6 +10,7 @@ from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath
+from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
@@ -208,12 +209,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A run. Times are seconds, sizes bytes, unless a field says otherwise. Paths are relative to the file they are in;
     those of variables and `--set`, to the current folder."""
 
-    VARIABLES: ClassVar[dict[str, str]] = {
-        "STUDENT_MODEL": "model",
-        "STUDENT_TOKENIZER": "tokenizer",
-        "TEACHER_MODEL": "inference.teacher.model",
-        "TEACHER_TOKENIZER": "inference.teacher.tokenizer",
-    }
+    VARIABLES: ClassVar[dict[str, str]] = MODEL_VARIABLES
     """Variables beside `LACHESIS_*`, by which people know these settings; `LACHESIS_*` goes before them."""
 
     run: str = "run"
@@ -395,15 +391,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def role(self, role: str) -> InferenceConfig:
         """Return the settings of an inference server."""
         return self.inference.get(role, InferenceConfig())
-
-    def teacher_role(self, env: str) -> str:
-        """Return the role of the server that is the teacher of an environment."""
-        return self.teacher.environments.get(env, "teacher")
-
-    @property
-    def teacher_roles(self) -> list[str]:
-        """The roles of all teachers of the run."""
-        return list(dict.fromkeys(map(self.teacher_role, self.environments))) or ["teacher"]
 
     @property
     def tokenizer_name(self) -> str | None:

@@ -40,6 +40,14 @@ class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Bytes of what is stored of one token."""
         return 4 + (6 * self.top_k + 4 if self.top_k else 0) + (8 if self.tokenizers == "align" else 0)
 
+    def role_of(self, env: str) -> str:
+        """Return the role of the server that is the teacher of an environment."""
+        return self.environments.get(env, "teacher")
+
+    def roles(self, environments: Collection[str]) -> list[str]:
+        """Return the roles of the teachers of `environments`, which are those of the run."""
+        return list(dict.fromkeys(map(self.role_of, environments))) or ["teacher"]
+
     def check(self, environments: Collection[str], roles: Collection[str], *, kl: str, reserved: int) -> None:
         """Raise `ConfigError` where this does not fit the rest of the configuration.
 

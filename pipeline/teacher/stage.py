@@ -36,7 +36,7 @@ async def run_teacher(service: Service, config: RunConfig) -> None:
     """
     async with AsyncExitStack() as stack:
         teachers: dict[str, Teacher] = {}
-        for role in config.teacher_roles:
+        for role in config.teacher.roles(config.environments):
             directory = await stack.enter_async_context(
                 open_role(
                     service.bus,
@@ -108,13 +108,13 @@ class _TeacherStage:
         self.teachers = teachers
 
     def event(self, env: str, groups: list[TeacherPointer]) -> TeacherEvent:
-        name = self.teachers[self.config.teacher_role(env)].name
+        name = self.teachers[self.config.teacher.role_of(env)].name
         return TeacherEvent(run=self.service.run, env=env, revision=self.service.revision, teacher=name, groups=groups)
 
     async def handle(self, rollout: StoredRollout) -> TeacherPointer:
         """Store the group's teacher logprobs and return where they are."""
         group = rollout.group
-        teacher = self.teachers[self.config.teacher_role(group.env)]
+        teacher = self.teachers[self.config.teacher.role_of(group.env)]
         if (refusal := teacher.refusal(group)) is not None:
             return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
         about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": teacher.name}

@@ -25,7 +25,7 @@ from rich.console import Console
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TeacherConfig, TrainingConfig
+from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environments.stage import SingleGroup, run_environment
 from lachesis.pipeline.evaluation.plan import is_held_out
@@ -38,6 +38,7 @@ from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner, train_soundly

@@ -64,7 +64,7 @@ model = "org/coder"
 
 def test_every_teacher_has_a_server_and_may_say_so(tmp_path: Path) -> None:
     config = loaded(SEVERAL, folder=tmp_path)
-    assert config.teacher_roles == ["teacher", "teacher-code"]
+    assert config.teacher.roles(config.environments) == ["teacher", "teacher-code"]
     names = [row.name for row in plan(config)]
     assert {"inference-teacher", "inference-teacher-code"} <= set(names)
     assert names.count("teacher") == 1
@@ -76,7 +76,7 @@ def test_every_teacher_has_a_server_and_may_say_so(tmp_path: Path) -> None:
 
 def test_no_server_is_started_for_a_teacher_of_no_environment(tmp_path: Path) -> None:
     config = loaded(SEVERAL, folder=tmp_path, sets=('teacher.environments.sums="teacher-code"',))
-    assert config.teacher_roles == ["teacher-code"]
+    assert config.teacher.roles(config.environments) == ["teacher-code"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from lachesis.pipeline.training.warmstart import warm_start
 
 PAIRS = [(word, word[::-1]) for word in ("ab", "cd", "ba", "dc", "ac", "db", "bd", "ca")]
 STEPS, K, NEW_TOKENS = 50, 6, 3
-REMAINS = {"reverse": 0.5, "forward": 0.5, "sampled": 0.9}
-"""Share of the distance that may be left; an estimate from single tokens is noisy."""
 
 
 def a_policy(seed, steps):
@@ -74,7 +72,7 @@ def exact_kl(student, teacher):
     return (one.exp() * (one - other)).sum(-1).mean().item()
 
 
-@pytest.mark.parametrize("kind", ["reverse", "forward", "sampled"])
+@pytest.mark.parametrize("kind", ["reverse", "forward"])
 def test_the_students_kl_to_the_teacher_falls(kind):
     teacher, student, control = a_policy(1, 60), a_policy(0, 20), a_policy(0, 20)
     found = {}
@@ -85,7 +83,6 @@ def test_the_students_kl_to_the_teacher_falls(kind):
         steps = [learner.step(scored(policy, teacher, generator)) for _ in range(count)]
         found[name] = before, exact_kl(policy, teacher), steps
     before, after, steps = found["distilled"]
-    assert after < REMAINS[kind] * before
-    if kind != "sampled":
-        assert steps[-1].teacher_kl_topk < 0.5 * steps[0].teacher_kl_topk
+    assert after < 0.5 * before
+    assert steps[-1].teacher_kl_topk < 0.5 * steps[0].teacher_kl_topk
     assert found["control"][1] == pytest.approx(before, rel=1e-6), "without the teacher nothing is learned here"
