@@ -40,6 +40,8 @@ class Scope:
     environments: tuple[str, ...]
     foreign: tuple[str, ...] = ()
     trains_over_http: bool = False
+    teachers: tuple[str, ...] = ()
+    """Roles of inference servers that are further teachers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +95,12 @@ def identity_of(service: str, part: str) -> str:
     return f"{ENVIRONMENT}-{part}" if service == ENVIRONMENT else service
 
 
-def roles(identity: str) -> tuple[str, ...]:
+def roles(identity: str, teachers: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the names under which processes of `identity` speak.
 
-    Its own, and one for each role it can play.
+    Its own, and one for each role it can play; `teachers`: see `Scope`.
     """
-    parts = keys.INFERENCE_ROLES if identity == "inference" else ()
+    parts = (*keys.INFERENCE_ROLES, *teachers) if identity == "inference" else ()
     return (identity, *(f"{identity}-{part}" for part in parts))
 
 
@@ -132,7 +134,7 @@ def _row(
 ) -> Access:
     """Return a service's row: what is its own, and what every one does: heartbeats, answers to the micro protocol,
     and, for a single writer, the question whether another one runs."""
-    run, names = scope.run, roles(identity)
+    run, names = scope.run, roles(identity, scope.teachers)
     own = tuple(durable for stage, durable in _durables(scope).items() if stage == identity)
     attempts = tuple(keys.attempts(durable) for _, durable in own)
     all_gets = _merged(
@@ -165,8 +167,9 @@ def _services(scope: Scope) -> dict[str, Access]:
     run, revision = scope.run, scope.revision
     dead = subjects.event("dead", run, revision)
     policy = keys.POLICY
-    inference = tuple(map(keys.inference, keys.INFERENCE_ROLES))
-    policy_server, teacher_server, eval_server = inference
+    policy_server, teacher_server, eval_server = map(keys.inference, keys.INFERENCE_ROLES)
+    teacher_servers = (teacher_server, *map(keys.inference, scope.teachers))
+    inference = (policy_server, *teacher_servers, eval_server)
     promotions = subjects.promotion(run, revision)
     incidents = (subjects.incident(run),)
 
@@ -236,7 +239,7 @@ def _services(scope: Scope) -> dict[str, Access]:
                 subjects.blob("logprobs", run),
                 dead,
             ),
-            watches=(teacher_server,),
+            watches=teacher_servers,
             rereads=((TEACHER, subjects.blob("logprobs", run)),),
         ),
         "inference": row("inference", watches=(policy, *inference), gets=(WEIGHTS,), sets=inference),
@@ -292,7 +295,7 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
     micro = tuple(
         (identity, subject)
         for identity in services
-        for subject in ("$SRV.>", *(subjects.health(run, name) for name in roles(identity)))
+        for subject in ("$SRV.>", *(subjects.health(run, name) for name in roles(identity, scope.teachers)))
     )
     supervisor = (OPERATOR, subjects.health(run, "supervisor"))
     looks = Access(

@@ -414,7 +414,13 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
 
     Position t is conditioned on the tokens before t; a sequence's first position is 0 and masked, and so is all of a
     sequence listed in `missing`. Optional top-k columns: `topk_ids` int32 [T, K] (padding -1), `topk_logprobs`
-    float16 [T, K] (padding -inf), `topk_mass` float16 [T].
+    float16 [T, K] (padding -inf), `topk_mass` float16 [T] (their summed probability) and `topk_tail` float16 [T] (the
+    logprob of all other tokens together, which is more precise than 1 - mass).
+
+    A teacher of another tokenizer has no logprob for each token, so its sequences are in `missing`; readers that know
+    no more do without it. What it has are logprobs of spans, runs of tokens that end where a token of its own ends:
+    `span_starts` int32 [T], for each token the position in its sequence at which its span begins (-1: it has none),
+    and `span_logprobs` float32 [T], a span's logprob at its first token and 0 elsewhere.
     """
 
     run: str
@@ -429,6 +435,9 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     topk_ids: bytes | None = None
     topk_logprobs: bytes | None = None
     topk_mass: bytes | None = None
+    topk_tail: bytes | None = None
+    span_starts: bytes | None = None
+    span_logprobs: bytes | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -437,6 +446,26 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     def values(self) -> NDArray[np.float32]:
         """Return the logprobs float32 [T]."""
         return view(self.logprobs, "float32", self.n_tokens, "logprobs")
+
+    def alternatives(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """Return the likeliest tokens and their logprobs; None if the teacher was not asked for any.
+
+        int32 [T, K], -1 for none, and float32 [T, K+1], nats, -inf where there is no token; the last of all others.
+        """
+        if self.topk_ids is None or self.topk_tail is None:
+            return None
+        ids = view(self.topk_ids, "int32", self.n_tokens, "topk_ids", self.k).reshape(self.n_tokens, self.k)
+        logprobs = view(self.topk_logprobs or b"", "float16", self.n_tokens, "topk_logprobs", self.k)
+        tail = view(self.topk_tail, "float16", self.n_tokens, "topk_tail")
+        joined = np.concatenate([logprobs.reshape(self.n_tokens, self.k), tail.reshape(self.n_tokens, 1)], axis=1)
+        return ids, joined.astype(np.float32)
+
+    def spans(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """Return `span_starts` and `span_logprobs`; None if the teacher has the policy's tokenizer."""
+        if self.span_starts is None or self.span_logprobs is None:
+            return None
+        starts = view(self.span_starts, "int32", self.n_tokens, "span_starts")
+        return starts, view(self.span_logprobs, "float32", self.n_tokens, "span_logprobs")
 
     def check(self) -> None:
         if not np.isfinite(self.values()).all():
@@ -448,3 +477,8 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
             view(self.topk_ids, "int32", self.n_tokens, "topk_ids", self.k)
             view(self.topk_logprobs or b"", "float16", self.n_tokens, "topk_logprobs", self.k)
             view(self.topk_mass or b"", "float16", self.n_tokens, "topk_mass")
+        if (self.span_starts is None) != (self.span_logprobs is None):
+            raise SchemaError("span_starts and span_logprobs: one without the other")
+        for found in (self.alternatives(), self.spans()):
+            if found is not None and np.isnan(found[1]).any():
+                raise SchemaError("teacher logprobs: NaN")

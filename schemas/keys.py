@@ -20,7 +20,8 @@ __all__ = [
 ]
 
 INFERENCE_ROLES: Final = ("policy", "teacher", "eval")
-"""What inference servers are for: sampling rollouts, a teacher's logprobs, held-out tasks."""
+"""What inference servers are for: sampling rollouts, a teacher's logprobs, held-out tasks. Further teachers, if a run
+has several, are teacher-NAME."""
 POLICY: Final = "policy"
 """The newest policy, and where its weights are."""
 RETENTION: Final = "retention"

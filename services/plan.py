@@ -34,7 +34,7 @@ def plan(config: RunConfig) -> list[PlannedProcess]:
     if train:
         rows += [("trainer", "", 1, finite)]
     evaluated = bool(evaluated_environments(config))
-    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * evaluated
+    roles = ["policy"] + config.teacher.roles(config.environments) * config.teacher.enabled + ["eval"] * evaluated
     rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
     own = [name for name, env in config.environments.items() if not env.is_foreign]
     rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))

@@ -46,7 +46,8 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     event_bytes_per_sequence: Bytes = 1024
     """Bytes of annotations in EVENTS reserved for each of its sequences. Default 1024."""
     teacher_bytes_per_token: Bytes = 4
-    """Bytes in TEACHER reserved for each token. Default 4: its logprob; 6 * k + 2 more for k alternatives."""
+    """Bytes in TEACHER reserved for each token. Default 4: its logprob. With teacher.top_k = k
+    it takes 6 * k + 4 more, with teacher.tokenizers = "align" 8 more."""
     retention: RetentionConfig = RetentionConfig()
     """What is trimmed, and when."""
 

@@ -1,4 +1,6 @@
-"""Loads a configuration: defaults, the TOML file, `LACHESIS_*` variables, then `--set a.b=c`.
+"""Loads a configuration: defaults, the TOML file, variables, then `--set a.b=c`.
+
+Variables are those that the struct names itself (`VARIABLES`), and after them `LACHESIS_*`.
 
 What goes in: a msgspec struct type and those sources. What comes out: the struct, and for each value the place it came
 from. Guarantees that no unknown key passes silently: an error names the key, its source and the nearest known key; that
@@ -74,6 +76,9 @@ def load(
     origins: dict[str, str] = {}
     if file is not None:
         _Layer(str(file), origins).struct(kind, tree, _read(file))
+    for name, path in getattr(kind, "VARIABLES", {}).items():
+        if text := (environ or {}).get(name):
+            _Layer(f"${name}", origins).struct(kind, tree, _nest(path.split("."), text))
     for name, text in sorted((environ or {}).items()):
         if name.startswith(PREFIX):
             path = name.removeprefix(PREFIX).lower().split("__")

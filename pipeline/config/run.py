@@ -1,7 +1,7 @@
 """The configuration of a run: one struct, made of the structs that the stages' own folders define."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,7 @@ from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath
+from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
@@ -18,6 +19,7 @@ from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfi
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
 from lachesis.pipeline.weights.config import WeightsConfig
@@ -193,15 +195,6 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Samples that these trackers get at each checkpoint, with their prompts and advantages. Default 16."""
 
 
-class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The teacher stage: logprobs of a second model for every rollout."""
-
-    enabled: bool = False
-    """Whether the run has a teacher. Default false."""
-    concurrency: PositiveInt = 4
-    """Groups that one replica scores at once. Default 4."""
-
-
 class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The processes that `lachesis up` starts."""
 
@@ -226,6 +219,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A run. Times are seconds, sizes bytes, unless a field says otherwise. Paths are relative to the file they are in;
     those of variables and `--set`, to the current folder."""
 
+    VARIABLES: ClassVar[dict[str, str]] = MODEL_VARIABLES
+    """Variables beside `LACHESIS_*`, by which people know these settings; `LACHESIS_*` goes before them."""
+
     run: str = "run"
     """Name of the run: letters, digits, '_' and '-'."""
     revision: str = LIVE
@@ -238,6 +234,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     false, only the run's own user can (umask 077)."""
     model: ModelPath | None = None
     """The model to train: a local folder or a Hugging Face id."""
+    tokenizer: ModelPath | None = None
+    """Folder or Hugging Face id of the tokenizer of `model`. Default None: the one that lies beside its weights."""
     seed: int = 0
     """Seed of everything drawn at random."""
     mode: Literal["train", "observe"] = "train"
@@ -278,9 +276,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gateway: GatewayConfig = GatewayConfig()
     """The HTTP gateway, which runs if an environment's kind is gateway."""
     inference: dict[str, InferenceConfig] = {}
-    """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, kind,
-    model, host, port, advertise, threads and engine, or python and args for vLLM. Default empty: `lachesis up` starts
-    the reference server for each role it needs."""
+    """Inference servers by role: [inference.policy], [inference.teacher] (further ones teacher-NAME) and
+    [inference.eval], each with url, kind, model, tokenizer, host, port, advertise, threads and engine, or python and
+    args for vLLM. Default empty: `lachesis up` starts the reference server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
     weights: WeightsConfig = WeightsConfig()
@@ -315,8 +313,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not env.is_foreign:  # else its client says how many samples, and of what length
                 self._check_size(name, env)
         for role in self.inference:
-            if role not in {"policy", "teacher", "eval"}:
-                raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+            if role not in {"policy", "teacher", "eval"} and not role.startswith(NAMED_TEACHER):
+                raise ConfigError(f"inference.{role}: unknown role; use policy, teacher, teacher-NAME or eval")
+        kl, reserved = self.training.learner.loss.teacher_kl, self.flow.teacher_bytes_per_token
+        self.teacher.check(self.environments, self.inference, kl=kl, reserved=reserved)
 
     def _check_weights(self) -> None:
         if self.weights.transport != "shared_memory":
@@ -427,3 +427,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def role(self, role: str) -> InferenceConfig:
         """Return the settings of an inference server."""
         return self.inference.get(role, InferenceConfig())
+
+    @property
+    def tokenizer_name(self) -> str | None:
+        """Folder or id that the tokenizer of the trained model is loaded from."""
+        return self.tokenizer or self.model
+
+    def tokenizer_of(self, role: str) -> str | None:
+        """Return the folder or id that the tokenizer of an inference server is loaded from."""
+        settings = self.role(role)
+        return settings.tokenizer or settings.model or self.tokenizer_name

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import anyio
 import httpx
@@ -44,10 +44,12 @@ from lachesis.schemas.errors import (
 )
 from lachesis.schemas.values import from_json
 
-__all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "is_on_this_machine"]
+__all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogprobs", "is_on_this_machine"]
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
+_ID_DIGITS = 9
+"""Digits of a token id at most; ids are int32."""
 _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
 
@@ -65,6 +67,18 @@ class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     """stop, length or abort."""
     weight_versions: list[WeightVersionSpan]
     """Contiguous from 0 to N. Empty for an empty sample."""
+
+
+class PromptTopLogprobs(NamedTuple):
+    """What a model thinks of given tokens, nats, at temperature 1.
+
+    `logprobs` float32 [T]: of each token given those before it, 0 at 0. `ids` int32 [T, k] and `top` float32 [T, k]:
+    the likeliest tokens, -1 and -inf where there are fewer, as at 0.
+    """
+
+    logprobs: NDArray[np.float32]
+    ids: NDArray[np.int32]
+    top: NDArray[np.float32]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,18 +159,32 @@ class InferenceClient:
 
         0 at 0.
         """
+        return (await self.prompt_top_logprobs(token_ids, 0)).logprobs
+
+    async def prompt_top_logprobs(self, token_ids: Sequence[int], k: int) -> PromptTopLogprobs:
+        """Return the logprobs of the given tokens, and at each position the `k` likeliest tokens.
+
+        Raises as `prompt_logprobs`.
+        """
         token_ids = list(token_ids)
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=k)
         response = await self._generate(token_ids, params, "tokens")
         entries = response.prompt_logprobs
         if entries is None or len(entries) != len(token_ids):
             raise DataError(f"{self._where} sent no prompt logprobs, or not one for each of {len(token_ids)} tokens.")
         logprobs = np.zeros(len(token_ids), np.float32)
+        ids, top = np.full((len(token_ids), k), -1, np.int32), np.full((len(token_ids), k), -np.inf, np.float32)
         for position, (token, entry) in enumerate(zip(token_ids[1:], entries[1:], strict=True), 1):
             if entry is None or str(token) not in entry:
                 raise DataError(f"{self._where} sent no prompt logprob for token {token} at position {position}.")
             logprobs[position] = entry[str(token)].logprob
-        return logprobs
+            if k:  # there are k, or k and the given token
+                if not all(other.isdecimal() and len(other) <= _ID_DIGITS for other in entry):
+                    raise DataError(f"{self._where} sent prompt logprobs of something that is no token id.")
+                likeliest = sorted((-about.logprob, int(other)) for other, about in entry.items())[:k]
+                ids[position, : len(likeliest)] = [other for _, other in likeliest]
+                top[position, : len(likeliest)] = [-value for value, _ in likeliest]
+        return PromptTopLogprobs(logprobs, ids, top)
 
     async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Return the token ids of chat messages under the server's chat template."""

@@ -50,6 +50,9 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What is started: the reference server, or vLLM as a process of its own. Default reference."""
     model: ModelPath | None = None
     """Local folder or Hugging Face id. Default None: the model the run trains."""
+    tokenizer: ModelPath | None = None
+    """Folder or Hugging Face id of the model's tokenizer. Default None: the one that lies beside its weights; of the
+    model that the run trains, its `tokenizer`."""
     host: str = "127.0.0.1"
     """Address that the server listens on. It speaks plain HTTP; on any other address than loopback it wants the key of
     `key_file` of everybody. Default 127.0.0.1."""

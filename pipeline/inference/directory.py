@@ -8,7 +8,7 @@ once it is gone, one that stayed registers again, so a role is never left to a s
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -81,9 +81,10 @@ async def register(bus: Bus, run: str, role: str, url: str) -> None:
     await bus.put(keys.inference(role), url.encode())
 
 
-async def registered_servers(bus: Bus) -> dict[str, str]:
+async def registered_servers(bus: Bus, further_roles: Iterable[str] = ()) -> dict[str, str]:
     """Return the URL of the server that registered last for each role that has one."""
-    found = {role: await bus.value(keys.inference(role)) for role in keys.INFERENCE_ROLES}
+    roles = dict.fromkeys((*keys.INFERENCE_ROLES, *further_roles))
+    found = {role: await bus.value(keys.inference(role)) for role in roles}
     return {role: entry.value.decode(errors="replace") for role, entry in found.items() if entry is not None}
 
 

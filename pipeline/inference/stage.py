@@ -32,7 +32,7 @@ from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.model.policy import PolicyModel, load_model, load_tokenizer
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, load_tokenizer
 from lachesis.pipeline.model.shared_memory import segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
@@ -51,7 +51,7 @@ _HEAD_S = 10.0
 
 
 async def run_inference(service: Service, config: RunConfig, role: str) -> None:
-    """Serve `role` (policy, teacher or eval) until the service drains."""
+    """Serve `role` (policy, teacher, teacher-NAME or eval) until the service drains."""
     settings = config.role(role)
     model = settings.model or config.model
     if model is None:
@@ -61,8 +61,14 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
     await serve(service, config, role, settings, model)
 
 
+def _own_tokenizer(config: RunConfig, role: str) -> str | None:
+    """Return the tokenizer that a server is to have in place of the one beside its weights; None: that one."""
+    settings = config.role(role)
+    return settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
+
+
 async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
-    found = await anyio.to_thread.run_sync(partial(load_tokenizer, model))
+    found = await anyio.to_thread.run_sync(partial(load_tokenizer, config.tokenizer_of(role) or model))
     async with (
         start_vllm(
             settings,
@@ -72,6 +78,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
             tokenizer_hash=tokenizer_hash(found),
             token=control_token(config.path, role),
             key=sampling_key(config, role),
+            tokenizer=_own_tokenizer(config, role),
         ) as server,
         InferenceDirectory(timeout_s=120.0) as own,
         service.until_drained(),
@@ -88,7 +95,9 @@ async def _serve_reference(
     service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
 ) -> None:
     torch.set_num_threads(settings.threads)
-    policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model))
+    policy: PolicyModel = await anyio.to_thread.run_sync(
+        partial(load_model, model, ModelSetup(tokenizer=_own_tokenizer(config, role)))
+    )
     version = policy_version(0, role, policy_tensors(policy.model))
     with (
         listen(settings.host, settings.port, "inference.<role>.port") as listener,
@@ -142,8 +151,10 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
             loaded = anyio.Event()
             receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / role)
             shared = segment_pointer(config.path / "weights") if config.weights.transport == "shared_memory" else None
+            # a trainer with shared weights waits for the server, so that it is never late
+            behind = None if shared is not None else config.batching.max_staleness
             follow = partial(
-                follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness, shared=shared
+                follow_policy, path_of=receiver.path_of, max_behind=behind, shared=shared
             )
             tasks.start_soon(follow, service, own, loaded, config.training.name)
             await loaded.wait()

@@ -110,8 +110,11 @@ async def start_vllm(
     tokenizer_hash: str,
     token: str,
     key: str | None = None,
+    tokenizer: str | None = None,
 ) -> AsyncIterator[Vllm]:
     """Start vLLM for `role` and yield it, ready or not; it is stopped at the end.
+
+    `tokenizer`: in place of the one beside the weights.
 
     `folder`: the run's. `token`: what a request must bear that changes its state, `key` any other; None: nothing.
 
@@ -119,7 +122,8 @@ async def start_vllm(
     """
     port = settings.port or _free_port()
     python = settings.python or sys.executable
-    command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *settings.args]
+    apart = [] if tokenizer is None else ["--tokenizer", tokenizer]
+    command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *apart, *settings.args]
     secrets = {CONTROL_TOKEN: token} | ({} if key is None else {SAMPLING_KEY: key})
     log.info("starting %s", " ".join(command))
     try:

@@ -1,14 +1,16 @@
 """Logprobs and entropy of sampled tokens, a slice of the vocabulary's logits at a time.
 
-In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T]. The logits of a whole micro-batch are
-never there at once: 16,384 tokens of a vocabulary of 150,000 would take 10 GB, and their softmax and gradients as much
-again each. The model's body runs once; its output head runs on the trained positions alone, at most `LOGIT_BYTES` of
-logits at a time, and once more in the backward pass (activation checkpointing, arXiv:1604.06174).
+In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T], and the logprobs of other tokens if they
+are given. The logits of a whole micro-batch are never there at once: 16,384 tokens of a vocabulary of 150,000 would
+take 10 GB, and their softmax and gradients as much again each. The model's body runs once; its output head runs on the
+trained positions alone, at most `LOGIT_BYTES` of logits at a time, and once more in the backward pass (activation
+checkpointing, arXiv:1604.06174).
 
 A head that does more than multiply (soft caps, scales) is found by comparing both ways on a few tokens; such a model's
 logits are taken whole.
 
-Dimension suffixes: B sequences, T tokens, N trained positions, H hidden width, V vocabulary.
+Dimension suffixes: B sequences, T tokens, N trained positions, H hidden width, V vocabulary, K given tokens, C = K + 1
+with all others as one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ _PROBE = (0, 1, 2, 3)
 _ROUNDING_TOLERANCE = 1e-4
 """Largest difference of logits, relative to their largest, that counts as rounding."""
 
-Slice = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+_Picked = tuple[torch.Tensor, ...]
+"""Logprobs [N] and entropies [N], and the logprobs [N,C] of given tokens if there are any."""
+Slice = Callable[..., _Picked]
+_EXCLUDED = -1e4
+"""Logprob of a token that is left out of a sum: finite, so that its gradient is 0 and not undefined."""
 
 
 class SampledLogprobs:
@@ -69,6 +75,23 @@ class SampledLogprobs:
         Float32 nats, at `temperature`; 0 in both at position 0 and where `mask_BT` is false. Rows are padded on the
         right, so causal attention alone keeps padding out of every real position, and no attention mask is needed.
         """
+        logprobs_BT, entropy_BT, _ = self._compute(tokens_BT, temperature, mask_BT, None)
+        return logprobs_BT, entropy_BT
+
+    def with_alternatives(
+        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor, ids_BTK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return logprobs and entropies as a call does, and the logprobs of the tokens `ids_BTK`.
+
+        Those are [B,T,K+1], with gradient; the last of them is the logprob of all other tokens together.
+        """
+        logprobs_BT, entropy_BT, others_BTC = self._compute(tokens_BT, temperature, mask_BT, ids_BTK)
+        assert others_BTC is not None  # noqa: S101 - ids were given
+        return logprobs_BT, entropy_BT, others_BTC
+
+    def _compute(
+        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None, ids_BTK: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         with self._autocast(tokens_BT.device.type):
             if self._body is None:
                 hidden_BTH = self._model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]
@@ -79,29 +102,31 @@ class SampledLogprobs:
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
         targets_N = tokens_BT[:, 1:].flatten().index_select(0, at_N)
 
-        def of_slice(hidden_NH: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = [hidden_NH, targets_N]
+        if ids_BTK is not None:
+            inputs.append(ids_BTK[:, 1:].flatten(0, 1).index_select(0, at_N))
+
+        def of_slice(hidden_NH: torch.Tensor, targets_N: torch.Tensor, *ids_NK: torch.Tensor) -> _Picked:
             with self._autocast(hidden_NH.device.type):
                 logits_NV = hidden_NH if self._head is None else self._head(hidden_NH)
-            return _pick(logits_NV.float() / temperature, targets_N, entropy_gradient=self.entropy_gradient)
+            return _pick(logits_NV.float() / temperature, targets_N, *ids_NK, entropy_gradient=self.entropy_gradient)
 
-        logprobs_N, entropy_N = self._in_slices(of_slice, hidden_NH, targets_N)
+        logprobs_N, entropy_N, *others_NC = self._in_slices(of_slice, *inputs)
         shape = tokens_BT[:, 1:].shape
-        return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape)
+        others_BTC = _spread_rows(others_NC[0], at_N, shape) if others_NC else None
+        return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape), others_BTC
 
     def _in_slices(
-        self, of_slice: Slice, hidden_NH: torch.Tensor, targets_N: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, of_slice: Slice, hidden_NH: torch.Tensor, targets_N: torch.Tensor, *ids_NK: torch.Tensor
+    ) -> _Picked:
         rows = len(targets_N)
         if self._head is not None:
             rows = max(1, LOGIT_BYTES // (4 * self._head.weight.shape[0]))
         if len(targets_N) <= rows:
-            return of_slice(hidden_NH, targets_N)
-        parts = [
-            checkpoint(of_slice, hidden, targets, use_reentrant=False, preserve_rng_state=False)
-            for hidden, targets in zip(torch.split(hidden_NH, rows), torch.split(targets_N, rows), strict=True)
-        ]
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+            return of_slice(hidden_NH, targets_N, *ids_NK)
+        slices = zip(*(torch.split(values, rows) for values in (hidden_NH, targets_N, *ids_NK)), strict=True)
+        parts = [checkpoint(of_slice, *one, use_reentrant=False, preserve_rng_state=False) for one in slices]
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _gives_the_same(self) -> bool:
         """Return whether body and head give what the model gives, on a few tokens."""
@@ -132,16 +157,27 @@ def _body_and_head(model: Any) -> tuple[Any, Any] | None:
 
 
 def _pick(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor, *, entropy_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logprobs [N] of the targets, and the entropy [N]."""
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, ids_NK: torch.Tensor | None = None, *, entropy_gradient: bool
+) -> _Picked:
+    """Return the logprobs [N] of the targets, the entropy [N], and the logprobs [N,C] of `ids_NK` and all others."""
     all_NV = torch.log_softmax(logits_NV, dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = torch.special.entr(all_NV.exp()).sum(-1)
-    return all_NV.gather(-1, targets_N[:, None]).squeeze(-1), entropy_N
+    targets = all_NV.gather(-1, targets_N[:, None]).squeeze(-1)
+    if ids_NK is None:
+        return targets, entropy_N
+    tail_N1 = all_NV.scatter(-1, ids_NK, _EXCLUDED).logsumexp(-1, keepdim=True)
+    return targets, entropy_N, torch.cat([all_NV.gather(-1, ids_NK), tail_N1], dim=-1)
 
 
 def _spread(values_N: torch.Tensor, at_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Put values at their positions of a [B,T-1] grid and a 0 before each row."""
     flat = values_N.new_zeros(shape.numel()).index_copy(0, at_N, values_N)
     return torch.nn.functional.pad(flat.view(shape), (1, 0))
+
+
+def _spread_rows(values_NC: torch.Tensor, at_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """As `_spread`, for C values at each position."""
+    width = values_NC.shape[1]
+    flat = values_NC.new_zeros((shape.numel(), width)).index_copy(0, at_N, values_NC)
+    return torch.nn.functional.pad(flat.view(*shape, width), (0, 0, 1, 0))

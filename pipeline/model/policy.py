@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from transformers.utils.logging import disable_progress_bar
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.model.source import ModelSource, find_model
+from lachesis.pipeline.model.source import ModelSource, find_model, holds_tokenizer_alone
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.training.config import LoraConfig
@@ -53,12 +53,14 @@ class ModelSetup:
     """The model that the run began with: adapters belong to its weights."""
     seed: int = 0
     """Seed of fresh adapters."""
+    tokenizer: str | None = None
+    """Folder or id of the tokenizer; None: it lies beside the weights."""
 
 
 def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
     """Return how the trainer of a run sets up its model on `device`."""
     training = config.training
-    return ModelSetup(device, training.attention, training.lora, config.model, config.seed)
+    return ModelSetup(device, training.attention, training.lora, config.model, config.seed, config.tokenizer)
 
 
 class PolicyModel(NamedTuple):
@@ -133,8 +135,9 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
     end-of-sequence token. A name that is neither a folder nor on the hub is refused within seconds.
     """
-    source, setup = _find(str(path_or_hf_id)), setup or ModelSetup()
-    tokenizer = _load_tokenizer(source)
+    setup = setup or ModelSetup()
+    source = _find(str(path_or_hf_id), tokenizer=setup.tokenizer is None)
+    tokenizer = _load_tokenizer(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source.name,
@@ -146,17 +149,27 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise _cannot_load(source.name, error) from error
+    if setup.tokenizer is not None and len(tokenizer) > model.config.vocab_size:
+        raise ConfigError(
+            f"tokenizer {setup.tokenizer!r} has {len(tokenizer)} tokens, model {source.name!r} knows "
+            f"{model.config.vocab_size}: choose the tokenizer that the model was trained with"
+        )
     return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
 
 
 def load_tokenizer(path_or_hf_id: str | Path) -> Any:
-    """Load a model's tokenizer alone. Raises ConfigError as `load_model` does."""
+    """Load a tokenizer alone, of a model or from a folder without one.
+
+    Raises ConfigError as `load_model` does.
+    """
+    if holds_tokenizer_alone(str(path_or_hf_id)):
+        return _load_tokenizer(ModelSource(str(path_or_hf_id), local_files_only=True))
     return _load_tokenizer(_find(str(path_or_hf_id), weights=False))
 
 
-def _find(name: str, *, weights: bool = True) -> ModelSource:
+def _find(name: str, *, weights: bool = True, tokenizer: bool = True) -> ModelSource:
     try:
-        return find_model(name, weights=weights)
+        return find_model(name, weights=weights, tokenizer=tokenizer)
     except ConfigError as error:
         raise ConfigError(f"model {name!r} could not be loaded: {error}") from error
 

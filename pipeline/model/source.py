@@ -19,7 +19,7 @@ from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["ModelSource", "find_model"]
+__all__ = ["ModelSource", "find_model", "holds_tokenizer_alone"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT_S = 5.0
@@ -42,16 +42,22 @@ class ModelSource(NamedTuple):
     local_files_only: bool = False
 
 
-def find_model(name: str, *, weights: bool = True) -> ModelSource:
+def holds_tokenizer_alone(name: str) -> bool:
+    """Return whether `name` is a folder with a tokenizer and no model."""
+    folder = Path(name)
+    return not (folder / "config.json").is_file() and any((folder / file).is_file() for file in _TOKENIZER_FILES)
+
+
+def find_model(name: str, *, weights: bool = True, tokenizer: bool = True) -> ModelSource:
     """Return where the model `name` is.
 
-    Without `weights` those of a folder may have any format, as for vLLM.
+    Without `weights` those of a folder may have any format, as for vLLM. Without `tokenizer` it need not hold one.
 
     Raises `ConfigError` that says what is missing and names the nearest folder that holds a model.
     """
     folder = Path(name)
     if folder.is_dir():
-        problem = _folder_problem(folder, weights=weights)
+        problem = _folder_problem(folder, weights=weights, tokenizer=tokenizer)
         if problem is not None:
             raise ConfigError(problem)
         return ModelSource(name, local_files_only=True)
@@ -60,7 +66,7 @@ def find_model(name: str, *, weights: bool = True) -> ModelSource:
     return _find_on_hub(name)
 
 
-def _folder_problem(folder: Path, *, weights: bool) -> str | None:
+def _folder_problem(folder: Path, *, weights: bool, tokenizer: bool) -> str | None:
     """Return why a folder cannot be loaded, None where nothing is seen to be wrong.
 
     Raises `ConfigError` when its index names weights outside of it.
@@ -76,6 +82,10 @@ def _folder_problem(folder: Path, *, weights: bool) -> str | None:
         return f"{lacking} no *.safetensors; save it with save_pretrained(..., safe_serialization=True)"
     if weights:
         weight_file_names(folder)
+    return _tokenizer_problem(folder, lacking) if tokenizer else None
+
+
+def _tokenizer_problem(folder: Path, lacking: str) -> str | None:
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return f"{lacking} no tokenizer (tokenizer.json); save the tokenizer into the same folder"
     settings = folder / "tokenizer_config.json"

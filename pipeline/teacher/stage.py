@@ -1,94 +1,141 @@
 """The teacher stage: rollout groups in, the arrays to TEACHER and a pointer to them to EVENTS.
 
-A sequence that the teacher's server refuses stays missing and leaves the others in place; a server that is down is
-waited for. A teacher of another tokenizer is refused for the whole group, since its logprobs belong to other tokens.
+Each environment has one teacher, the server of one role; several environments may share it. A sequence that the
+teacher's server refuses stays missing and leaves the others in place; a server that is down is waited for. A teacher of
+another tokenizer is refused for the whole group, since its logprobs belong to other tokens, or asked about the same
+text in its own tokens (`teacher.tokenizers`).
 """
 
-import anyio
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio.to_thread
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
-from lachesis.pipeline.teacher.logic import group_logprobs
+from lachesis.pipeline.teacher.requests import Teacher, TeacherAnswer
+from lachesis.pipeline.teacher.retokenize import Retokenizer
 from lachesis.pipeline.telemetry.messages import message_name, publish_attributes
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherEvent, TeacherLogprobs, TeacherPointer
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.plan import ROLLOUT_HEADER
-from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["run_teacher"]
 
 
 async def run_teacher(service: Service, config: RunConfig) -> None:
-    """Run one replica of the teacher stage until the service drains."""
-    async with open_role(
-        service.bus,
-        config.run,
-        "teacher",
-        url=config.role("teacher").url,
-        key=sampling_key(config, "teacher"),
-        requested=service.requested,
-    ) as directory:
-        capabilities: Capabilities | None = None
-        async with service.until_drained():
-            async for attempt in service.retrying("probe the teacher"):
-                with attempt:
-                    capabilities = await (await directory.current()).probe()
-        if capabilities is None:
-            return
-        teacher = _Teacher(service, directory, capabilities.model, capabilities.tokenizer_hash)
+    """Run one replica of the teacher stage until the service drains.
+
+    Raises `ConfigError` where tokenizers are to be aligned and cannot be loaded, or are not those of the servers.
+    """
+    async with AsyncExitStack() as stack:
+        teachers: dict[str, Teacher] = {}
+        for role in config.teacher.roles(config.environments):
+            directory = await stack.enter_async_context(
+                open_role(
+                    service.bus,
+                    config.run,
+                    role,
+                    url=config.role(role).url,
+                    key=sampling_key(config, role),
+                    requested=service.requested,
+                )
+            )
+            found = await _probe(service, config, role, directory)
+            if found is None:
+                return
+            teachers[role] = found
+        stage = _TeacherStage(service, config, teachers)
         await run_stateless(
             service,
             StatelessStage(
                 kind="teacher",
-                handle=teacher.handle,
-                event=teacher.event,
+                handle=stage.handle,
+                event=stage.event,
                 stamp=_stamped,
                 concurrency=config.teacher.concurrency,
             ),
         )
 
 
-class _Teacher:
-    def __init__(self, service: Service, directory: InferenceDirectory, name: str, tokenizer_hash: str | None) -> None:
+async def _probe(service: Service, config: RunConfig, role: str, directory: InferenceDirectory) -> Teacher | None:
+    """Return the teacher that serves `role`; None if the service drains before it answers."""
+    found = None
+    async with service.until_drained():
+        async for attempt in service.retrying(f"probe the {role}"):
+            with attempt:
+                found = await (await directory.current()).probe()
+    if found is None:
+        return None
+    teacher = Teacher(directory, found.model, found.tokenizer_hash, config.teacher.top_k)
+    if config.teacher.tokenizers == "align":
+        load = partial(_load_retokenizer, config, role, found.tokenizer_hash)
+        teacher.student_hash, teacher.retokenizer = await anyio.to_thread.run_sync(load)
+    return teacher
+
+
+def _load_retokenizer(config: RunConfig, role: str, served: str | None) -> tuple[str, Retokenizer | None]:
+    """Return the hash of the policy's tokenizer, and what aligns the teacher's with it; None: they are the same."""
+    from lachesis.pipeline.model.policy import load_tokenizer  # torch, which no other teacher needs
+    from lachesis.pipeline.model.tokenizer import tokenizer_hash
+
+    names = config.tokenizer_name, config.tokenizer_of(role)
+    for name, setting in zip(names, ("tokenizer", f"inference.{role}.tokenizer"), strict=True):
+        if name is None:
+            raise ConfigError(f"{setting}: not set, and neither is a model; tokenizers to be aligned must be named")
+    student, teacher = map(load_tokenizer, filter(None, names))
+    hashes = tokenizer_hash(student), tokenizer_hash(teacher)
+    if served not in {None, hashes[1]}:
+        raise ConfigError(
+            f"inference.{role}: its server has tokenizer {str(served)[:12]}, and {names[1]} is {hashes[1][:12]}; set "
+            f"inference.{role}.tokenizer to the server's"
+        )
+    if hashes[0] == hashes[1]:
+        return hashes[0], None
+    return hashes[0], Retokenizer(student, teacher, names=(str(names[0]), str(names[1])))
+
+
+class _TeacherStage:
+    def __init__(self, service: Service, config: RunConfig, teachers: dict[str, Teacher]) -> None:
         self.service = service
-        self.directory = directory
-        self.name = name
-        self.tokenizer_hash = tokenizer_hash
+        self.config = config
+        self.teachers = teachers
 
     def event(self, env: str, groups: list[TeacherPointer]) -> TeacherEvent:
-        return TeacherEvent(
-            run=self.service.run, env=env, revision=self.service.revision, teacher=self.name, groups=groups
-        )
+        name = self.teachers[self.config.teacher.role_of(env)].name
+        return TeacherEvent(run=self.service.run, env=env, revision=self.service.revision, teacher=name, groups=groups)
 
     async def handle(self, rollout: StoredRollout) -> TeacherPointer:
         """Store the group's teacher logprobs and return where they are."""
         group = rollout.group
-        if self.tokenizer_hash not in {None, group.tokenizer_hash}:
-            refusal = f"the teacher's tokenizer {str(self.tokenizer_hash)[:12]} is not {group.tokenizer_hash[:12]}"
+        teacher = self.teachers[self.config.teacher.role_of(group.env)]
+        if (refusal := teacher.refusal(group)) is not None:
             return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
-        about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": self.name}
-        with traced(f"prompt_logprobs {self.name}", "client", about) as found:
-            answers, reason = await self._request_logprobs(group)
-            found["gen_ai.usage.input_tokens"] = group.sequences.n_tokens
-        logprobs, missing = group_logprobs(group, answers)
+        about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": teacher.name}
+        with traced(f"prompt_logprobs {teacher.name}", "client", about) as found:
+            answer = await teacher.score(group)
+            found["gen_ai.usage.input_tokens"] = answer.asked_tokens
+        stored = await self._store(rollout, teacher.name, answer)
+        return TeacherPointer(
+            group=group.id, seq=rollout.seq, stored=stored, missing=answer.missing, reason=answer.reason
+        )
+
+    async def _store(self, rollout: StoredRollout, name: str, answer: TeacherAnswer) -> int:
+        group = rollout.group
         arrays = TeacherLogprobs(
             run=group.run,
             env=group.env,
             group=group.id,
-            teacher=self.name,
+            teacher=name,
             tokenizer_hash=group.tokenizer_hash,
             temperature=1.0,
-            logprobs=logprobs,
-            missing=missing,
+            **answer.columns,
         )
         subject = subjects.logprobs(group.run, self.service.revision, group.env)
         # by sequence, not by group: those of an earlier copy may have been trimmed with it
@@ -100,42 +147,7 @@ class _Teacher:
         ) as found:
             ack = await bus.publish_large(subject, data, msg_id=msg_id, headers=headers)
             found["messaging.message.id"] = f"{ack.stream}:{ack.seq}"
-        return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)
-
-    async def _request_logprobs(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:
-        """Return each sequence's logprobs, None where the server refused it, and the last refusal.
-
-        Equal sequences, of which a group of short answers has many, are asked about once.
-        """
-        client = await self.directory.current()
-        answers: list[NDArray[np.float32] | None] = [None] * len(group.sequences)
-        reason: str | None = None
-        down: InfrastructureError | None = None
-
-        async def ask(tokens: NDArray[np.int32], places: list[int]) -> None:
-            nonlocal reason, down
-            try:
-                answer = await client.prompt_logprobs(tokens.tolist())
-            except DataError as error:
-                reason = str(error)
-            except InfrastructureError as error:  # raised below, alone: a task group would wrap it
-                down = error
-            else:
-                if answer.shape == tokens.shape and np.isfinite(answer).all():
-                    for i in places:
-                        answers[i] = answer
-                else:
-                    reason = f"{answer.shape} logprobs, finite or not, for {len(tokens)} tokens"
-
-        alike: dict[bytes, tuple[NDArray[np.int32], list[int]]] = {}
-        for i, sequence in enumerate(group.sequences):
-            alike.setdefault(sequence.tokens.tobytes(), (sequence.tokens, []))[1].append(i)
-        async with anyio.create_task_group() as tasks:
-            for tokens, places in alike.values():
-                tasks.start_soon(ask, tokens, places)
-        if down is not None:
-            raise down
-        return answers, reason
+        return ack.seq
 
 
 def _stamped(item: TeacherPointer, times: Stamp) -> TeacherPointer:

@@ -3,7 +3,8 @@
 In: `TrainingSequence`s, checked one by one. Out: `PackedBatch`. Guarantees that a value at a position the mask leaves
 out (prompt, padding) is 0, that nothing non-finite passes, and that row order is the order given.
 
-Dimension suffixes: B sequences, b some of them, T tokens (the longest sequence), V vocabulary.
+Dimension suffixes: B sequences, b some of them, T tokens (the longest sequence), K the teacher's likeliest
+tokens at a position, C = K + 1 with all others as one, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class TrainingSequence:
     teacher_logprobs: NDArray[np.float32] | None = None
     """float32 [T], nats, read where the mask is true; NaN where the teacher has none for a token, None when it has none
     for this sequence."""
+    teacher_spans: NDArray[np.int32] | None = None
+    """int32 [T], of a teacher with another tokenizer: where the span begins that a token is in, -1 for none. The first
+    token of a span then has the teacher's logprob of the whole span, and the others 0."""
+    teacher_topk: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+    """int32 [T, K] and float32 [T, K+1]: the teacher's likeliest tokens (-1: none), their logprobs and that of all
+    others together; None when it was not asked for any."""
     group_id: str = ""
     """The rollout group the sequence belongs to."""
     policy_step: int = 0
@@ -64,6 +71,15 @@ class PackedBatch:
     """float32; 0 off the teacher's mask."""
     teacher_mask_BT: torch.Tensor
     """bool; true where the mask is and the teacher gave a logprob."""
+    teacher_spans_BT: torch.Tensor | None
+    """int64; position in the row at which a token's span begins, its own where the teacher has a logprob for each
+    token. None: it has for all."""
+    teacher_ids_BTK: torch.Tensor | None
+    """int64; the teacher's likeliest tokens, the first again where there are fewer. None: no sequence has any."""
+    teacher_topk_BTC: torch.Tensor | None
+    """float32; C = K + 1: their logprobs, the last of all other tokens together; -inf where there is none."""
+    teacher_topk_mask_BT: torch.Tensor | None
+    """bool; true where the mask is and the teacher gave its likeliest tokens."""
     lengths_B: torch.Tensor
     """int64; tokens of each sequence without padding."""
     group_ids: tuple[str, ...]
@@ -82,6 +98,10 @@ class PackedBatch:
             advantages_BT=zeros_12,
             teacher_logprobs_BT=zeros_12,
             teacher_mask_BT=no_12,
+            teacher_spans_BT=None,
+            teacher_ids_BTK=None,
+            teacher_topk_BTC=None,
+            teacher_topk_mask_BT=None,
             lengths_B=torch.zeros(1, dtype=torch.int64),
             group_ids=(),
             policy_steps=(),
@@ -165,6 +185,8 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         advantages_BT[row, :length] = np.where(mask_T, sequence.advantage, 0)
         if sequence.teacher_logprobs is not None:
             there_T = mask_T & ~np.isnan(sequence.teacher_logprobs)
+            if sequence.teacher_spans is not None:
+                there_T &= sequence.teacher_spans >= 0
             teacher_BT[row, :length] = np.where(there_T, sequence.teacher_logprobs, 0)
             teacher_mask_BT[row, :length] = there_T
     return PackedBatch(
@@ -174,10 +196,44 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         advantages_BT=torch.from_numpy(advantages_BT),
         teacher_logprobs_BT=torch.from_numpy(teacher_BT),
         teacher_mask_BT=torch.from_numpy(teacher_mask_BT),
+        teacher_spans_BT=_packed_spans(sequences, width),
+        **_packed_alternatives(sequences, width),
         lengths_B=torch.tensor([len(sequence.tokens) for sequence in sequences]),
         group_ids=tuple(sequence.group_id for sequence in sequences),
         policy_steps=tuple(sequence.policy_step for sequence in sequences),
     )
+
+
+def _packed_spans(sequences: Sequence[TrainingSequence], width: int) -> torch.Tensor | None:
+    if all(sequence.teacher_spans is None for sequence in sequences):
+        return None
+    spans_BT = np.tile(np.arange(width), (len(sequences), 1))
+    for row, sequence in enumerate(sequences):
+        if (spans_T := sequence.teacher_spans) is not None:
+            spans_BT[row, : len(spans_T)] = np.where(spans_T >= 0, spans_T, np.arange(len(spans_T)))
+    return torch.from_numpy(spans_BT)
+
+
+def _packed_alternatives(sequences: Sequence[TrainingSequence], width: int) -> dict[str, torch.Tensor | None]:
+    """Return the columns of the teacher's likeliest tokens, K being the most that any sequence has."""
+    k = max((one.teacher_topk[0].shape[1] for one in sequences if one.teacher_topk is not None), default=0)
+    if not k:
+        return {"teacher_ids_BTK": None, "teacher_topk_BTC": None, "teacher_topk_mask_BT": None}
+    ids_BTK = np.zeros((len(sequences), width, k), np.int64)
+    topk_BTC = np.full((len(sequences), width, k + 1), -np.inf, np.float32)
+    mask_BT = np.zeros((len(sequences), width), np.bool_)
+    for row, sequence in enumerate(sequences):
+        if sequence.teacher_topk is None:
+            continue
+        ids_TK, logprobs_TC = sequence.teacher_topk
+        length, own = ids_TK.shape
+        ids_BTK[row, :length] = np.maximum(ids_TK[:, :1], 0)  # where there is none: one that is there already
+        ids_BTK[row, :length, :own] = np.where(ids_TK >= 0, ids_TK, ids_BTK[row, :length, :1])
+        topk_BTC[row, :length, :own] = np.where(ids_TK >= 0, logprobs_TC[:, :-1], -np.inf)
+        topk_BTC[row, :length, k] = logprobs_TC[:, -1]
+        mask_BT[row, :length] = sequence.loss_mask & (ids_TK[:, 0] >= 0)
+    columns = {"teacher_ids_BTK": ids_BTK, "teacher_topk_BTC": topk_BTC, "teacher_topk_mask_BT": mask_BT}
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
 
 
 def sequence_fault(sequence: TrainingSequence) -> str | None:
@@ -202,7 +258,30 @@ def sequence_fault(sequence: TrainingSequence) -> str | None:
         return "has a true loss mask at position 0, which no token precedes"
     if sequence.tokens.min() < 0:
         return "has a negative token id"
-    return next(filter(None, (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())), None)
+    faults = (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())
+    return next(filter(None, faults), None) or _teacher_fault(sequence)
+
+
+def _teacher_fault(sequence: TrainingSequence) -> str | None:
+    """Return what is wrong with the columns of spans or of likeliest tokens; None if nothing is."""
+    length = len(sequence.tokens)
+    if (spans_T := sequence.teacher_spans) is not None:
+        if spans_T.shape != (length,) or (spans_T > np.arange(length)).any():
+            return f"has {length} tokens but teacher_spans of shape {spans_T.shape}, or one that begins after its token"
+        in_span = spans_T >= 0
+        starts = spans_T[in_span]
+        if (spans_T[starts] != starts).any():
+            return "has teacher_spans that begin inside of another span"
+        if not (sequence.loss_mask[starts] == sequence.loss_mask[in_span]).all():
+            return "has teacher_spans that are only partly under the loss mask"
+    if sequence.teacher_topk is not None:
+        ids_TK, logprobs_TC = sequence.teacher_topk
+        if ids_TK.ndim != 2 or not ids_TK.shape[1] or logprobs_TC.shape != (length, ids_TK.shape[1] + 1):
+            return f"has {length} tokens but teacher_topk of shapes {ids_TK.shape} and {logprobs_TC.shape}"
+        given = logprobs_TC[sequence.loss_mask & (ids_TK[:, 0] >= 0)]
+        if len(ids_TK) != length or np.isnan(given).any() or (given > LOGPROB_SLACK).any():
+            return "has teacher_topk logprobs that are none, or of another number of tokens"
+    return None
 
 
 def _wrong_type(name: str, values: object, kinds: str) -> str | None:

@@ -70,6 +70,10 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     teacher_coef: Annotated[float, Meta(ge=0)] = 0.0
     """Weight of the teacher term: the advantage loses teacher_coef * (logprob_train - logprob_teacher) at each token,
     in advantage per nat. Default 0 (off)."""
+    teacher_kl: Literal["sampled", "reverse", "forward"] = "sampled"
+    """What the teacher term is made of. sampled: the sampled tokens' logprobs, as said. reverse, forward: instead the
+    loss gains teacher_coef * KL(policy || teacher) or KL(teacher || policy) at each token, over the teacher's
+    teacher.top_k likeliest tokens and all others as one; much less noise for more bytes. Default sampled."""
     kl_coef: Annotated[float, Meta(ge=0)] = 0.0
     """Weight of the KL divergence to the model that the run began with, which the trainer then holds as well. Default 0
     (off)."""

@@ -69,6 +69,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     ratio_mean: float
     effective_sample_size: float
     teacher_kl_k1: float | None
+    teacher_kl_topk: float | None
     reference_kl: float | None
     sequences: int
     tokens: int
@@ -204,6 +205,13 @@ class Learner:
     def _logprobs(self, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         return self._sampled(tokens_BT, self.config.temperature, mask_BT)[0]
 
+    def _policy_logprobs(self, micro: PackedBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return logprobs, entropies and, where the loss needs them, those of the teacher's likeliest tokens."""
+        config, ids_BTK = self.config, micro.teacher_ids_BTK
+        if config.loss.teacher_kl == "sampled" or ids_BTK is None:
+            return *self._sampled(micro.tokens_BT, config.temperature, micro.mask_BT), None
+        return self._sampled.with_alternatives(micro.tokens_BT, config.temperature, micro.mask_BT, ids_BTK)
+
     def _reference_logprobs(self, micro: PackedBatch) -> torch.Tensor | None:
         if not self.config.loss.kl_coef:
             return None
@@ -239,7 +247,7 @@ class Learner:
         for rows_b, part in self._microbatches(batch):
             micro = part.to(self.device)
             padded += micro.tokens_BT.numel()
-            logprobs_BT, entropy_BT = self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)
+            logprobs_BT, entropy_BT, others_BTC = self._policy_logprobs(micro)
             if len(rows_b):
                 before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
             output = policy_loss(
@@ -249,6 +257,7 @@ class Learner:
                 self.config.loss,
                 denominator=denominator,
                 reference_BT=self._reference_logprobs(micro),
+                others_BTC=others_BTC,
             )
             self._backward(output.loss)
             loss += output.loss.item()

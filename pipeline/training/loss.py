@@ -21,6 +21,17 @@ and under kl_estimator = "k1" kl_coef * (log pi - log pi_reference). Under "k3" 
 pi_reference / pi - 1 - log(pi_reference / pi), with gradient (GRPO, arXiv:2402.03300). It loses entropy_coef times the
 entropy.
 
+A teacher of another tokenizer gives logprobs of spans, runs of tokens; every token of a span then has the distance of
+the whole span, sum(log pi) - log pi_teacher(span), for by the chain rule that is one action's. With `teacher_kl` and
+the teacher's K likeliest tokens the loss gains teacher_coef * KL at each token instead, with gradient, where KL is over
+K + 1 outcomes, the last of them "any other token":
+
+    reverse   sum_c pi_c * log(pi_c / pi_teacher_c)
+    forward   sum_c pi_teacher_c * log(pi_teacher_c / pi_c)
+
+(both in on-policy distillation, arXiv:2306.13649; by the log-sum inequality, Cover & Thomas, theorem 2.7.1, either is
+at most the divergence over all tokens; without the last outcome it may be 0 for distributions far apart.)
+
 Statistics are sums, so that micro-batches add up; `LossMetrics.from_sums` divides once.
 """
 
@@ -38,6 +49,8 @@ __all__ = ["LossMetrics", "LossOutput", "LossSums", "loss_denominator", "policy_
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20 nats before exponentiation, so that no ratio overflows float32."""
+_MIN_LOGPROB_NATS = -100.0
+"""Below it a token's probability is 0 in float32, and its logprob has no gradient here."""
 _SURE_EPSILON = 1e-6
 """Distance that probabilities keep from 0 and 1 in a binary KL."""
 
@@ -56,6 +69,8 @@ class LossSums(NamedTuple):
     weight_squared: torch.Tensor
     teacher_tokens: torch.Tensor
     teacher_k1: torch.Tensor
+    teacher_topk_tokens: torch.Tensor
+    teacher_topk_kl: torch.Tensor
     reference_tokens: torch.Tensor
     reference_k3: torch.Tensor
 
@@ -86,6 +101,8 @@ class LossMetrics(NamedTuple):
     """(sum w)^2 / (n * sum w^2) with w = pi / pi_rollout: 1 on policy, near 0 when few tokens carry the batch."""
     teacher_kl_k1: float | None
     """mean(log pi - log pi_teacher) over the tokens that have a teacher logprob."""
+    teacher_kl_topk: float | None
+    """Mean KL over the teacher's likeliest tokens and all others as one, in the direction that is trained."""
     reference_kl: float | None
     """mean(r - 1 - log r) with r = pi_reference / pi: estimates KL(policy || reference), nats a token."""
 
@@ -102,6 +119,7 @@ class LossMetrics(NamedTuple):
             ratio_mean=_mean(sums.ratio, tokens),
             effective_sample_size=_mean(sums.weight**2 / sums.weight_squared, tokens),
             teacher_kl_k1=_mean(sums.teacher_k1, sums.teacher_tokens.item()),
+            teacher_kl_topk=_mean(sums.teacher_topk_kl, sums.teacher_topk_tokens.item()),
             reference_kl=_mean(sums.reference_k3, sums.reference_tokens.item()),
         )
 
@@ -124,12 +142,15 @@ def policy_loss(
     *,
     denominator: int,
     reference_BT: torch.Tensor | None = None,
+    others_BTC: torch.Tensor | None = None,
 ) -> LossOutput:
     """Return the loss of a (micro-)batch and its statistics.
 
     `logprobs_BT`: float32 with gradient, of the current policy, at the sampling temperature. `entropy_BT`: float32, of
     the current policy, with gradient where `entropy_coef` is to have one. `reference_BT`: float32 logprobs of the
-    reference model. All are read under the batch's mask alone. `denominator`: `loss_denominator` of the whole batch.
+    reference model. `others_BTC`: float32 with gradient, the current policy's logprobs of the teacher's likeliest
+    tokens and, last, of all others together; needed where `teacher_kl` asks for them. All are read under the batch's
+    mask alone. `denominator`: `loss_denominator` of the whole batch.
     A batch without trainable tokens gives a loss of 0 with gradient 0.
     """
     mask_BT = batch.mask_BT
@@ -139,7 +160,9 @@ def policy_loss(
     anchor_BT = batch.logprobs_BT if config.anchor == "rollout" else detached_BT
 
     teacher_k1_BT = torch.where(batch.teacher_mask_BT, detached_BT - batch.teacher_logprobs_BT, 0.0)
-    advantages_BT = batch.advantages_BT - config.teacher_coef * teacher_k1_BT
+    advantages_BT = batch.advantages_BT
+    if config.teacher_kl == "sampled":
+        advantages_BT = advantages_BT - config.teacher_coef * _of_span(teacher_k1_BT, batch)
     reference_k3_BT = torch.zeros_like(logprobs_BT)
     if reference_BT is not None:
         to_reference_BT = (torch.where(mask_BT, reference_BT, 0.0) - logprobs_BT).clamp(max=LOG_RATIO_LIMIT)
@@ -155,6 +178,9 @@ def policy_loss(
     token_loss_BT = -surrogate_BT * weight_BT * kept_BT
     if config.kl_estimator == "k3" and reference_BT is not None:
         token_loss_BT = token_loss_BT + config.kl_coef * reference_k3_BT
+    topk_kl_BT, topk_mask_BT = _topk_kl(others_BTC, batch, config)
+    if config.teacher_kl != "sampled":
+        token_loss_BT = token_loss_BT + config.teacher_coef * topk_kl_BT
     if config.entropy_coef:
         token_loss_BT = token_loss_BT - config.entropy_coef * torch.where(mask_BT, entropy_BT, 0.0)
     loss = (token_loss_BT * _share(mask_BT, config)).sum() / denominator
@@ -176,10 +202,37 @@ def policy_loss(
         weight_squared=total(w_BT**2),
         teacher_tokens=batch.teacher_mask_BT.double().sum(),
         teacher_k1=total(teacher_k1_BT),
+        teacher_topk_tokens=topk_mask_BT.double().sum(),
+        teacher_topk_kl=total(topk_kl_BT),
         reference_tokens=(none if reference_BT is None else mask_BT).double().sum(),
         reference_k3=total(reference_k3_BT),
     )
     return LossOutput(loss, sums)
+
+
+def _of_span(values_BT: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """Return for each token the sum over its span."""
+    if batch.teacher_spans_BT is None:
+        return values_BT
+    sums_BT = torch.zeros_like(values_BT).scatter_add(1, batch.teacher_spans_BT, values_BT)
+    return sums_BT.gather(1, batch.teacher_spans_BT)
+
+
+def _topk_kl(
+    others_BTC: torch.Tensor | None, batch: PackedBatch, config: LossConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the KL of each token over K + 1 outcomes, 0 where the teacher named none, and where it did."""
+    topk_BTC, mask_BT = batch.teacher_topk_BTC, batch.teacher_topk_mask_BT
+    if config.teacher_kl == "sampled" or others_BTC is None or topk_BTC is None or mask_BT is None:
+        return torch.zeros_like(batch.logprobs_BT), torch.zeros_like(batch.mask_BT)
+    there_BTC = torch.isfinite(topk_BTC) & mask_BT[..., None]
+    # half precision on the wire: brought back to a sum of 1, so that no divergence is below 0
+    teacher_BTC = torch.where(mask_BT[..., None], topk_BTC, 0.0).log_softmax(-1)
+    teacher_BTC = torch.where(there_BTC, teacher_BTC, 0.0)
+    policy_BTC = torch.where(there_BTC, others_BTC.clamp(min=_MIN_LOGPROB_NATS), 0.0)
+    apart_BTC = policy_BTC - teacher_BTC
+    terms_BTC = policy_BTC.exp() * apart_BTC if config.teacher_kl == "reverse" else -teacher_BTC.exp() * apart_BTC
+    return torch.where(there_BTC, terms_BTC, 0.0).sum(-1), mask_BT
 
 
 def _log_ratio(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, config: LossConfig) -> torch.Tensor:

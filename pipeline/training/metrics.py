@@ -74,6 +74,8 @@ def step_figures(
         figures |= {"train/step_kl": step.step_kl, "train/step_share": step.step_share}
     if step.teacher_kl_k1 is not None:
         figures["teacher/kl"] = step.teacher_kl_k1
+    if step.teacher_kl_topk is not None:
+        figures["teacher/kl_topk"] = step.teacher_kl_topk
     if step.reference_kl is not None:
         figures["train/reference_kl"] = step.reference_kl
     return figures

@@ -8,7 +8,7 @@ same groups give the same choice; and that the advantages of the others stay as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -90,7 +90,13 @@ def training_sequences(
         raise DataError(f"{len(ref.advantages)} advantages for {group.sequences.n_samples} samples")
     if teacher is not None and teacher.n_tokens != group.sequences.n_tokens:
         raise DataError(f"{teacher.n_tokens} teacher logprobs for {group.sequences.n_tokens} tokens")
-    teacher_values = _own_teacher(group) if teacher is None else teacher.values()
+    own_values = _own_teacher(group) if teacher is None else None
+    of_teacher = None if teacher is None else _TeacherColumns(teacher)
+    if of_teacher is not None and limits.vocabulary is not None and of_teacher.max_id >= limits.vocabulary:
+        raise DataError(
+            f"a likeliest token of teacher {teacher and teacher.teacher} is {of_teacher.max_id}, the model knows "
+            f"{limits.vocabulary}"
+        )
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
     found = []
@@ -100,15 +106,16 @@ def training_sequences(
             continue
         if sequence.logprobs is None:
             raise UnsupportedError("it has no logprobs, so its policy cannot be compared with this one")
-        has_teacher = teacher is None or i not in teacher.missing
+        at = slice(cuts[i], cuts[i + 1])
+        columns: dict[str, Any] = {} if of_teacher is None else of_teacher.of_sequence(i, at)
+        if own_values is not None:
+            columns = {"teacher_logprobs": own_values[at]}
         training = TrainingSequence(
             tokens=sequence.tokens,
             loss_mask=sequence.loss_mask,
             logprobs=sequence.logprobs,
             advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
-            teacher_logprobs=teacher_values[cuts[i] : cuts[i + 1]]
-            if has_teacher and teacher_values is not None
-            else None,
+            **columns,
             group_id=group.id,
             policy_step=ref.policy_step,
         )
@@ -127,6 +134,30 @@ def _own_teacher(group: RolloutGroup) -> NDArray[np.float32] | None:
     if column is None:
         return None
     return view(column.data, "float32", group.sequences.n_tokens, TEACHER_COLUMN)
+
+
+class _TeacherColumns:
+    """What the teacher gave for a group, column by column."""
+
+    def __init__(self, teacher: TeacherLogprobs) -> None:
+        self._missing = frozenset(teacher.missing)
+        self._values, self._spans, self._alternatives = teacher.values(), teacher.spans(), teacher.alternatives()
+
+    @property
+    def max_id(self) -> int:
+        """The largest id of a likeliest token, -1 where there is none."""
+        return -1 if self._alternatives is None else int(self._alternatives[0].max(initial=-1))
+
+    def of_sequence(self, i: int, at: slice) -> dict[str, Any]:
+        """Return the teacher's fields of sequence `i`, whose tokens lie `at`."""
+        if i not in self._missing:
+            found: dict[str, Any] = {"teacher_logprobs": self._values[at]}
+            if self._alternatives is not None:
+                found["teacher_topk"] = tuple(column[at] for column in self._alternatives)
+            return found
+        if self._spans is None or not (self._spans[0][at] >= 0).any():
+            return {}
+        return {"teacher_logprobs": self._spans[1][at], "teacher_spans": self._spans[0][at]}
 
 
 def shuffled(ref: GroupRef, seed: int) -> GroupRef:

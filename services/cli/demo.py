@@ -24,6 +24,9 @@ def demo(
     shuffle_advantages: Annotated[
         bool, typer.Option("--shuffle-advantages", help="Shuffle advantages: a control run, which must not learn.")
     ] = False,
+    distill: Annotated[
+        bool, typer.Option("--distill", help="Learn from a better teacher too: on-policy distillation. tiny only.")
+    ] = False,
     gate: Annotated[bool, typer.Option(help="Fail unless the held-out pass rate rises by 20 points.")] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Build the model again and ignore the cache.")] = False,
     deadline: Annotated[
@@ -44,6 +47,7 @@ def demo(
         nats=nats,
         sets=tuple(sets or ()),
         shuffle_advantages=shuffle_advantages,
+        distill=distill,
         gate=gate,
         fresh=fresh,
         deadline_s=deadline or DEADLINES_S[model],

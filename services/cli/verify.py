@@ -138,7 +138,7 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
     if config.model is None:
         return [NumericFinding(check="loss", subject="-", verdict="warn", text="not checked: the run names no model")]
     try:
-        from lachesis.pipeline.model.policy import load_model
+        from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import vocabulary_of
         from lachesis.pipeline.offline.verification.checks import loss_agreement
         from lachesis.pipeline.trainability import TrainerLimits
@@ -148,7 +148,7 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
     except ModuleNotFoundError as error:
         text = f"not checked: needs {error.name}; {install_command('train')}"
         return [NumericFinding(check="loss", subject="-", verdict="warn", text=text)]
-    policy = load_model(config.model)
+    policy = load_model(config.model, ModelSetup(tokenizer=config.tokenizer))
     payloads = []
     for group in groups[-8:]:
         n = group.sequences.n_samples

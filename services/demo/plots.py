@@ -1,4 +1,4 @@
-"""The demo's pictures, PNG: reward, held-out curve, difficulty of what was drawn, latency by stage."""
+"""The demo's pictures, PNG: reward, held-out curve, difficulty, latency, distance to the teacher."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,7 @@ def draw_plots(
         "held_out": lambda axes: _held_out(axes, summary),
         "difficulty": lambda axes: _difficulty(axes, observed, difficulties),
         "latency": lambda axes: _latency(axes, summary),
+        "teacher": lambda axes: _teacher(axes, figures),
     }
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -44,6 +45,16 @@ def _reward(axes: Any, figures: Sequence[Mapping[str, float]]) -> None:
     points = [(step["train/step"], step["reward/mean"]) for step in figures if "reward/mean" in step]
     axes.plot(*_columns(points), marker=".")
     axes.set(title="Reward of the trained groups", xlabel="optimizer step", ylabel="mean score")
+
+
+def _teacher(axes: Any, figures: Sequence[Mapping[str, float]]) -> None:
+    labels = {"teacher/kl": "of the sampled tokens", "teacher/kl_topk": "over the teacher's likeliest tokens"}
+    for figure, label in labels.items():
+        points = [(step["train/step"], step[figure]) for step in figures if figure in step]
+        if points:
+            axes.plot(*_columns(points), marker=".", label=label)
+            axes.legend(loc="best")
+    axes.set(title="KL of the policy to its teacher", xlabel="optimizer step", ylabel="nats a token")
 
 
 def _held_out(axes: Any, summary: DemoSummary) -> None:

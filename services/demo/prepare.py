@@ -23,11 +23,23 @@ from lachesis.pipeline.environments.spelling import SpellBackward
 from lachesis.pipeline.fsync import sync_tree
 from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.demo.settings import TEACHER_FOLDER
 from lachesis.services.run.deletion import MODEL_MARK
 
-__all__ = ["PreparedModel", "cache_folder", "cache_key", "check_disjoint", "keep_model", "prepare", "put_model"]
+__all__ = [
+    "PreparedModel",
+    "cache_folder",
+    "cache_key",
+    "check_disjoint",
+    "keep_model",
+    "prepare",
+    "prepare_teacher",
+    "put_model",
+]
 
 WARM_START_PAIRS = 3000
+TEACHER_STEPS = 600
+"""Optimizer steps of the teacher that is distilled; the student has 220."""
 ERROR_RATE = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
 HEADS = 4
@@ -76,6 +88,21 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> PreparedM
     )
 
 
+def prepare_teacher(config: RunConfig, cache: Path, *, fresh: bool = False) -> str:
+    """Make a better model, or find it in `cache`, and put a copy into the run's folder, which is returned.
+
+    It is of the same kind, and trained longer, on the tasks of the student's warm start without slips.
+    """
+    _, _, warm = _pools(config)
+    pairs = list(warm.pairs())
+    settings = WarmStartConfig(seed=config.seed + 1, slips=0.0, steps=TEACHER_STEPS)
+    threads = config.training.threads
+    heads = _heads(config)
+    key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions(), heads=heads)
+    keep_model(cache / key, lambda partial: _make(partial, pairs, settings, threads, heads), fresh=fresh)
+    return str(put_model(cache / key, config, TEACHER_FOLDER))
+
+
 def keep_model(kept: Path, make: Callable[[Path], None], *, fresh: bool = False) -> bool:
     """Have `make` write a model into a folder and keep it as `kept`; return whether one was there already.
 
@@ -97,9 +124,9 @@ def keep_model(kept: Path, make: Callable[[Path], None], *, fresh: bool = False)
     return False
 
 
-def put_model(kept: Path, config: RunConfig) -> Path:
-    """Copy a kept model into the run's folder and return where it is."""
-    folder = config.path / "model"
+def put_model(kept: Path, config: RunConfig, name: str = "model") -> Path:
+    """Copy a kept model into the run's folder, as `name`, and return where it is."""
+    folder = config.path / name
     write_when_room_sync(folder, lambda: shutil.copytree(kept, folder, dirs_exist_ok=True))
     write_when_room_sync(folder, (folder / MODEL_MARK).touch)
     return folder

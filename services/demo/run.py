@@ -26,7 +26,7 @@ from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.observed import RunObservation
-from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare
+from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare, prepare_teacher
 from lachesis.services.demo.pretrained import MODULES, prepare_pretrained
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoModel, DemoOptions, demo_config
@@ -100,6 +100,12 @@ def _prepare(config: RunConfig, options: DemoOptions) -> PreparedModel:
     cache = cache_folder(os.environ, Path("runs") / ".cache")
     work = partial(make, config, cache.absolute(), fresh=options.fresh)
     prepared = anyio.run(partial(anyio.to_process.run_sync, work, cancellable=True))
+    if options.distill:
+        print(
+            "preparing the teacher (a longer warm start without slips, about a minute unless it is cached)", flush=True
+        )
+        better = partial(prepare_teacher, config, cache.absolute(), fresh=options.fresh)
+        anyio.run(partial(anyio.to_process.run_sync, better, cancellable=True))
     how = "taken from the cache" if prepared.cached else "made" if prepared.key else "given"
     print(
         f"model {how} in {prepared.seconds:.1f} s" + (f" ({cache / prepared.key})" if prepared.key else ""), flush=True

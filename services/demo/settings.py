@@ -20,11 +20,22 @@ from lachesis.pipeline.config.toml import toml_value
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.private_files import share_files
 
-__all__ = ["DEADLINES_S", "DemoModel", "DemoOptions", "demo_config"]
+__all__ = ["DEADLINES_S", "TEACHER_FOLDER", "DemoModel", "DemoOptions", "demo_config"]
 
 DemoModel = Literal["tiny", "smollm2"]
 """tiny: made on the spot, learns to spell words backward. smollm2: a pretrained one, learns to do sums."""
 _FILES: dict[DemoModel, str] = {"tiny": "demo.toml", "smollm2": "smollm2.toml"}
+TEACHER_FOLDER = "teacher"
+"""Folder of the teacher that is distilled, in the run's."""
+DISTILLATION = {
+    "batching.teacher": "required",
+    "teacher.top_k": 8,
+    "flow.teacher_bytes_per_token": 56,
+    "training.learner.loss.teacher_coef": 1.0,
+    "training.learner.loss.teacher_kl": "reverse",
+}
+"""The demo's settings for on-policy distillation: the policy learns from the teacher at each token beside the reward.
+"""
 DEADLINES_S: dict[DemoModel, float] = {"tiny": 600.0, "smollm2": 1200.0}
 
 
@@ -40,6 +51,7 @@ class DemoOptions:
     nats: str | None = None
     sets: Sequence[str] = ()
     shuffle_advantages: bool = False
+    distill: bool = False
     gate: bool = True
     fresh: bool = False
     deadline_s: float = 600.0
@@ -59,6 +71,10 @@ def demo_config(options: DemoOptions) -> RunConfig:
         given["evaluation.sums.params.path"] = str(tasks / "held_out.jsonl")
     given |= {"training.steps": options.steps} if options.steps is not None else {}
     given |= {"training.shuffle_advantages": True} if options.shuffle_advantages else {}
+    if options.distill:
+        if options.model != "tiny":
+            raise ConfigError("the demo has a better teacher for its tiny model alone: leave out --distill or --model")
+        given |= DISTILLATION | {"inference.teacher.model": str(folder.absolute() / TEACHER_FOLDER)}
     given |= {"nats.url": options.nats} if options.nats else {}
     sets = [f"{path}={toml_value(value)}" for path, value in given.items()]
     source = Path(str(files(__package__) / _FILES[options.model]))

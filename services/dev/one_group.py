@@ -25,7 +25,7 @@ from rich.console import Console
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TeacherConfig, TrainingConfig
+from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environments.stage import SingleGroup, run_environment
 from lachesis.pipeline.evaluation.plan import is_held_out
@@ -34,10 +34,11 @@ from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
-from lachesis.pipeline.model.policy import PolicyModel, load_model
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner, train_soundly
@@ -74,7 +75,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
-    policy = load_model(config.model)
+    policy = load_model(config.model, ModelSetup(tokenizer=config.tokenizer))
     bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)
     async with _serve_policy(policy, config.path / _FOLDER) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")

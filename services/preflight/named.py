@@ -57,11 +57,13 @@ def _models(config: RunConfig) -> Iterator[Problem]:
     loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
     named = {"model": (config.model, loads)} if loads or any(one.model is None for one in started.values()) else {}
     named |= {f"inference.{role}.model": (one.model, one.kind != "vllm") for role, one in started.items()}
+    apart = {"model"} if config.tokenizer else set()
+    apart |= {f"inference.{role}.model" for role, one in started.items() if one.tokenizer}
     for setting, (name, weights) in named.items():
         if name is None:
             continue
         try:
-            find_model(name, weights=weights)
+            find_model(name, weights=weights, tokenizer=setting not in apart)
         except ConfigError as error:
             yield Problem(setting, str(error), mend)
 

@@ -107,7 +107,7 @@ async def _inference(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFin
     """Yield of each inference server that has registered where it is, and whether it answers who has our key."""
     servers: dict[str, str] = {}
     with suppress(InfrastructureError, NotFoundError, DamagedError):  # said elsewhere: the bucket does not answer
-        servers = await registered_servers(bus)
+        servers = await registered_servers(bus, config.inference)
     for role, url in servers.items():
         yield await _inference_server(config, role, url)
 

@@ -2,6 +2,7 @@
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import Scope
+from lachesis.schemas.keys import INFERENCE_ROLES
 
 __all__ = ["scope_of"]
 
@@ -16,4 +17,5 @@ def scope_of(config: RunConfig) -> Scope:
         environments=tuple(config.environments),
         foreign=foreign,
         trains_over_http=bool(foreign) and config.mode == "observe",
+        teachers=tuple(role for role in config.inference if role not in INFERENCE_ROLES),
     )

@@ -45,7 +45,7 @@ class TokenTexts:
     """The tokenizer of the run's model, loaded when the first group is shown."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._model = config.model
+        self._model = config.tokenizer_name
         self._loaded: _LoadedTokenizer | str | None = None
         self._lock = anyio.Lock()
 

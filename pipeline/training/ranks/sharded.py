@@ -44,10 +44,23 @@ class ShardedPolicy(nn.Module):
         model.to(device)  # its buffers
 
     def forward(
-        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logprobs and entropies [B,T]; see `SampledLogprobs`."""
-        return self._sampled(tokens_BT, temperature, mask_BT)
+        self,
+        tokens_BT: torch.Tensor,
+        temperature: float,
+        mask_BT: torch.Tensor | None = None,
+        ids_BTK: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return logprobs and entropies [B,T], and with `ids_BTK` the logprobs of those; see `SampledLogprobs`."""
+        if ids_BTK is None or mask_BT is None:
+            return self._sampled(tokens_BT, temperature, mask_BT)
+        return self._sampled.with_alternatives(tokens_BT, temperature, mask_BT, ids_BTK)
+
+    def with_alternatives(
+        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor, ids_BTK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `SampledLogprobs.with_alternatives`, by a pass whose hooks gather the weights."""
+        logprobs_BT, entropy_BT, others_BTC = self(tokens_BT, temperature, mask_BT, ids_BTK)
+        return logprobs_BT, entropy_BT, others_BTC
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

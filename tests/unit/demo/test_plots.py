@@ -72,6 +72,6 @@ def test_what_has_no_data_is_drawn_empty(drawn: dict[str, Any], tmp_path: Path) 
     draw_plots(tmp_path, summary(observed), observed, [], [])
     assert (
         sorted(drawn)
-        == ["difficulty", "held_out", "latency", "reward"]
+        == ["difficulty", "held_out", "latency", "reward", "teacher"]
         == sorted(file.stem for file in tmp_path.glob("*.png"))
     )

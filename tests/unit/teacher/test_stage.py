@@ -1,17 +1,26 @@
 """The teacher stage: arrays in place, one failing sequence alone, a server that is down, another tokenizer."""
 
+from contextlib import asynccontextmanager
+from functools import partial
+
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.inference.client import Capabilities
+from lachesis.pipeline.admission.config import FlowConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
+from lachesis.pipeline.inference.client import Capabilities, PromptTopLogprobs
+from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.teacher import stage as stage_module
 from lachesis.pipeline.teacher.stage import run_teacher
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, TeacherEvent, TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.rollout import Message
 
 CONFIG = RunConfig(run="r")
 
@@ -60,17 +69,42 @@ def server(monkeypatch):
     return found
 
 
+class TopServer(Server):
+    """A teacher that also says which tokens it finds likeliest: the given one's neighbours, the last with only one."""
+
+    async def prompt_top_logprobs(self, tokens, k):
+        logprobs = await self.prompt_logprobs(tokens)
+        ids = np.array([[-1] * k, *([token + n for n in range(k)] for token in tokens[1:])], np.int32)
+        top = np.array([[-np.inf] * k, *([-0.7 - n for n in range(k)] for _ in tokens[1:])], np.float32)
+        ids[-1, 1:], top[-1, 1:] = -1, -np.inf
+        return PromptTopLogprobs(logprobs, ids, top)
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Servers by role; each is opened once."""
+    found = {}
+
+    @asynccontextmanager
+    async def open_role(_bus, _run, role, **_):
+        yield found[role]
+
+    monkeypatch.setattr(stage_module, "open_role", open_role)
+    return found
+
+
 def teacher(service):
     return run_teacher(service, CONFIG)
 
 
-async def pointers(lab):
-    return [item for event in await lab.events("teacher", TeacherEvent) for item in event.groups]
+async def pointers(lab, *envs):
+    events = [event for env in envs or ("sums",) for event in await lab.events("teacher", TeacherEvent, env)]
+    return [item for event in events for item in event.groups]
 
 
-def pointed(lab, count):
+def pointed(lab, count, *envs):
     async def condition():
-        return len(await pointers(lab)) + len(await lab.events("dead", DeadLetter)) >= count
+        return len(await pointers(lab, *envs)) + len(await lab.events("dead", DeadLetter)) >= count
 
     return condition
 
@@ -165,3 +199,136 @@ async def test_a_second_delivery_points_at_the_same_arrays(lab, server):
         await lab.until(lambda: _true(service.vitals.handled == 1))
     assert len({pointer.stored for pointer in await pointers(lab)}) == 1
     assert (await lab.bus.usage(subjects.TEACHER)).messages == 1
+
+
+async def test_the_likeliest_tokens_are_stored_with_the_probability_of_all_others(lab, servers):
+    servers["teacher"] = TopServer()
+    config = RunConfig(
+        run="r", teacher=TeacherConfig(enabled=True, top_k=3), flow=FlowConfig(teacher_bytes_per_token=26)
+    )
+    await lab.store(lab.group(1, samples=2, tokens=4))
+    async with lab.running(partial(run_teacher, config=config), "teacher"):
+        await lab.until(pointed(lab, 1))
+    stored = await arrays(lab, (await pointers(lab))[0])
+    ids, logprobs = stored.alternatives()
+    assert stored.k == 3
+    assert ids.tolist()[:4] == [[-1] * 3, [12, 13, 14], [13, 14, 15], [14, -1, -1]]
+    assert logprobs[1, :3] == pytest.approx([-0.7, -1.7, -2.7], abs=2e-3)
+    assert np.exp(logprobs[1].astype(float)).sum() == pytest.approx(1, abs=1e-3)
+    assert np.exp(logprobs[3, 3]) == pytest.approx(1 - np.exp(-0.7), abs=1e-3)
+    assert stored.values()[1:4] == pytest.approx([-0.12, -0.13, -0.14])
+
+
+async def test_each_environment_has_its_own_teacher(lab, servers):
+    servers |= {"teacher": Server(), "teacher-code": Server()}
+    servers["teacher-code"].fail = lambda _tokens, answer: answer * 10
+    config = RunConfig(
+        run="r",
+        environments={name: EnvironmentConfig(kind="spell_backward") for name in ("sums", "code")},
+        teacher=TeacherConfig(enabled=True, environments={"code": "teacher-code"}),
+        inference={"teacher-code": InferenceConfig(model="big/coder")},
+    )
+    for n, env in enumerate(("sums", "code"), 1):
+        await lab.store(lab.group(n, env=env))
+    async with lab.running(partial(run_teacher, config=config), "teacher"):
+        await lab.until(pointed(lab, 2, "sums", "code"))
+    stored = {found.env: found for found in [await arrays(lab, one) for one in await pointers(lab, "sums", "code")]}
+    assert stored["sums"].values()[1] == pytest.approx(-0.12)
+    assert stored["code"].values()[1] == pytest.approx(-1.3)
+    assert [server.calls for server in servers.values()] == [2, 2]
+
+
+@pytest.fixture
+def tokenizers(tmp_path):
+    """Two tokenizers in folders: the second has tokens for "the " and for "cat"."""
+    made = {}
+    for name, phrases in (("student", []), ("teacher", ["the ", "cat"])):
+        made[name] = build_character_tokenizer(max_length=64, phrases=phrases)
+        made[name].save_pretrained(tmp_path / name)
+    return made
+
+
+def align_config(tmp_path):
+    return RunConfig(
+        run="r",
+        tokenizer=str(tmp_path / "student"),
+        inference={"teacher": InferenceConfig(tokenizer=str(tmp_path / "teacher"))},
+        teacher=TeacherConfig(enabled=True, tokenizers="align"),
+        flow=FlowConfig(teacher_bytes_per_token=12),
+    )
+
+
+def spoken_group(lab, student, texts=("the cat.", "no"), **changes):
+    prompt = student.apply_chat_template([{"role": "user", "content": "q"}], return_dict=False)
+    said = [[*prompt, *student.encode(text, add_special_tokens=False), student.eos_token_id] for text in texts]
+    talk = [[Message(role="user", content="q"), Message(role="assistant", content=text)] for text in texts]
+    mask = [t >= len(prompt) for tokens in said for t in range(len(tokens))]
+    cuts = np.cumsum([0, *map(len, said)])
+    group = lab.group(1, samples=len(texts))
+    sequences = msgspec.structs.replace(
+        group.sequences,
+        offsets=as_bytes(cuts, "int32"),
+        tokens=as_bytes([t for tokens in said for t in tokens], "int32"),
+        loss_mask=pack_mask(mask),
+        logprobs=as_bytes([-1.0 * one for one in mask], "float32"),
+    )
+    fields = {"sequences": sequences, "messages": talk, "tokenizer_hash": tokenizer_hash(student)}
+    return group.replace(**fields | changes), len(prompt), cuts
+
+
+async def test_a_teacher_of_another_tokenizer_gives_the_logprobs_of_spans(lab, servers, tokenizers, tmp_path):
+    server = servers["teacher"] = Server()
+    server.tokenizer_hash = tokenizer_hash(tokenizers["teacher"])
+    group, start, cuts = spoken_group(lab, tokenizers["student"])
+    await lab.store(group)
+    async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+        await lab.until(pointed(lab, 1))
+    (pointer,) = await pointers(lab)
+    assert (pointer.missing, pointer.reason) == ([], None)
+    stored = await arrays(lab, pointer)
+    assert stored.missing == [0, 1], "a reader that knows no spans does without the teacher"
+    assert not stored.values().any()
+    starts, logprobs = stored.spans()
+    assert (starts[: cuts[1]] - start).tolist()[start:] == [0, 0, 0, 0, 4, 4, 4, 7, 8]
+    assert (starts[:start] == -1).all()
+    vocabulary = tokenizers["teacher"].get_vocab()
+    expected = [-vocabulary[token] / 100 for token in ("the ", "cat", ".")]
+    assert logprobs[[start, start + 4, start + 7]] == pytest.approx(expected)
+    assert not logprobs[[start + 1, start + 5]].any()
+    assert server.calls == 2
+
+
+async def test_a_sequence_that_cannot_be_rendered_leaves_the_others(lab, servers, tokenizers, tmp_path):
+    servers["teacher"] = server = Server()
+    server.tokenizer_hash = None
+    group, start, cuts = spoken_group(lab, tokenizers["student"])
+    await lab.store(group.replace(messages=[group.messages[0], []]))
+    async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+        await lab.until(pointed(lab, 1))
+    (pointer,) = await pointers(lab)
+    assert pointer.missing == [1]
+    assert "sequence 1: 1 sampled turns" in pointer.reason
+    starts, _ = (await arrays(lab, pointer)).spans()
+    assert (starts[start : cuts[1]] >= 0).all()
+    assert (starts[cuts[1] :] == -1).all()
+
+
+async def test_a_group_of_a_third_tokenizer_is_refused(lab, servers, tokenizers, tmp_path):
+    servers["teacher"] = server = Server()
+    server.tokenizer_hash = None
+    group, _, _ = spoken_group(lab, tokenizers["student"], tokenizer_hash="third")
+    await lab.store(group)
+    async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+        await lab.until(pointed(lab, 1))
+    (pointer,) = await pointers(lab)
+    assert pointer.stored is None
+    assert "to be aligned" in pointer.reason
+
+
+async def test_a_tokenizer_that_is_not_the_servers_ends_the_stage(lab, servers, tokenizers, tmp_path):
+    servers["teacher"] = server = Server()
+    server.tokenizer_hash = tokenizer_hash(tokenizers["student"])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+            await lab.until(pointed(lab, 1))
+    assert caught.group_contains(ConfigError, match=r"inference.teacher: its server has tokenizer")

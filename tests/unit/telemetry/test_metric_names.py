@@ -53,6 +53,7 @@ HEARTBEAT = (
     "staleness/max",
     "staleness/mean",
     "teacher/kl",
+    "teacher/kl_topk",
     "throughput/scorer/items_per_s",
     "throughput/tokens_per_s",
     "train/kl",

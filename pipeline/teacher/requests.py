@@ -1,0 +1,149 @@
+"""Asks one teacher about a group: each distinct token sequence once, and all at the same time.
+
+Guarantees that what the server refuses costs that sequence alone, and that a server that is down raises
+`InfrastructureError`, never a result.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.inference.client import InferenceClient, PromptTopLogprobs
+from lachesis.pipeline.inference.directory import InferenceDirectory
+from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, group_top_k
+from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["Teacher", "TeacherAnswer"]
+
+_Answers = dict[tuple[int, ...], PromptTopLogprobs | str]
+"""By tokens: what the teacher thinks of them, or why it was refused."""
+
+
+class TeacherAnswer(NamedTuple):
+    """A teacher's answer about a group: the columns of `TeacherLogprobs`, the sequences without any, and why."""
+
+    columns: dict[str, Any]
+    missing: list[int]
+    reason: str | None
+    asked_tokens: int
+
+
+class Teacher:
+    """The server of one role. `retokenizer`: what aligns its tokenizer; None: it must be the policy's own."""
+
+    def __init__(self, directory: InferenceDirectory, name: str, tokenizer_hash: str | None, top_k: int = 0) -> None:
+        self.name = name
+        self.student_hash: str | None = None
+        self.retokenizer: Retokenizer | None = None
+        self._directory = directory
+        self._tokenizer_hash = tokenizer_hash
+        self._top_k = top_k
+
+    def refusal(self, group: RolloutGroup) -> str | None:
+        """Return why this teacher has nothing to say of a group, by the tokenizers; None if it has."""
+        expected = self._tokenizer_hash if self.retokenizer is None else self.student_hash
+        if expected in {None, group.tokenizer_hash}:
+            return None
+        whose = "the teacher's tokenizer" if self.retokenizer is None else "the tokenizer to be aligned"
+        return f"{whose} {str(expected)[:12]} is not {group.tokenizer_hash[:12]}"
+
+    async def score(self, group: RolloutGroup) -> TeacherAnswer:
+        """Return the columns of a group. Raises `InfrastructureError` when the server cannot be asked."""
+        if self.retokenizer is None:
+            return await self._score_tokens(group)
+        return await self._score_spans(group, self.retokenizer)
+
+    async def _score_tokens(self, group: RolloutGroup) -> TeacherAnswer:
+        prompts = [tuple(sequence.tokens.tolist()) for sequence in group.sequences]
+        answers = await self._request_all(prompts)
+        found = [one if isinstance(one := answers[prompt], PromptTopLogprobs) else None for prompt in prompts]
+        logprobs, missing = group_logprobs(group, [None if one is None else one.logprobs for one in found])
+        columns: dict[str, Any] = {"logprobs": logprobs, "missing": missing}
+        if self._top_k:
+            columns |= group_top_k(group, [None if one is None else (one.ids, one.top) for one in found], self._top_k)
+        return TeacherAnswer(columns, missing, _last_reason(answers.values()), group.sequences.n_tokens)
+
+    async def _score_spans(self, group: RolloutGroup, retokenizer: Retokenizer) -> TeacherAnswer:
+        turns, reasons = await anyio.to_thread.run_sync(_turns_of, group, retokenizer)
+        prompts = [tuple(turn.token_ids) for one in turns if one is not None for turn in one]
+        answers = await self._request_all(prompts)
+        spans = [None if one is None else _spans_of(one, answers) for one in turns]
+        columns, missing = group_spans(group, spans)
+        everything = list(range(len(turns)))  # no sequence has a logprob for each token
+        plain = {"logprobs": as_bytes(np.zeros(group.sequences.n_tokens), "float32"), "missing": everything}
+        reason = _last_reason([*reasons, *answers.values()])
+        return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)))
+
+    async def _request_all(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
+        """Return the answer to each distinct prompt; equal sequences, of which a group has many, are asked once."""
+        client = await self._directory.current()
+        answers: _Answers = {}
+        down: InfrastructureError | None = None
+
+        async def ask(tokens: tuple[int, ...]) -> None:
+            nonlocal down
+            try:
+                answers[tokens] = _checked(await self._request(client, list(tokens)), len(tokens))
+            except DataError as error:
+                answers[tokens] = str(error)
+            except InfrastructureError as error:  # raised below, alone: a task group would wrap it
+                down = error
+
+        async with anyio.create_task_group() as tasks:
+            for tokens in dict.fromkeys(prompts):
+                tasks.start_soon(ask, tokens)
+        if down is not None:
+            raise down
+        return answers
+
+    async def _request(self, client: InferenceClient, tokens: list[int]) -> PromptTopLogprobs:
+        if self._top_k and self.retokenizer is None:
+            return await client.prompt_top_logprobs(tokens, self._top_k)
+        none: NDArray[np.int32] = np.zeros((len(tokens), 0), np.int32)
+        return PromptTopLogprobs(await client.prompt_logprobs(tokens), none, none.astype(np.float32))
+
+
+def _checked(answer: PromptTopLogprobs, tokens: int) -> PromptTopLogprobs:
+    if answer.logprobs.shape != (tokens,) or not np.isfinite(answer.logprobs).all():
+        raise DataError(f"{answer.logprobs.shape} logprobs, finite or not, for {tokens} tokens")
+    return answer
+
+
+def _turns_of(group: RolloutGroup, retokenizer: Retokenizer) -> tuple[list[list[TurnPrompt] | None], list[str]]:
+    """Return what to ask about each sequence, None where it cannot be asked about, and why."""
+    found: list[list[TurnPrompt] | None] = []
+    reasons = []
+    # of a sample with several sequences it is not known which of them a message belongs to
+    single = group.sequences.sample_index is None or len(group.sequences) == group.sequences.n_samples
+    for i, sequence in enumerate(group.sequences):
+        sample = i if group.sequences.sample_index is None else group.sequences.sample_index[i]
+        talk = group.messages[sample] if single and sample < len(group.messages) else []
+        try:
+            found.append(retokenizer.turns(sequence.tokens, sequence.loss_mask, talk))
+        except DataError as error:
+            found.append(None)
+            reasons.append(f"sequence {i}: {error}")
+    return found, reasons
+
+
+def _spans_of(turns: list[TurnPrompt], answers: _Answers) -> list[tuple[slice, float]]:
+    """Return the spans of a sequence with the teacher's logprob of each, without turns that it refused."""
+    found = []
+    for turn in turns:
+        answer = answers[tuple(turn.token_ids)]
+        if isinstance(answer, PromptTopLogprobs):
+            logprobs = answer.logprobs.astype(np.float64)
+            found += [(span.student, float(logprobs[span.teacher].sum())) for span in turn.spans]
+    return found
+
+
+def _last_reason(answers: Iterable[PromptTopLogprobs | str]) -> str | None:
+    refusals = [one for one in answers if isinstance(one, str)]
+    return refusals[-1] if refusals else None
