@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Those of one copy of the weights take longer: make vllm VLLM_TESTS="tests/integration/test_vllm_*.py"
+VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
 .PHONY: demo demo-smollm2 test slow attack chaos mutations fuzz vllm atropos lint lock audit clean
@@ -41,7 +43,7 @@ mutations: $(VENV)/.dev
 
 # Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/contract/test_inference.py tests/integration/test_vllm*.py $(ARGS)
+	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it.
 atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
