@@ -206,8 +206,6 @@ async def test_a_server_that_names_other_weights_after_an_update_is_updated_agai
     server.says = ["0-x-y"]
     await publish(lab, 0)
     async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference"):
-        await lab.until(has_loaded(server, 1))
-        assert not loaded.is_set()
         with anyio.fail_after(20):
             await loaded.wait()
     assert server.loaded == [("/w/0", "0-a-b")] * 2
