@@ -153,9 +153,7 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Inferen
             shared = segment_pointer(config.path / "weights") if config.weights.transport == "shared_memory" else None
             # a trainer with shared weights waits for the server, so that it is never late
             behind = None if shared is not None else config.batching.max_staleness
-            follow = partial(
-                follow_policy, path_of=receiver.path_of, max_behind=behind, shared=shared
-            )
+            follow = partial(follow_policy, path_of=receiver.path_of, max_behind=behind, shared=shared)
             tasks.start_soon(follow, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)

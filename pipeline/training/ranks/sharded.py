@@ -50,7 +50,7 @@ class ShardedPolicy(nn.Module):
         mask_BT: torch.Tensor | None = None,
         ids_BTK: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Return logprobs and entropies [B,T], and with `ids_BTK` the logprobs of those; see `SampledLogprobs`."""
+        """Return logprobs and entropies [B,T], and those of `ids_BTK` if given; see `SampledLogprobs`."""
         if ids_BTK is None or mask_BT is None:
             return self._sampled(tokens_BT, temperature, mask_BT)
         return self._sampled.with_alternatives(tokens_BT, temperature, mask_BT, ids_BTK)
