@@ -44,6 +44,7 @@ __all__ = [
     "decode_answer",
     "error_in",
     "has_quorum",
+    "lacks_leader",
     "plain_headers",
     "stored_message",
     "to_ns",
@@ -236,6 +237,18 @@ class _RaftGroup(msgspec.Struct, frozen=True):
 
 class _Leader(msgspec.Struct, frozen=True):
     cluster: _RaftGroup | None = None
+
+
+def lacks_leader(data: bytes) -> bool:
+    """Return whether an answer of `STREAM.INFO` is that of a copy without a leader.
+
+    It may be behind, and is no error. A server that has lost the others of its cluster answers so after some seconds.
+    """
+    try:
+        group = msgspec.json.decode(data, type=_Leader).cluster
+    except msgspec.MsgspecError:
+        return False
+    return group is not None and bool(group.replicas) and not group.leader
 
 
 def has_quorum(data: bytes) -> bool | None:

@@ -23,7 +23,7 @@ from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
-from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in
+from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in, lacks_leader
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refused_publication
 from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.server_waits import NO_ANSWER, STALLED_AFTER_S, ServerWait, ServerWaits
@@ -49,6 +49,7 @@ _PERMISSION_HINT = (
     "it is not meant to do that, or its permissions are older than its configuration; run `lachesis auth init` again "
     "with this configuration and let the server read it (nats-server --signal reload)"
 )
+_STREAM_INFO = "$JS.API.STREAM.INFO."
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 """Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
 _QUICK = RetryPolicy(first_s=0.02, longest_s=0.5)
@@ -428,9 +429,12 @@ class ServerLink:
                         subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s)
                     )
                     error = error_in(msg.data) if msg is not None else None
-                    if msg is not None and not is_no_responder(msg) and (error is None or not error.is_transient):
+                    refusal = error.description if error else None
+                    if msg is not None and subject.startswith(_STREAM_INFO) and lacks_leader(msg.data):
+                        refusal = f"{stream} has no leader"
+                    elif msg is not None and not is_no_responder(msg) and (error is None or not error.is_transient):
                         return msg
-                    await self.explain_wait(wait, stream, error.description if error else None)
+                    await self.explain_wait(wait, stream, refusal)
                     await anyio.sleep(backoff_s(attempt))
             if wait.reason == NO_ANSWER:
                 wait.reason = await explain(self, stream)

@@ -10,6 +10,7 @@ from lachesis.pipeline.bus.replies import (
     ApiError,
     error_in,
     has_quorum,
+    lacks_leader,
     plain_headers,
     stored_message,
     to_ns,
@@ -120,3 +121,17 @@ NOW, LONG_AGO = {"active": 900_000_000}, {"active": 5_000_000_000}
 )
 def test_a_leader_that_hears_too_few_copies_leads_nothing(answer, expected):
     assert has_quorum(msgspec.json.encode(answer)) is expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"cluster": {"leader": "", "replicas": [{"name": "two", "offline": True, "active": 10**10}]}}, True),
+        ({"cluster": {"leader": "one", "replicas": [{"name": "two", "offline": True, "active": 10**10}]}}, False),
+        ({"cluster": {"leader": "one"}}, False),  # one copy
+        ({"config": {}}, False),  # no cluster
+        ({"error": {"code": 503, "err_code": 10008, "description": "no leader"}}, False),  # an error says so itself
+    ],
+)
+def test_a_copy_without_a_leader_is_told_from_an_answer(answer, expected):
+    assert lacks_leader(msgspec.json.encode(answer)) is expected
