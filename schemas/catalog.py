@@ -262,9 +262,12 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "StateSnapshot": {"sha256": "bytes", "state": "msgpack"},
         "TeacherLogprobs": {
             "logprobs": "float32",
+            "span_logprobs": "float32",
+            "span_starts": "int32",
             "topk_ids": "int32",
             "topk_logprobs": "float16",
             "topk_mass": "float16",
+            "topk_tail": "float16",
         },
         "WeightsHead": {"sha256": "bytes"},
     }

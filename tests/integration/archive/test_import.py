@@ -122,9 +122,12 @@ async def test_what_is_never_trained_is_refused_or_told(world: World, tmp_path: 
     path = write(world.folder / "past.jsonl", scored(1, turn_rewards=[[1.0]] * 4))
     arguments = ("import", path, "--atropos", "--env", "sums", "--unleased")
     assert "turn_rewards: rewards of single turns" in await world.refusal(*arguments)
-    write(path, scored(2), scored(3, ref_logprobs=[[-1.0] * 8] * 4))
+    write(path, scored(2), scored(3, ref_logprobs=[[-1.0] * 8] * 4))  # the trainer computes those itself
     done = await world.json(*arguments)
-    assert (done["stored"], done["untrainable"]) == (2, 1)
+    assert (done["stored"], done["untrainable"]) == (2, 0)
+    write(path, scored(4, inference_logprobs=None))
+    done = await world.json(*arguments)
+    assert (done["stored"], done["untrainable"]) == (1, 1)
 
 
 async def test_beside_a_governor_it_waits_for_leases_and_keeps_the_bounds(world: World, tmp_path: Path) -> None:

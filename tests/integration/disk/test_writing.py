@@ -22,7 +22,7 @@ from lachesis.pipeline.training.checkpoint import checkpoint_bytes, load_checkpo
 from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking, append_row
+from lachesis.pipeline.training.tracking import METRICS_FILE, append_row, open_tracking
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_weights_wait_for_room(small_disk, policy: PolicyModel) -> None:
 async def test_figures_wait_for_room_and_no_row_is_torn(small_disk) -> None:
     disk = small_disk(1)
     config = RunConfig(folder=str(disk.path / "run"))
-    with Tracking(config) as tracking:
+    async with open_tracking(config) as tracking:
         await tracking.resume(0)
         await tracking.log({"train/step": 1.0})
         disk.fill()

@@ -21,6 +21,7 @@ ENDS = {
 OTHERS = {
     # of a rollout or an event, of Python, of NATS; shown as examples of a notation
     "groups.item", "session.generate", "key.path", "items.skill", "queue.wait", "a.b", "e.g", "params.dataset",
+    "params.items", "params.python", "self.server",
 }  # fmt: skip
 SETTING_OF_OTHERS = {
     "max_payload", "max_file", "max_storage", "max_streams", "max_stream_bytes", "verify_and_map",  # nats-server's

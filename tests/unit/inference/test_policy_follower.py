@@ -91,12 +91,16 @@ async def publish(lab, step):
     await lab.bus.put(keys.POLICY, encode(record))
 
 
+async def no_path(record):
+    raise AssertionError("shared weights have no file")
+
+
 async def test_weights_in_shared_memory_are_taken_by_their_pointer_and_in_turn(lab, tmp_path):
     server, loaded, pointer = Scripted(), anyio.Event(), tmp_path / "shared_memory.json"
 
     async def follow(service):
         async with service.until_drained():
-            await follow_policy(service, server, loaded, "main", shared=pointer)
+            await follow_policy(service, server, loaded, "main", path_of=no_path, shared=pointer)
 
     async with lab.running(follow, "inference"):
         with await take_turn(tmp_path):

@@ -18,6 +18,7 @@ from lachesis.services.preflight.room import ServerStorage, check_account, check
 GIB = 1 << 30
 STREAMS = StreamsConfig()
 WANTED = STREAMS.total_bytes()
+WANTED_TEXT = f"{WANTED / GIB:.1f} GiB"
 PRESENT = {one["name"]: {"config": one} for one in definitions("r", STREAMS)}
 FREE = {"max_storage": -1, "max_streams": -1, "storage_max_stream_bytes": -1}
 
@@ -30,10 +31,10 @@ def account(reserved: int = 0, **limits: int) -> dict[str, Any]:
     ("answer", "present", "said"),
     [
         (account(), {}, "no limit"),
-        (account(max_storage=WANTED), {}, "limit 13.2 GiB"),
-        (account(WANTED, max_storage=WANTED), PRESENT, "limit 13.2 GiB, 13.2 GiB reserved"),
-        (account(max_storage=WANTED - 1), {}, "may store 13.2 GiB, the streams want 13.2 GiB"),
-        (account(GIB, max_storage=WANTED), {}, "the streams want 13.2 GiB, and other streams have 1.0 GiB"),
+        (account(max_storage=WANTED), {}, f"limit {WANTED_TEXT}"),
+        (account(WANTED, max_storage=WANTED), PRESENT, f"limit {WANTED_TEXT}, {WANTED_TEXT} reserved"),
+        (account(max_storage=WANTED - 1), {}, f"may store {WANTED_TEXT}, the streams want {WANTED_TEXT}"),
+        (account(GIB, max_storage=WANTED), {}, f"the streams want {WANTED_TEXT}, and other streams have 1.0 GiB"),
         (account(max_streams=5), {}, "may have 5 streams"),
         (account(storage_max_stream_bytes=GIB), {}, "less than lachesis_r_ROLLOUTS, lachesis_r_TEACHER want"),
         ({"error": {"description": "JetStream not enabled for account"}}, {}, "JetStream not enabled for account"),

@@ -77,7 +77,7 @@ def _foreign_token(group, vocabulary):
 
 FAULTS = {
     "distill": (_per_token("distill_logprobs"), "distill_logprobs: .* text tokens alone"),
-    "reference": (_per_token("ref_logprobs"), "ref_logprobs: .* text tokens alone"),
+    "routing": (_per_token("routed_experts"), "routed_experts: .* text tokens alone"),
     "attachment": (lambda g, _: g.replace(attachments=[Attachment(mime="image/png", data=b"x")]), "attachments"),
     "turns": (lambda g, _: _with(g, turn_rewards=[[1.0], [0.0]]), "turn_rewards"),
     "token": (_foreign_token, r"token id \d+ in sequence 1 is none of the \d+"),
@@ -184,7 +184,7 @@ async def _live_until_killed(lab, config):
 
 @pytest.mark.parametrize("fault", ["columns", "gradient"])
 async def test_reproduction_drops_what_was_dropped(lab, model, config, fault):
-    await fill(lab, model, "reference" if fault == "columns" else fault)
+    await fill(lab, model, "routing" if fault == "columns" else fault)
     await run_trainer(Service(lab.bus, "trainer", "r"), config)
     facts, _ = await verify_batches(lab.bus, config, "main", None, saved={}, progress=lambda *_: None)
     options = {"end": None, "tolerance": 0.05, "sampled": False, "progress": lambda *_: None}
