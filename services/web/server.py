@@ -90,7 +90,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, TypeError) as error:  # TypeError: a name that no encoding fits
         why = getattr(error, "strerror", None) or error
         raise StartupError(
             f"cannot listen on {host[:100]}:{port} ({why}); choose another --port, or 0 for a free one"

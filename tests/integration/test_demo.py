@@ -128,14 +128,3 @@ def test_a_taken_port_is_named(folder: Path) -> None:
     assert f"server.port {port} is taken by another program" in output
     assert "Traceback" not in output
     assert not left_running(folder)
-
-
-def test_the_policy_comes_nearer_to_a_better_teacher(folder: Path) -> None:
-    """On-policy distillation through every service; the plot is among the run's."""
-    code, output = finish(start(folder, "--distill", "--steps", "20"))
-    assert code == 0, output
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-    kl = [step["teacher/kl_topk"] for step in map(msgspec.json.decode, lines) if "teacher/kl_topk" in step]
-    assert len(kl) == 20
-    assert sum(kl[-4:]) < 0.8 * sum(kl[:4]), kl
-    assert (folder / "plots" / "teacher.png").stat().st_size > 0
