@@ -11,20 +11,20 @@ from pathlib import Path
 import msgspec
 import torch
 
-from lachesis.pipeline.training.feed import LedgerBatch
+from lachesis.pipeline.training import stage
 from lachesis.pipeline.training.learner import Learner
 from lachesis.services.cli import main
 
 folder = Path(os.environ["TRAINER_FOLDER"])
 stop_in = int(os.environ.get("STOP_IN", "-1"))
-select, step = LedgerBatch.select, Learner.step
+train_batch, step = stage.train_batch, Learner.step
 
 
-def selecting(batch, *args, **kwargs):
+def noting_batch(learner, batch, *args, **kwargs):
     digest = hashlib.sha256(msgspec.msgpack.encode(batch.batch)).hexdigest()
     with (folder / "manifests").open("a") as file:
         file.write(f"{batch.batch.number} {digest}\n")
-    return select(batch, *args, **kwargs)
+    return train_batch(learner, batch, *args, **kwargs)
 
 
 def stepping(learner, batch):
@@ -45,7 +45,7 @@ def stepping(learner, batch):
     return step(learner, batch)
 
 
-LedgerBatch.select = selecting
+stage.train_batch = noting_batch
 Learner.step = stepping
 if __name__ == "__main__":
     main()
