@@ -22,6 +22,7 @@ from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.retention.collector import GarbageCollector
+from lachesis.pipeline.training.tracked_alerts import TRACKED_ALERTS_FILE
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -36,10 +37,12 @@ from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPE
 __all__ = ["MODEL_MARK", "FolderContents", "RunContents", "delete_folder", "delete_run", "measure_folder"]
 
 MODEL_MARK = ".lachesis-copy"
-"""In a folder `model` that the demo made, and that goes with its run; any other is somebody's."""
+"""In a folder of `_MODELS` that the demo made, and that goes with its run; any other is somebody's."""
+_MODELS = ("model", "teacher")
 _ENTRIES = frozenset({
-    "checkpoints", "environments", GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots", "trainers", "vllm", "wandb",
-    "weights", METRICS_FILE, f".{METRICS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
+    "checkpoints", "environments", GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots", "tensorboard", "trainers",
+    "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial", TRACKED_ALERTS_FILE,
+    f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     SUPERVISOR_LOG, STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
     "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip
@@ -215,7 +218,7 @@ def _foreign_entries(folder: Path) -> list[str]:
 
 
 def _is_own(entry: Path) -> bool:
-    if entry.name == "model":
+    if entry.name in _MODELS:
         return (entry / MODEL_MARK).exists()
     if entry.name == RUN_FILE:
         return is_written_here(entry)

@@ -53,10 +53,18 @@ def config_of(world: World) -> RunConfig:
 
 def left_in(folder: Path) -> Path:
     """Leave in a folder what a run leaves, and what is not of a run."""
-    for name in ("checkpoints/step-00000003", "logs", "weights", "model", "notes"):
+    for name in ("checkpoints/step-00000003", "logs", "tensorboard", "weights", "model", "notes"):
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_bytes(b"x" * 1000)
-    for name in ("metrics.jsonl", "run.toml", "pids.json", ".lock", "thesis.tex"):
+    for name in (
+        "metrics.jsonl",
+        "run.toml",
+        "pids.json",
+        "tracked_alerts.msgpack",
+        "web.token",
+        ".lock",
+        "thesis.tex",
+    ):
         (folder / name).write_text("# The configuration of run demo" if name == "run.toml" else "")
     (folder / "checkpoints/latest").write_text("step-00000003")
     return folder
@@ -94,7 +102,7 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     with lock_folder(folder):
         assert "another supervisor runs in" in await world.refusal("runs", "delete", RUN, "--yes")
     assert len(await world.groups()) == 200
-    assert measure_folder(folder).files == 10
+    assert measure_folder(folder).files == 13
 
     process = world.start("runs", "delete", RUN, "--yes")
     with anyio.fail_after(60):
