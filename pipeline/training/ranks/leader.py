@@ -235,7 +235,12 @@ async def _started_ranks(leader: Leader, place: RankPlace, folder: Path) -> Asyn
                 )
                 children.append(process)
                 tasks.start_soon(watch, rank, process)
-            yield
+            try:
+                yield
+            except RankLostError:  # a collective noticed first; `watch` says which rank ended, and how
+                with anyio.move_on_after(GRACE_S):
+                    await anyio.sleep_forever()
+                raise
             with anyio.move_on_after(_STOP_S):
                 for process in children:
                     await process.wait()

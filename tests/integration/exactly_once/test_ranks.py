@@ -87,6 +87,7 @@ async def test_a_killed_rank_ends_the_other_and_the_trainer_goes_on_as_if_it_had
         os.kill(other_rank(process), signal.SIGKILL)
         with anyio.fail_after(ENDED_S):
             assert await anyio.to_thread.run_sync(process.wait) == EXIT_RANK_LOST, site.said(process)
+        assert "rank 1 of the trainer was killed" in site.said(process)
         assert "Traceback" not in site.said(process)
 
         process = site.start(config + TWO_SHARDED, "trainer")
