@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-__all__ = ["fsync", "make_folder", "sync_tree"]
+__all__ = ["fsync", "make_folder", "partial_of", "replace_file", "sync_tree"]
 
 
 def fsync(path: Path) -> None:
@@ -31,3 +31,23 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     fsync(folder.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` in the place of a file. Raises `OSError`, and then leaves all as it was.
+
+    A crash leaves the file as it was, or as it shall be, and beside it at most `partial_of` it.
+    """
+    partial = partial_of(path)
+    try:
+        partial.write_bytes(data)
+        fsync(partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def partial_of(path: Path) -> Path:
+    """Return where `replace_file` writes what is to take the place of `path`."""
+    return path.with_name(f".{path.name}.partial")

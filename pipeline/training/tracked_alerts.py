@@ -5,13 +5,14 @@ before.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.fsync import replace_file
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification, next_notification
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.small_files import read_small_file
@@ -81,15 +82,4 @@ def _read(path: Path) -> SentAlerts | None:
 
 async def _write(path: Path, sent: SentAlerts) -> None:
     data = encode(sent)
-    await write_when_room(path, lambda: _replace(path, data), needed_bytes=len(data))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        fsync(partial)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    await write_when_room(path, partial(replace_file, path, data), needed_bytes=len(data))

@@ -5,7 +5,6 @@ and what a life before wrote of those is cut off first. Trackers get the same th
 step.
 """
 
-import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.fsync import replace_file
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.small_files import open_regular_file
 from lachesis.pipeline.training.samples import ReadableSample
@@ -56,7 +56,7 @@ class Tracking:
         rows = self._read_rows()
         kept = [row for row in rows if _step_of(row) <= step]
         if kept != rows:
-            await write_when_room(self._path, lambda: _replace(self._path, kept), needed_bytes=sum(map(len, kept)))
+            await self._replace_rows(kept)
         self._resumed.set()
 
     async def log(self, figures: dict[str, float]) -> None:
@@ -73,12 +73,16 @@ class Tracking:
             return  # a step of a void batch, or of a life before, of which nothing was logged
         last = msgspec.json.decode(rows[-1], type=dict[str, float]) | figures
         rows[-1] = msgspec.json.encode(last) + b"\n"
-        await write_when_room(self._path, lambda: _replace(self._path, rows), needed_bytes=sum(map(len, rows)))
+        await self._replace_rows(rows)
         self._log_figures(figures, len(rows[-1]))
 
     def _log_figures(self, figures: dict[str, float], nbytes: int) -> None:
         for outbox in self._outboxes:
             outbox.put(partial(outbox.tracker.log_figures, dict(figures), self._step), nbytes)
+
+    async def _replace_rows(self, rows: list[bytes]) -> None:
+        data = b"".join(rows)
+        await write_when_room(self._path, partial(replace_file, self._path, data), needed_bytes=len(data))
 
     def _read_rows(self) -> list[bytes]:
         try:
@@ -166,20 +170,6 @@ def append_row(path: Path, row: bytes) -> None:
         except OSError:
             file.truncate(before)
             raise
-
-
-def _replace(path: Path, rows: list[bytes]) -> None:
-    """Put a file of `rows` in the place of `path`, or leave that as it is."""
-    partial = path.with_name(f".{METRICS_FILE}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.writelines(rows)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _step_of(row: bytes) -> float:

@@ -1,1 +1,1 @@
-"""Where figures, samples and alerts of a run go besides its own files: wandb, TensorBoard, MLflow."""
+"""Sends figures, samples and alerts of a run to wandb, TensorBoard and MLflow."""
