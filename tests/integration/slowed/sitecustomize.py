@@ -51,7 +51,7 @@ def install(service: str) -> None:
         case "teacher":
             from lachesis.pipeline.teacher import stage as teacher
 
-            slow(service, teacher._Teacher, "handle")
+            slow(service, teacher._TeacherStage, "handle")
         case "normalizer":
             from lachesis.pipeline.rewards.stage import RewardWriter
 
