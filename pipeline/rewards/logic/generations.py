@@ -102,13 +102,13 @@ class RevisionNormalizers:
             return
         generation = RevisionNormalizer(self._env, terms, first)
         self._live.append(generation)
-        if self._read >= first:
-            self._end_older()
+        self._end_older()
 
     def _end_older(self) -> None:
-        """Give each what the one before was fed of it, now that all below is known."""
+        """Give each what the one before was fed of it, once all below was read (what is folded was)."""
         for older, newer in itertools.pairwise(self._live):
-            if self._read < newer.first or older.first in self._ended:
+            read = self._read >= newer.first or older.normalizer.watermark >= newer.first
+            if not read or older.first in self._ended:
                 continue
             self._ended.add(older.first)
             for one in older.normalizer.end(newer.first):
@@ -250,3 +250,4 @@ class RevisionNormalizers:
                         one.normalizer.apply(tagged.delta)
             elif self._live[0].promoted is None:
                 self._live[0].normalizer.apply(delta)
+        self._end_older()

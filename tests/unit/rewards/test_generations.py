@@ -147,6 +147,24 @@ def test_each_is_a_replay_of_its_own_rollouts(seed, long, kinds):
         assert found == {seq: (promoted(seq), *out) for seq, out in expected.items()}
 
 
+@pytest.mark.parametrize("snapshot_at", [4, 8, None])
+def test_a_start_with_nothing_left_to_read_has_the_state_of_one_pass(snapshot_at):
+    """The rollouts up to 8 fill the windows of both revisions, so that a start finds all folded."""
+    log = Log(OWN, {5: NEW})
+    for seq in range(1, 11):
+        log.now.member(seq, f"g{seq}")
+    for seq in range(1, 11):
+        by = 5 if seq >= 5 else None
+        if by is not None:
+            log.learn(by)
+        log.now.resolve(f"g{seq}", seq, {"score": [0.0, 1.0]}, source=seq, promoted=by)
+        log.next = {"rollouts": seq + 1, "events": seq + 1}
+        log.commit(snapshot=seq == snapshot_at)
+    in_one_pass = log.now.state()
+    log.start()
+    assert log.now.state() == in_one_pass
+
+
 def test_a_run_that_was_never_switched_keeps_its_form():
     own, plain = RevisionNormalizers("e", terms(OWN)), EnvNormalizer("e", OWN)
     for one in (own, plain):
