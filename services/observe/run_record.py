@@ -37,7 +37,7 @@ class RunSummaryWriter(RunWatcher):
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._started_s = time.monotonic()
+        self._started_s, self._began_s = time.monotonic(), time.time()
         self._outcomes: dict[str, int] = {}
         self._checkpoint = None
         with suppress(CheckpointError):  # the trainer says so, and how to fix it
@@ -100,6 +100,7 @@ class RunSummaryWriter(RunWatcher):
             self._config,
             steps,
             first_step=self.first_step,
+            started_s=self._began_s,
             wall_s=time.monotonic() - self._started_s,
             reason=reason,
             outcomes=self._outcomes,
@@ -121,4 +122,6 @@ def _headline(summary: RunSummary) -> str:
     taken = f", from step {summary.first_step} to {summary.step}{of}" if summary.step else ""
     first, last = summary.reward_first, summary.reward_last
     reward = "" if first is None or last is None else f"; reward {first:.3g} at first, {last:.3g} at last"
-    return f"run {summary.run} {summary.state}{taken} in {summary.wall_s:.0f} s{reward}"
+    first_after = summary.to_first_step_s
+    waited = "" if first_after is None else f", the first step after {first_after:.1f} s"
+    return f"run {summary.run} {summary.state}{taken} in {summary.wall_s:.0f} s{waited}{reward}"

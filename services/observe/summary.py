@@ -21,14 +21,14 @@ __all__ = ["PLOTS", "SUMMARY_FILE", "RunSummary", "read_steps", "summarize_run"]
 
 SUMMARY_FILE = "summary.json"
 PLOTS = "plots"
-_KEPT = ("train/step", "train/sequences", "train/tokens", "reward/", "staleness/", "latency/", "eval/")
+_KEPT = ("train/step", "train/time", "train/sequences", "train/tokens", "reward/", "staleness/", "latency/", "eval/")
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Times are seconds; None: not known. `first_step`: where the last start began, `step`: the last one taken of
     `steps`. `reward_first` and `reward_last`: means over the first and the last tenth of the steps. `rewards`: of the
-    newest step. `end_to_end` and `staleness_*` are in seconds and optimizer steps. `wall_s` and `restarts` are of the
-    last start alone. `reason`: why it failed.
+    newest step. `end_to_end` and `staleness_*` are in seconds and optimizer steps. `wall_s`, `to_first_step_s` (from
+    the start to the end of its first step) and `restarts` are of the last start alone. `reason`: why it failed.
     """
 
     run: str
@@ -38,6 +38,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     steps: int | None
     wall_s: float
+    to_first_step_s: float | None
     sequences: int
     tokens: int
     outcomes: dict[str, int]
@@ -77,13 +78,18 @@ def summarize_run(
     evaluations: Sequence[EvaluationStatus],
     restarts: Mapping[str, int],
     places: Mapping[str, Path],
+    started_s: float | None = None,
 ) -> RunSummary:
-    """Return the summary of a run that has ended; `reason`: why it failed, if it did."""
+    """Return the summary of a run that has ended; `reason`: why it failed, if it did.
+
+    `started_s`: when its last start was, Unix seconds; None: not known.
+    """
     newest = steps[-1] if steps else {}
     step = int(newest.get("train/step", 0))
     finished = config.training.steps is not None and step >= config.training.steps
     rewards = [row["reward/mean"] for row in steps if "reward/mean" in row]
     tenth = max(1, len(rewards) // 10)
+    ended_s = next((row.get("train/time") for row in steps if row.get("train/step", 0.0) > first_step), None)
     staleness = [row["staleness/mean"] for row in steps if "staleness/mean" in row]
     return RunSummary(
         run=config.run,
@@ -93,6 +99,7 @@ def summarize_run(
         step=step,
         steps=config.training.steps,
         wall_s=wall_s,
+        to_first_step_s=None if started_s is None or ended_s is None else ended_s - started_s,
         sequences=int(sum(row.get("train/sequences", 0.0) for row in steps)),
         tokens=int(sum(row.get("train/tokens", 0.0) for row in steps)),
         outcomes=dict(outcomes),

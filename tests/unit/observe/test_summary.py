@@ -12,10 +12,10 @@ from lachesis.services.observe.summary import read_steps, summarize_run
 
 STEPS = [
     {
-        "train/step": float(step), "train/sequences": 8.0, "train/tokens": 100.0, "reward/mean": step / 10,
-        "reward/sums/mean": step / 10, "reward/words/mean": 0.5, "reward/sums/rater/numeric": 0.25,
-        "staleness/mean": 1.0, "staleness/max": float(step % 3), "latency/e2e/rolling_p50": 2.0,
-        "latency/scorer/wait/rolling_p50": 0.25, "latency/scorer/wait/rolling_p99": 0.5,
+        "train/step": float(step), "train/time": 100.0 + step, "train/sequences": 8.0, "train/tokens": 100.0,
+        "reward/mean": step / 10, "reward/sums/mean": step / 10, "reward/words/mean": 0.5,
+        "reward/sums/rater/numeric": 0.25, "staleness/mean": 1.0, "staleness/max": float(step % 3),
+        "latency/e2e/rolling_p50": 2.0, "latency/scorer/wait/rolling_p50": 0.25, "latency/scorer/wait/rolling_p99": 0.5,
         "latency/scorer/proc/rolling_p50": 0.0, "health/sums/entropy": 1.0,
     }
     for step in range(1, 21)
@@ -29,7 +29,7 @@ EVENT = EvalEvent(
 def summary(steps: int | None, rows: list[dict[str, float]], reason: str | None = None):
     config = RunConfig(run="r", training=TrainingConfig(steps=steps))
     return summarize_run(
-        config, rows, first_step=5, wall_s=1.0, reason=reason, outcomes={"batched": 3}, evaluations=[],
+        config, rows, first_step=5, started_s=90.0, wall_s=1.0, reason=reason, outcomes={"batched": 3}, evaluations=[],
         restarts={"scorer": 0, "trainer": 2}, places={"here": Path(), "gone": Path("no such folder")},
     )  # fmt: skip
 
@@ -41,6 +41,8 @@ def test_it_is_of_the_whole_run_with_what_is_of_the_last_start_named() -> None:
     assert (found.staleness_mean, found.staleness_max, found.end_to_end.p50) == (1.0, 2.0, 2.0)
     assert found.rewards["sums"].raters == {"numeric": 0.25}
     assert (found.restarts, list(found.places)) == ({"trainer": 2}, ["here"])
+    assert found.to_first_step_s == 16.0  # the sixth, which is its first
+    assert summary(20, STEPS[:5]).to_first_step_s is None
     assert summary(21, STEPS).state == summary(None, STEPS).state == "stopped"
     assert (summary(20, STEPS, "out of luck").state, summary(20, []).reward_first) == ("failed", None)
 

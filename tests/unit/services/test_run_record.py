@@ -1,5 +1,6 @@
 """What `lachesis up` says of a run's beginning, and leaves of its end."""
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -35,11 +36,12 @@ def test_a_start_says_from_which_step_to_which(tmp_path: Path, monkeypatch: pyte
 
 def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = record(tmp_path, 100, monkeypatch)
-    rows = [{"train/step": float(step), "reward/mean": step / 100} for step in range(1, 51)]
+    at = time.time() + 7.0
+    rows = [{"train/step": float(step), "train/time": at, "reward/mean": step / 100} for step in range(1, 51)]
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     said = list(one.conclude([], [], {"trainer": 1}))
     assert said[0].startswith("run r stopped, from step 40 to 50 of 100 in ")
-    assert said[0].endswith("; reward 0.03 at first, 0.48 at last")
+    assert said[0].endswith(" s, the first step after 7.0 s; reward 0.03 at first, 0.48 at last")
     assert said[1:] == [f"summary in {tmp_path / 'summary.json'}, plots in {tmp_path / 'plots'}"]
     written = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
     assert (written["state"], written["restarts"]) == ("stopped", {"trainer": 1})
