@@ -97,7 +97,7 @@ def _section(name: str) -> str:
 def _foreign(family: str) -> str:
     if family == "atropos":
         return (
-            "an environment of Atropos runs as a process of its own: add [environments.NAME] with kind = "
-            '"gateway" to the configuration, select that, and start `python FILE serve` beside the run'
+            "an environment of Atropos needs an interpreter that has atroposlib: add [environments.NAME] with kind = "
+            '"atropos" and params.place = "FILE:CLASS" to the configuration, and select that'
         )
     return "an environment of verifiers cannot be run by its source alone: wrap it as a lachesis.Environment"
