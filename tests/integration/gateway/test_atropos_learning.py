@@ -74,8 +74,8 @@ def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy
     shutil.copytree(prepare(demo, cache_folder(os.environ, tmp_path / "cache")).folder, tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         gateway, policy = one.getsockname()[1], other.getsockname()[1]
-    file, run = tmp_path / "run.toml", tmp_path / "runs" / "stock"
-    file.write_text(CONFIG.format(gateway=gateway, policy=policy, steps=STEPS))
+    run = tmp_path / "runs" / "stock"
+    (tmp_path / "run.toml").write_text(CONFIG.format(gateway=gateway, policy=policy, steps=STEPS))
     server = f"{{model_name: model, base_url: 'http://127.0.0.1:{policy}/v1', server_type: vllm, api_key: any}}"
     for name, samples in (("spelling", 8), ("short", 4)):
         env = f"env: {{wandb_name: {name}, group_size: {samples}, ensure_scores_are_not_same: false}}"
@@ -110,7 +110,7 @@ def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["train/step"] for step in steps] == list(range(1, STEPS + 1))
     assert steps[0]["logprobs/diff"] < 1e-3, "tokens or logprobs are not those that were sampled"
-    shares, groups = anyio.run(_history, load(RunConfig, file=file).config)
+    shares, groups = anyio.run(_history, load(RunConfig, file=run / "run.toml").config)
     print("sequences trained:", dict(shares))
     assert all(abs(shares[name] / shares.total() - share) < 0.1 for name, share in SHARES.items()), shares
     quarter = len(groups) // 4
