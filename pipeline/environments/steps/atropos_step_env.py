@@ -1,4 +1,6 @@
-"""One sample at a time of an environment of Atropos as `reset` and `step`, in the shape of gem and Gymnasium.
+"""An environment of Atropos as `reset` and `step`, in the shape of gem and Gymnasium.
+
+An episode is one sample of a group.
 
 In: actions, which are what an engine sampled. Out: observations, and the training sequence with the engine's own token
 ids and logprobs. The class runs in a process of its own, and its generation request is answered with the action; its
@@ -152,7 +154,10 @@ class AtroposStepEnv:
         return AtroposStepEnv(**arguments | changes)
 
     def close(self) -> None:
-        """End the episode under way and the class' process. Raises RuntimeError in a thread whose loop is running."""
+        """End the episode under way and the class' process.
+
+        Raises RuntimeError in a thread whose event loop is running.
+        """
         refuse_running_loop()
         self._end_episode()
         loop, process = self._loop, self._process

@@ -89,7 +89,7 @@ def _demand(request: RegisterEnv) -> float:
 def describe_unmet_allocation(
     asked: float | None, env: str, known: Collection[str], mix: Mapping[str, float]
 ) -> str | None:
-    """Return why the run does not keep the part of each batch that an environment asked for; None if it does.
+    """Return why the run does not keep the part of a batch that an environment asked for, or None.
 
     `known` are all environments of the run, `mix` is `batching.mix`.
     """
