@@ -46,8 +46,11 @@ vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it.
+ATROPOS_TESTS ?= tests/integration/atropos tests/integration/gateway/test_atropos.py tests/integration/gateway/test_atropos_learning.py \
+  tests/integration/gateway/test_trainer.py::test_the_librarys_own_batch_client_takes_each_batch_once
 atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
-	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow tests/integration/atropos tests/integration/gateway/test_atropos.py tests/integration/gateway/test_trainer.py $(ARGS)
+	@$(VENV)-atropos/bin/python -c "import atroposlib" || { echo "$(VENV)-atropos lacks atroposlib: delete it, and make atropos again"; exit 1; }
+	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow $(ATROPOS_TESTS) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Container
 from functools import partial
 from typing import Any
@@ -33,7 +34,7 @@ from lachesis.pipeline.gateway.batch_response import BatchResponse, zipped_for
 from lachesis.pipeline.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
 from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import BusyError, Intake
-from lachesis.pipeline.gateway.logic.registry import environment_of
+from lachesis.pipeline.gateway.logic.registry import describe_unmet_allocation, environment_of
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer
 from lachesis.pipeline.gateway.store import GatewayStore
@@ -44,6 +45,8 @@ from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 
 __all__ = ["PATHS", "Gateway", "build_app"]
+
+log = logging.getLogger("lachesis")
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -240,6 +243,9 @@ class Gateway:
         async with self._registering:
             registry, number = self._store.registry.register(asked, env)
             await self._set_registry(registry)
+        mix = self._config.batching.mix
+        if unmet := describe_unmet_allocation(asked.min_batch_allocation, env, self._config.environments, mix):
+            log.warning("%s", unmet)
         training = self._config.training
         registered = self._trainers.registered if self._trainers else None
         schedule = {

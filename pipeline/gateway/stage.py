@@ -4,7 +4,6 @@ It is a stateless face over durable state: kill it at any moment, start it again
 """
 
 import logging
-import socket
 
 import anyio
 import uvicorn
@@ -16,6 +15,7 @@ from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.gateway.config import LOOPBACK, GatewayConfig
 from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import Intake
+from lachesis.pipeline.gateway.listener import take_listener
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
@@ -25,7 +25,7 @@ from lachesis.pipeline.runtime.heartbeats import read_heartbeat
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, http_within
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError
 
 __all__ = ["run_gateway"]
 
@@ -41,7 +41,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         raise ConfigError('environments: none has kind = "gateway", so the gateway would have nothing to publish for')
     token = gateway_token(config.gateway, config.path)
     errors: list[LachesisError] = []
-    with _listen(config.gateway) as listener:
+    with take_listener(config.gateway) as listener:
         store: GatewayStore = await service.retrying("read the gateway's state")(
             GatewayStore.open, service.bus, service.run, envs
         )
@@ -110,13 +110,3 @@ async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -
 def _url(config: GatewayConfig, port: int, token: str | None = None) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{'' if token is None else f'lachesis:{token}@'}{host}:{port}"
-
-
-def _listen(config: GatewayConfig) -> socket.socket:
-    try:
-        return socket.create_server((config.host, config.port), backlog=1024)
-    except OSError as error:
-        raise StartupError(
-            f"gateway: cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
-            "gateway.port, or 0 for a free one"
-        ) from error

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -310,14 +310,28 @@ def _send(pidfd: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(pidfd, number)
 
 
-async def open_supervised(command: Sequence[str], file: Path, *, stdin: int = subprocess.PIPE) -> Process:
+async def open_supervised(
+    command: Sequence[str],
+    file: Path,
+    *,
+    stdin: int = subprocess.PIPE,
+    variables: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Process:
     """Start a process that logs to `file`.
 
     The end of its standard input tells it that the supervisor is gone.
 
-    It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back.
+    It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back, with
+    `variables` added, and the open files `pass_fds`.
     """
     with await write_when_room(file, partial(file.open, "ab")) as sink:
         return await anyio.open_process(
-            command, stdin=stdin, stdout=sink, stderr=sink, env=os.environ, start_new_session=True
+            command,
+            stdin=stdin,
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, **(variables or {})},
+            start_new_session=True,
+            pass_fds=pass_fds,
         )

@@ -12,10 +12,11 @@ runs a run: it holds the lock of the run's folder and a lease on the server (`ru
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_room
+from lachesis.pipeline.gateway.listener import LISTENER_FD, open_listener
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.retention.budget_check import check_budgets
@@ -137,6 +139,8 @@ class Supervisor:
         self._phase: Phase = "starting"
         self._verifying = anyio.CancelScope()
         self._notices = Notices(config)
+        self._held = ExitStack()
+        self._listener: socket.socket | None = None
         self.has_begun = False
         """Whether the run's folder is this supervisor's."""
 
@@ -246,7 +250,7 @@ class Supervisor:
                 await self._until_finished()
         finally:
             self._enter("stopping")
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), self._held:
                 await self._stop_all()
 
     async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
@@ -329,9 +333,21 @@ class Supervisor:
         if not anew and (forked := await self._forks.fork(reported)) is not None:
             return forked
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
-        return await open_supervised(
-            [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"], file
-        )
+        command += [*self.arguments, "--replica", str(planned.replica), "--supervised"]
+        if planned.service != "gateway" or (listener := self._hold_listener()) is None:
+            return await open_supervised(command, file)
+        number = listener.fileno()
+        return await open_supervised(command, file, variables={LISTENER_FD: str(number)}, pass_fds=[number])
+
+    def _hold_listener(self) -> socket.socket | None:
+        """Return the gateway's socket, which is held from the gateway's first start to the end of the run.
+
+        None: it cannot listen; the gateway will then find that out by itself, and say it.
+        """
+        if self._listener is None:
+            with suppress(StartupError):
+                self._listener = self._held.enter_context(open_listener(self.config.gateway))
+        return self._listener
 
     async def _stop_all(self) -> None:
         for phase in sorted({row.planned.phase for row in self.running}, reverse=True):

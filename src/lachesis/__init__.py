@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lachesis.pipeline.environments.environment import Environment
     from lachesis.pipeline.environments.session import Reply, Session
+    from lachesis.pipeline.environments.steps.atropos_step_env import AtroposStepEnv
     from lachesis.pipeline.environments.steps.step_env import StepEnv
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AtroposStepEnv",
     "CurriculumMixin",
     "Environment",
     "Message",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AtroposStepEnv": "lachesis.pipeline.environments.steps.atropos_step_env",
     "CurriculumMixin": "lachesis.pipeline.gateway.curriculum_mixin",
     "Environment": "lachesis.pipeline.environments.environment",
     "Message": "lachesis.schemas.rollout",

@@ -44,6 +44,8 @@ Answer = Callable[[Generate], Awaitable[Sequence[ModelTurn]]]
 _CHILD = Path(__file__).with_name("child.py")
 _START_S = 600.0
 """Seconds that imports and `setup` may take."""
+_ANSWERED_S = 1.0
+"""Seconds in which an answer is read that has come in time."""
 _LAST_WORDS_S = 2.0
 """Seconds for which the output of a process that is being replaced is still read."""
 _MAX_LINE_BYTES = 8192
@@ -236,7 +238,10 @@ class AtroposProcess:
                 await self._send(op="ping")
                 await self._heard.wait()
             if waiting.cancelled_caught:
-                return await self._replace(process, f"did not answer for {self._hang_s:g} s")
+                with anyio.move_on_after(_ANSWERED_S):  # this loop may have stood still itself, between two steps
+                    await self._heard.wait()
+                if not self._heard.is_set():
+                    return await self._replace(process, f"did not answer for {self._hang_s:g} s")
 
     async def _replace(self, process: anyio.abc.Process, what: str) -> None:
         """Log where each thread of the process is, and kill it."""

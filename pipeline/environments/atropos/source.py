@@ -171,6 +171,10 @@ class AtroposSource(GroupEnvironment):
         self._spare.extend(groups[1:])
         return groups[0]
 
+    def discard_spare_groups(self) -> None:
+        """Drop the groups that the class made in one call beyond the first."""
+        self._spare.clear()
+
     async def score(self, task: Task, session: Session) -> float | None:
         """Return the score that the class gave, before it was normalized."""
         found: float = session.state["score"]

@@ -10,33 +10,19 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.group_environment import GroupEnvironment
-from lachesis.pipeline.environments.inference import InferenceRequests
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
+from lachesis.pipeline.environments.steps.injected import INHERITED, InjectedActions, Tokenize, refuse_running_loop
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["StepEnv", "Tokenize"]
-
-_NO_TIMEOUT_S = 1e9
-"""The caller's engine may take as long as it likes between two steps."""
-_INHERITED_LOOPS: list[asyncio.AbstractEventLoop] = []
-"""Loops of the parent process. To close one here would unregister its file descriptors in the parent too."""
-
-
-class Tokenize(Protocol):
-    """Turns chat messages into token ids under the engine's chat template, as `InferenceClient.tokenize` does."""
-
-    async def __call__(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the ids."""
-        ...
+__all__ = ["StepEnv"]
 
 
 class StepEnv:
@@ -62,7 +48,10 @@ class StepEnv:
             raise ConfigError(f"max_steps is {max_steps}, and must be at least 1")
         self.environment = load_environment(environment, params) if isinstance(environment, str) else environment
         if isinstance(self.environment, GroupEnvironment):
-            raise ConfigError(f"{type(self.environment).__name__} makes whole groups by its own code and has no steps")
+            raise ConfigError(
+                f"{type(self.environment).__name__} makes whole groups by its own code; AtroposStepEnv steps through "
+                "one sample of it"
+            )
         turns = self.environment.max_turns
         self.max_steps = turns if max_steps is None else min(max_steps, turns)
         self._tokenize = tokenize
@@ -72,7 +61,7 @@ class StepEnv:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rollout: asyncio.Task[None] | None = None
         self._session: Session | None = None
-        self._actions: _InjectedActions | None = None
+        self._actions: InjectedActions | None = None
 
     @property
     def unwrapped(self) -> "StepEnv":
@@ -83,14 +72,14 @@ class StepEnv:
 
         Raises what the environment raises; RuntimeError in a thread whose event loop is running.
         """
-        _refuse_running_loop()
+        refuse_running_loop()
         self.close()
         count = len(self.environment)
         index = (options or {}).get("index", self._next_index if seed is None else seed) % count
         self._next_index = index + 1
         task = self.environment.task(index)
-        self._actions = _InjectedActions(self._tokenize)
-        requests = InferenceRequests(self._actions, CollectConfig(request_timeout_s=_NO_TIMEOUT_S, attempts=1))
+        self._actions = InjectedActions(self._tokenize)
+        requests = self._actions.requests()
         sampling = SamplingParams()
         opening = SharedFirstTurn(requests, task.messages, [0], sampling)
         self._session = Session(
@@ -110,12 +99,10 @@ class StepEnv:
         Return (observation, reward, terminated, truncated, info). `truncated`: the action was cut, or `max_steps` was
         reached. Raises RuntimeError without a `reset` in this process, and what the environment raises.
         """
-        _refuse_running_loop()
+        refuse_running_loop()
         session, actions = self._session, self._actions
         if session is None or actions is None or self._pid != os.getpid():
             raise RuntimeError("call reset() first: no episode is under way in this process")
-        if not isinstance(action, GeneratedSample) or action.finish_reason not in {"stop", "length"}:
-            raise DataError("an action is a whole GeneratedSample (token ids, logprobs, text) that was not aborted")
         actions.answer(action)
         if not self._run_to_boundary():
             return self._observe(session), 0.0, False, False, self._info(session, actions)
@@ -140,13 +127,13 @@ class StepEnv:
 
     def close(self) -> None:
         """End the episode under way, if any. Raises RuntimeError in a thread whose event loop is running."""
-        _refuse_running_loop()
+        refuse_running_loop()
         loop, rollout = self._loop, self._rollout
         self._loop = self._rollout = self._session = self._actions = None
         if loop is None or rollout is None:
             return
         if self._pid != os.getpid():
-            _INHERITED_LOOPS.append(loop)
+            INHERITED.append(loop)
             return
         rollout.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -191,7 +178,7 @@ class StepEnv:
         return "\n".join(message.content for message in new if message.role != "assistant")
 
     @staticmethod
-    def _info(session: Session, actions: "_InjectedActions | None") -> dict[str, Any]:
+    def _info(session: Session, actions: InjectedActions | None) -> dict[str, Any]:
         return {
             "item": session.task.item,
             "messages": list(session.messages),
@@ -200,46 +187,3 @@ class StepEnv:
             "loss_mask": list(session.loss_mask),
             "logprobs": list(session.logprobs),
         }
-
-
-class _InjectedActions:
-    """The inference of one episode: a generation request waits here until `answer` is called."""
-
-    def __init__(self, tokenize: Tokenize) -> None:
-        self.prompt_ids: list[int] = []
-        self.asked = asyncio.Event()
-        self._tokenize = tokenize
-        self._answer: asyncio.Future[GeneratedSample] | None = None
-
-    def answer(self, action: GeneratedSample) -> None:
-        """Let the rollout go on with `action` as soon as the loop runs."""
-        assert self._answer is not None  # noqa: S101
-        self.asked.clear()
-        self._answer.set_result(action)
-
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        return await self._tokenize(messages, add_generation_prompt=add_generation_prompt)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        raise DataError("an episode of steps never continues an aborted sample")
-
-    async def generate(
-        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
-    ) -> list[GeneratedSample]:
-        if self.asked.is_set():
-            raise DataError("the rollout asked for two answers at once; an episode of steps has one at a time")
-        self.prompt_ids = list(prompt_ids)
-        self._answer = asyncio.get_running_loop().create_future()
-        self.asked.set()
-        return [await self._answer]
-
-
-def _refuse_running_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        "StepEnv was called in a thread whose event loop is running: call it in another thread, "
-        "await asyncio.to_thread(env.step, action) say"
-    )

@@ -4,7 +4,7 @@ Pure; stored as one value.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Self
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from lachesis.pipeline.gateway.protocol import RegisterEnv
 from lachesis.schemas.errors import DataError, NotFoundError
 
-__all__ = ["Registration", "Registry", "environment_of"]
+__all__ = ["Registration", "Registry", "describe_unmet_allocation", "environment_of"]
 
 MAX_REGISTRATIONS = 256
 """Registrations remembered; beyond it those that disconnected are forgotten, the oldest first."""
@@ -84,6 +84,22 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
 
 def _demand(request: RegisterEnv) -> float:
     return request.max_token_length * max(0.0, request.weight)
+
+
+def describe_unmet_allocation(
+    asked: float | None, env: str, known: Collection[str], mix: Mapping[str, float]
+) -> str | None:
+    """Return why the run does not keep the part of a batch that an environment asked for, or None.
+
+    `known` are all environments of the run, `mix` is `batching.mix`.
+    """
+    if not asked or len(known) < 2:
+        return None
+    wanted = f"environment {env} asks for {asked:.0%} of each batch (min_batch_allocation)"
+    if not mix:
+        return f"{wanted}, and batching.mix is not set: the oldest groups come first; weigh the environments there"
+    share = mix.get(env, 1.0) / sum(mix.get(name, 1.0) for name in known)
+    return None if share >= asked else f"{wanted}, and batching.mix gives it {share:.0%}: raise its weight there"
 
 
 def environment_of(desired_name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """The client that people have installed, unmodified: atroposlib 0.4 in an environment of its own.
 
-It asks for its status three times within three seconds, then it ends: a gateway that takes longer to come back finds
-its environments gone, and whoever runs them has to start them again.
+It asks for its status three times within three seconds, then it ends. A gateway takes longer to come back, so its
+socket outlives it, and requests wait there.
 
 Its requirements are not ours, so `make atropos` installs it beside us: ATROPOS_PYTHON names an interpreter that has it.
 """
@@ -31,7 +31,7 @@ RUN = "g"
 PYTHON = os.environ.get("ATROPOS_PYTHON")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(280),
     pytest.mark.skipif(PYTHON is None, reason="atroposlib is not installed; `make atropos` installs it and runs this"),
 ]
 
@@ -44,21 +44,20 @@ async def test_a_real_environment_registers_throttles_publishes_and_goes_on_afte
     async with world.running():
         environment = _start(world, tmp_path / "atropos.log")
         try:
-            with anyio.fail_after(120):
+            with anyio.fail_after(240):
                 while len(world.batches) < 3:
                     assert environment.poll() is None, (tmp_path / "atropos.log").read_text()[-3000:]
                     await anyio.sleep(0.1)
                 world.kill()
                 await world.start()
-                while environment.poll() != 0:  # it ends so after its six steps
-                    if environment.poll() is not None:
-                        environment = _start(world, tmp_path / "atropos.log")
+                while environment.poll() is None:  # it ends after its six steps  # noqa: ASYNC110
                     await anyio.sleep(0.1)
         finally:
             if environment.poll() is None:
                 environment.kill()
             environment.wait()
         log = (tmp_path / "atropos.log").read_text()
+        assert environment.returncode == 0, log[-3000:]
         assert len(world.batches) >= 6, log[-3000:]
         assert world.worst <= 24
         groups = await world.groups()
@@ -77,7 +76,7 @@ async def test_an_environment_with_the_mixin_draws_by_the_weights_of_what_it_sen
     async with world.running(), httpx.AsyncClient(base_url=world.url, trust_env=False) as http:
         environment = _start(world, tmp_path / "atropos.log", "atropos_curriculum.py")
         try:
-            with anyio.fail_after(120):
+            with anyio.fail_after(240):
                 while environment.poll() is None:  # noqa: ASYNC110 - a process, which ends after its steps
                     await anyio.sleep(0.1)
         finally:

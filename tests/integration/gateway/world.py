@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.gateway.listener import LISTENER_FD
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.rewards.stage import run_normalizer
@@ -66,8 +67,8 @@ class World:
     """`batches` are those trained so far; `worst` is the most sequences that the governor ever counted."""
 
     def __init__(self, bus: NatsBus, server: Any, folder: Path, *, mode: str = "train") -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)  # held as `lachesis up` does
+        self.port = self._listener.getsockname()[1]
         self._trains = mode == "train"
         self.bus = bus
         self.file = folder / "run.toml"
@@ -95,6 +96,7 @@ class World:
                 tasks.cancel_scope.cancel()
         finally:
             self.kill()
+            self._listener.close()
 
     async def _live(self, name: str, stage: Callable[..., Any]) -> None:
         async with open_service(self.bus, name, self.config.run) as service:
@@ -116,8 +118,12 @@ class World:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "lachesis", "run", "gateway", *self.arguments]
+        number = self._listener.fileno()
+        environ = {**os.environ, LISTENER_FD: str(number)}
         with self.log.open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, pass_fds=[number]
+            )
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -2,7 +2,12 @@
 
 import pytest
 
-from lachesis.pipeline.gateway.logic.registry import MAX_REGISTRATIONS, Registry, environment_of
+from lachesis.pipeline.gateway.logic.registry import (
+    MAX_REGISTRATIONS,
+    Registry,
+    describe_unmet_allocation,
+    environment_of,
+)
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import RegisterEnv
 from lachesis.schemas.control import PolicyRecord
@@ -64,3 +69,14 @@ def test_a_policy_is_found_by_the_time():
         )
     assert [policies.version_at(t).version[0] for t in (-1, 0, 99, 100, 250)] == ["0", "0", "0", "1", "2"]
     assert policies.newest_version.version == "2-a-b"
+
+
+@pytest.mark.parametrize(
+    ("asked", "mix", "said"),
+    [(None, {}, None), (0.5, {}, "mix is not set"), (0.5, {"words": 1.0}, None), (0.6, {"words": 1.0}, "gives it 50%"),
+     (0.6, {"words": 3.0}, None), (0.2, {"sums": 9.0}, "gives it 10%")],
+)  # fmt: skip
+def test_a_minimum_that_the_mix_does_not_keep_is_named(asked, mix, said):
+    found = describe_unmet_allocation(asked, "words", ["words", "sums"], mix)
+    assert found is None if said is None else said in found
+    assert describe_unmet_allocation(asked, "words", ["words"], mix) is None, "it is alone"

@@ -262,6 +262,6 @@ async def test_env_verify_says_whether_it_can_be_set_up(make: Make) -> None:
     assert "no data set here" in failed.text
 
 
-def test_it_has_no_steps(make: Make) -> None:
-    with pytest.raises(ConfigError, match="has no steps"):
+def test_its_steps_are_those_of_another_class(make: Make) -> None:
+    with pytest.raises(ConfigError, match="AtroposStepEnv steps through one sample"):
         StepEnv(make(), server().tokenize)

@@ -44,6 +44,11 @@ class Words(BaseEnv):
             return False
 
     async def collect_trajectories(self, item):
+        if self.config.how == "turns":
+            return await self._of_turns(item["word"]), []
+        return await self._of_one_turn(item)
+
+    async def _of_one_turn(self, item):
         how = self.config.how
         if how == "killed once" and self._once():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -79,3 +84,19 @@ class Words(BaseEnv):
         if how == "backlog" and item != "later":
             return None, ["later"]
         return group, []
+
+    async def _of_turns(self, word):
+        """A conversation of three turns; the score is the number of answers that were "yes"."""
+        messages, right = [{"role": "user", "content": word}], 0
+        tokens, mask = [], []
+        for turn in range(3):
+            text = self.tokenizer.apply_chat_template(messages, False, True)
+            prompt = self.tokenizer.encode(text)
+            assert prompt[: len(tokens)] == tokens
+            mask += [-100] * (len(prompt) - len(tokens))
+            _, (output,), _, _ = await self.server.tokens_and_logprobs_completion(input_ids=prompt, n=1, max_tokens=9)
+            tokens, mask = prompt + output, mask + output
+            said = self.tokenizer.decode(output, skip_special_tokens=True)
+            right += said == "yes"
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"and {turn}?"}]
+        return {"tokens": [tokens], "masks": [mask], "scores": [float(right)]}
