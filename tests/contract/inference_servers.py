@@ -94,5 +94,5 @@ def vllm(policy: PolicyModel, model: Path, folder: Path) -> Iterator[str]:
 
 
 async def _ready(server) -> None:
-    with anyio.fail_after(600):
+    with anyio.fail_after(1800):
         await server.ready()

@@ -25,7 +25,7 @@ from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import AccessError, DataError
 from lachesis.schemas.ids import PolicyVersion
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 
 TOLERANCE = 1e-4
 """Nats between two float32 implementations."""
@@ -47,11 +47,11 @@ class World:
             self.published[str(version)] = (write_weights(tensors, self.weights, version), policy)
 
     def client(self):
-        return InferenceClient(ClientConfig(url=self.url), token=TOKEN)
+        return InferenceClient(ClientConfig(url=self.url, timeout=600, connect_timeout=60), token=TOKEN)
 
     def http(self, secret=KEY):
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=600)
 
     async def load(self, client, step):
         """Load the weights of `step` and return their version."""
@@ -212,7 +212,7 @@ async def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_o
 
 
 async def test_an_update_that_somebody_left_unfinished_is_dropped(world):
-    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=BEARING) as http:
+    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=BEARING, timeout=600) as http:
         await world.load(client, 0)
         left, (path, _) = list(world.published.items())[1]
         assert (await http.post("/start_weight_update")).is_success
