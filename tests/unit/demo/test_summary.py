@@ -202,7 +202,10 @@ def test_a_step_taken_again_counts_once_and_a_void_one_not_at_all() -> None:
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        ([{"teacher/kl_topk": float(10 - n), "teacher/kl": 0.0} for n in range(10)], "9.50 -> 1.50 nats a token, means"),
+        (
+            [{"teacher/kl_topk": float(10 - n), "teacher/kl": 0.0} for n in range(10)],
+            "9.50 -> 1.50 nats a token, means",
+        ),
         ([{"teacher/kl": 2.0}, {}, {"teacher/kl": 1.0}], "2.00 -> 1.00 nats"),
         ([{"teacher/kl_topk": 2.0}], None),
     ],

@@ -12,7 +12,7 @@ from lachesis.schemas.errors import DataError
 class Held(nn.Module):
     """A model as vLLM builds it: query, key and value in one parameter, the embedding padded to 8 rows."""
 
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}  # noqa: RUF012 - as vLLM writes it
+    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
     def __init__(self, tensors):
         super().__init__()
