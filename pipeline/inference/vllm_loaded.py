@@ -43,5 +43,5 @@ def loaded_tensors(model: torch.nn.Module, expected: Mapping[str, torch.Tensor])
         lengths = [expected[part].shape[0] for part in names]
         same = all(expected[part].shape[1:] == held.shape[1:] for part in names)
         if same and sum(lengths) <= held.shape[0]:
-            found |= zip(names, held[: sum(lengths)].split(lengths), strict=True)
+            found |= zip(names, torch.split(held[: sum(lengths)], lengths), strict=True)
     return found
