@@ -1,4 +1,4 @@
-"""The weights that vLLM's model holds, under the names and in the shapes that its checkpoint has. Pure, on torch alone.
+"""Reads the weights that vLLM's model holds, by the names and shapes of its checkpoint. Pure.
 
 vLLM joins some tensors of a checkpoint into one parameter (query, key and value) and pads others (the embedding). What
 is read here are the parameters that it computes with, not what was sent to it.
@@ -17,10 +17,10 @@ __all__ = ["loaded_digest", "loaded_tensors"]
 
 
 def loaded_digest(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> str:
-    """Return the digest of what `model` holds, in the dtypes of `expected`: that of the policy version it serves.
+    """Return the digest of what `model` holds, in the dtypes of `expected`.
 
-    A model that serves in half precision holds rounded weights, whose digest is another. Raises `DataError` naming the
-    tensors that it holds in no form known here.
+    It is that of the policy version that is served. A model that serves in half precision holds rounded weights, whose
+    digest is another. Raises `DataError` naming the tensors that it holds in no form known here.
     """
     tensors = loaded_tensors(model, expected)
     if unknown := sorted(expected.keys() - tensors.keys()):
@@ -32,7 +32,7 @@ def loaded_digest(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) 
 
 
 def loaded_tensors(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a view of each tensor of `expected` that is some rows of a parameter, or a buffer, of vLLM's model."""
+    """Return a view of each tensor of `expected` that lies in a parameter or buffer of vLLM's model."""
     joined: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     found: dict[str, torch.Tensor] = {}
     for name, held in [*model.named_parameters(), *model.named_buffers()]:
