@@ -30,6 +30,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.v1.worker.gpu_worker import Worker
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.inference.vllm_loaded import loaded_digest
 from lachesis.pipeline.inference.vllm_shared_memory import SharedModel, guard_worker
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.shared_memory import POINTER_FILE
@@ -48,7 +49,17 @@ guard_worker(Worker)
 
 
 class WorkerExtension:
-    """Adds nothing to vLLM's worker: naming it is what makes every worker import this module in time."""
+    """Added to vLLM's worker. Naming it is also what makes every worker import this module in time."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def loaded_digest(self) -> str:
+        """Return the digest of the weights that this worker computes with, read from its model's memory.
+
+        For `/collective_rpc`. Raises `DataError`.
+        """
+        return loaded_digest(self.model_runner.model, _published_form(self.vllm_config))
 
 
 @dataclass

@@ -38,6 +38,11 @@ def _facts(summary: DemoSummary) -> Iterator[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary.outcomes.items()) or "none"
     yield f"outcomes     {kinds}; {_number(summary.oversampling)} groups generated for one trained"
     yield f"staleness    {_number(summary.staleness_mean)} steps on average, {_number(summary.staleness_max)} at most"
+    if (teacher := summary.teacher) is not None:
+        yield (
+            f"teacher      KL to it {teacher.before:.2f} -> {teacher.after:.2f} nats a token, "
+            f"means of the first and the last {teacher.steps} steps"
+        )
     yield f"end to end   {_quantiles(summary.end_to_end)} from task to optimizer step (p50 / p95 / p99)"
     restarts = ", ".join(f"{name} {count}" for name, count in summary.restarts.items()) or "none"
     yield f"restarts     {restarts}; dead letters {summary.dead_letters}"

@@ -33,8 +33,13 @@ DISTILLATION = {
     "flow.teacher_bytes_per_token": 56,
     "training.learner.loss.teacher_coef": 1.0,
     "training.learner.loss.teacher_kl": "reverse",
+    "curriculum.strategy": "uniform",
 }
 """The demo's settings for on-policy distillation: the policy learns from the teacher at each token beside the reward.
+
+Words are drawn evenly. The distance to the teacher is measured on what is trained, and is 2.7 times as large on wrong
+answers as on right ones: a curriculum that goes on to harder words raises that figure while the policy comes nearer on
+every word.
 """
 DEADLINES_S: dict[DemoModel, float] = {"tiny": 600.0, "smollm2": 1200.0}
 

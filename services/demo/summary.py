@@ -23,10 +23,12 @@ __all__ = [
     "DemoExample",
     "DemoGate",
     "DemoSummary",
+    "TeacherDistance",
     "WallTimes",
     "end_to_end",
     "latest_figures",
     "summarize",
+    "teacher_distance",
 ]
 
 REQUIRED_POINTS = 20.0
@@ -52,6 +54,15 @@ class DemoGate(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None
     unjudged: int | None
     passed: bool | None
+
+
+class TeacherDistance(msgspec.Struct, frozen=True, kw_only=True):
+    """KL of the policy to the teacher that it learns from, nats a token: means over the first and the last steps."""
+
+    before: float
+    after: float
+    steps: int
+    """How many steps each mean is over."""
 
 
 class DemoExample(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +111,8 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
     oversampling: float | None
     staleness_mean: float | None
     staleness_max: float | None
+    teacher: TeacherDistance | None
+    """None: the policy does not learn from the teacher, or no two steps have been measured."""
     end_to_end: Quantiles
     stages: dict[str, StageFigures]
     dead_letters: int
@@ -157,6 +170,7 @@ def summarize(
         oversampling=observed.outcomes.total() / groups if groups else None,
         staleness_mean=finite_mean([step["staleness/mean"] for step in figures if "staleness/mean" in step]),
         staleness_max=max((step["staleness/max"] for step in figures if "staleness/max" in step), default=None),
+        teacher=teacher_distance(figures) if config.training.learner.loss.teacher_coef else None,
         end_to_end=end_to_end(observed, figures),
         stages=stages,
         dead_letters=observed.dead_letters,
@@ -180,6 +194,21 @@ def latest_figures(lines: Sequence[Mapping[str, float]]) -> list[Mapping[str, fl
     return [
         figures for _, figures in sorted({line["train/step"]: line for line in lines if "train/step" in line}.items())
     ]
+
+
+def teacher_distance(figures: Sequence[Mapping[str, float]]) -> TeacherDistance | None:
+    """Return how far from its teacher the policy was in the first fifth of the steps and in the last.
+
+    Over the teacher's likeliest tokens if they are known, else of the sampled tokens.
+    """
+    for name in ("teacher/kl_topk", "teacher/kl"):
+        values = [step[name] for step in figures if name in step]
+        if len(values) > 1:
+            count = max(1, len(values) // 5)
+            first, last = finite_mean(values[:count]), finite_mean(values[-count:])
+            if first is not None and last is not None:
+                return TeacherDistance(before=first, after=last, steps=count)
+    return None
 
 
 def end_to_end(observed: RunObservation, figures: Sequence[Mapping[str, float]]) -> Quantiles:

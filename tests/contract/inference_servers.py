@@ -29,6 +29,7 @@ CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # else each start compiles all of vLLM and torch again
 }
 TOKEN = "token"
 """What both want of who changes their state."""
@@ -94,5 +95,5 @@ def vllm(policy: PolicyModel, model: Path, folder: Path) -> Iterator[str]:
 
 
 async def _ready(server) -> None:
-    with anyio.fail_after(600):
+    with anyio.fail_after(1800):
         await server.ready()

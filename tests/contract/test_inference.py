@@ -17,15 +17,19 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.logprobs import token_logprobs
-from lachesis.pipeline.model.policy import save_policy
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.policy import ModelSetup, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weights_digest
 from lachesis.pipeline.model.weight_files import write_weights
+from lachesis.pipeline.training.adapters import load_trainable_model
+from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import AccessError, DataError
+from lachesis.schemas.ids import PolicyVersion
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 
 TOLERANCE = 1e-4
 """Nats between two float32 implementations."""
+BEARING = {"Authorization": f"Bearer {TOKEN}"}
 HI = [{"role": "user", "content": "hi there"}]
 
 
@@ -43,11 +47,11 @@ class World:
             self.published[str(version)] = (write_weights(tensors, self.weights, version), policy)
 
     def client(self):
-        return InferenceClient(ClientConfig(url=self.url), token=TOKEN)
+        return InferenceClient(ClientConfig(url=self.url, timeout=600, connect_timeout=60), token=TOKEN)
 
     def http(self, secret=KEY):
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=600)
 
     async def load(self, client, step):
         """Load the weights of `step` and return their version."""
@@ -137,6 +141,50 @@ async def test_new_weights_in_mid_generation_tear_no_token(world):
             assert sample.logprobs[span.start : span.end] == pytest.approx(right, abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("rank", [4, 32])
+async def test_trained_adapters_arrive(world, rank):
+    """Samples are those of the model with its adapters, and the server holds the weights of the version that it names.
+
+    Adapters travel merged. Real vLLM is asked for the digest of the parameters that it computes with.
+    """
+    lora = LoraConfig(rank=rank, alpha=2.0 * rank)
+    policy = load_trainable_model(world.weights.parent / "model", ModelSetup(lora=lora, seed=rank))
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:  # zero in a fresh one, which changes nothing
+                parameter.normal_(0, 0.3 / rank**0.5)
+    tensors = policy_tensors(policy.model)
+    version = str(policy_version(rank, "lora", tensors))
+    path = write_weights(tensors, world.weights, PolicyVersion.parse(version))
+    world.published[version] = (path, policy)
+    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=BEARING, timeout=600) as http:
+        base = await world.load(client, 0)
+        before = await loaded_digests(http)
+        await client.update_weights(str(path), version)
+        after = await loaded_digests(http)
+        assert await client.weight_version() == version
+        (sample,) = await client.generate([1, 20], 1, SamplingParams(max_tokens=40, ignore_eos=True))
+        await world.load(client, 0)
+        assert await loaded_digests(http) == before
+    if before:
+        assert before == [weights_digest(policy_tensors(world.policies[0].model))]
+        assert after == [weights_digest(tensors)]
+        assert after[0].startswith(PolicyVersion.parse(version).digest)
+    tokens = [1, 20, *sample.token_ids.tolist()]
+    assert sample.logprobs == pytest.approx(world.logprobs(version, tokens)[2:], abs=TOLERANCE)
+    apart = np.abs(world.logprobs(version, tokens) - world.logprobs(base, tokens)).max()
+    assert apart > 100 * TOLERANCE, "these adapters change nothing, so the test shows nothing"
+
+
+async def loaded_digests(http):
+    """Return the digest that each of vLLM's workers takes of its model's memory; the reference server has no such."""
+    answer = await http.post("/collective_rpc", json={"method": "loaded_digest"})
+    if answer.status_code == 404:
+        return []
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"]
+
+
 async def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_on(world):
     tensors = policy_tensors(sharp_policy(2).model)
     some = sorted(tensors)[1]
@@ -164,8 +212,7 @@ async def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_o
 
 
 async def test_an_update_that_somebody_left_unfinished_is_dropped(world):
-    bearing = {"Authorization": f"Bearer {TOKEN}"}
-    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=bearing) as http:
+    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=BEARING, timeout=600) as http:
         await world.load(client, 0)
         left, (path, _) = list(world.published.items())[1]
         assert (await http.post("/start_weight_update")).is_success

@@ -157,7 +157,7 @@ class Run:
 
     async def wait_until_back(self, name: str, pid: int) -> None:
         """Wait until another process than `pid` goes by that name."""
-        await until(lambda: self.pids().get(name, pid) != pid, 120)
+        await until(lambda: self.pids().get(name, pid) != pid, 600)
 
     async def wait(self, deadline_s: float) -> int:
         """Wait until the supervisor has ended, and return its exit code."""

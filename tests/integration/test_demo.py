@@ -38,7 +38,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(demo: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = demo.communicate(timeout=900)
+    output, _ = demo.communicate(timeout=1150)
     return demo.returncode, output
 
 
@@ -128,3 +128,15 @@ def test_a_taken_port_is_named(folder: Path) -> None:
     assert f"server.port {port} is taken by another program" in output
     assert "Traceback" not in output
     assert not left_running(folder)
+
+
+def test_the_policy_comes_nearer_to_a_better_teacher(folder: Path) -> None:
+    """On-policy distillation through every service; the plot is among the run's."""
+    code, output = finish(start(folder, "--distill", "--deadline", "1100", "--steps", "30"))
+    assert code == 0, output
+    summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+    assert (summary["state"], summary["steps"]) == ("finished", 30)
+    teacher = summary["teacher"]
+    assert teacher["after"] < 0.9 * teacher["before"], teacher
+    assert f"KL to it {teacher['before']:.2f} -> {teacher['after']:.2f} nats a token" in output
+    assert (folder / "plots" / "teacher.png").stat().st_size > 0

@@ -57,11 +57,11 @@ def beat(service: str, pid: int, instance: str, handled: int, waits: Sequence[fl
 
 
 def summary(
-    observed: RunObservation, *, state: State = "finished", gate: bool = True, figures: Any = ()
+    observed: RunObservation, *, state: State = "finished", gate: bool = True, figures: Any = (), config: Any = CONFIG
 ) -> DemoSummary:
     walls = WallTimes(prepare=1.0, start=2.0, train=10.0, finish=3.0, total=16.0)
     return summarize(
-        CONFIG, observed, PREPARED, list(figures), walls, state=state, gate=gate, places={"config": "/a b/run.toml"}
+        config, observed, PREPARED, list(figures), walls, state=state, gate=gate, places={"config": "/a b/run.toml"}
     )
 
 
@@ -197,6 +197,26 @@ def test_a_step_taken_again_counts_once_and_a_void_one_not_at_all() -> None:
         {"train/step": 2.0, "a": 3.0},
     ]
     assert [line["a"] for line in latest_figures(lines)] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (
+            [{"teacher/kl_topk": float(10 - n), "teacher/kl": 0.0} for n in range(10)],
+            "9.50 -> 1.50 nats a token, means",
+        ),
+        ([{"teacher/kl": 2.0}, {}, {"teacher/kl": 1.0}], "2.00 -> 1.00 nats"),
+        ([{"teacher/kl_topk": 2.0}], None),
+    ],
+)
+def test_a_distilled_policys_distance_to_its_teacher_is_told(figures: list[dict[str, float]], said: str | None) -> None:
+    def text(*, distill: bool) -> str:
+        config = demo_config(DemoOptions(run="r", steps=2, distill=distill))
+        return render(summary(RunObservation(CONFIG), figures=figures, config=config))
+
+    assert f"teacher      KL to it {said}" in text(distill=True) if said else "KL to it" not in text(distill=True)
+    assert "KL to it" not in text(distill=False)
 
 
 def test_hostile_messages_are_passed_over() -> None:
