@@ -37,13 +37,15 @@ _OTHERS = (
     "rl.promotion.one.live", "rl.logprobs.one.live.words", "rl.blob.logprobs.one.words.abc", "rl.ledger.one.main",
     "rl.ledger.one.again", "rl.lease.one.words", "rl.lease.one.far", "rl.lease.one", "rl.incident.one",
     "rl.replay.rescore.one.again.words", "rl.replay.revision.one.again.all", "rl.state.one.replay.again.words",
-    "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor", "rl.weights.one.head", "rl.weights.one.chunk",
+    "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor", "rl.weights.one.head",
+    "rl.weights.one.chunk",
 )  # fmt: skip
 _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
         "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "inference.policy",
-        "inference.teacher", "inference.eval", "webhook.live", "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention",
+        "inference.teacher", "inference.eval", "webhook.live",
+        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention",
         "resume.words", "gateway.registry",
     )
 )  # fmt: skip

@@ -14,7 +14,8 @@ from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table
 from lachesis.schemas.subjects import BUCKET
 
-ACCESS = access_table(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))
+SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",))
+ACCESS = access_table(SCOPE)
 PROMISES = (Path(__file__).parents[3] / "SECURITY.md").read_text()
 TABLE = Path(__file__).parents[3] / "deploy" / "nats" / "permissions.md"
 WORKERS = [name for name in IDENTITIES if name not in (OPERATOR, OBSERVER)]
@@ -52,7 +53,7 @@ def test_the_page_on_security_counts_what_is_tried() -> None:
 
 @pytest.mark.parametrize("identity", [name for name in WORKERS if not name.startswith("environment-")])
 def test_the_page_on_security_names_what_each_writes_and_reads(identity: str) -> None:
-    row = next(line for line in PROMISES.splitlines() if line.startswith((f"| {identity} |")))
+    row = next(line for line in PROMISES.splitlines() if line.startswith(f"| {identity} |"))
     _, _, written, read, _ = row.split("|")
     kinds = {subject.split(".")[1] for subject in ACCESS[identity].writes}
     said = {"dead": "dead letters", "state": "state", "blob": "chunks"}
