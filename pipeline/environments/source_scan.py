@@ -17,12 +17,18 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MAX_SOURCE_BYTES", "EnvironmentField", "FoundEnvironment", "find_environments"]
 
-MAX_SOURCE_BYTES = 1 << 20
-"""Longer modules are refused: parsing takes some hundred times as much memory."""
+MAX_SOURCE_BYTES = 1 << 18
+"""Longer modules are refused: parsing takes up to a thousand times as much memory."""
+_MAX_BRACES = 10_000
+"""`{` of a module. Parsing an f-string takes as long as its expressions times its length."""
+_MAX_CLASSES = 1000
+"""Classes of a module."""
+_MAX_SETTINGS = 2000
+"""Settings of all environments of a module; environments may share theirs by a base."""
 _MAX_TEXT_CHARS = 4000
 """Characters of a docstring, type, default or help that are kept."""
-_MAX_BASES = 64
-"""Classes that are followed from one to its bases."""
+_MAX_BASES = 16
+"""Bases that are followed of a class, and classes that are followed from one to its bases."""
 
 Family: TypeAlias = Literal["lachesis", "atropos", "verifiers"]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -66,16 +72,20 @@ class FoundEnvironment(Struct, frozen=True, kw_only=True):
 def find_environments(source: bytes) -> list[FoundEnvironment]:
     """Return the environments that a module defines at its top level, in their order.
 
-    Raises `ConfigError` where the source is no Python or too large to parse.
+    Raises `ConfigError` where the source is no Python, or would take long to read.
     """
     if len(source) > MAX_SOURCE_BYTES:
         raise ConfigError(f"is larger than {MAX_SOURCE_BYTES} bytes")
     if not any(mark in source for mark in _MARKS):
         return []
+    if source.count(b"{") > _MAX_BRACES:
+        raise ConfigError(f"has more than {_MAX_BRACES} braces: move its data to another file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the source's own: escapes that Python does not know, say
             return list(_Module(ast.parse(source)).environments())
+    except ConfigError:
+        raise
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"is no Python: {error}") from error
     except (RecursionError, MemoryError) as error:
@@ -88,6 +98,11 @@ class _Module:
     def __init__(self, tree: ast.Module) -> None:
         self._body = tree.body
         self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        if len(self._classes) > _MAX_CLASSES:
+            raise ConfigError(f"has more than {_MAX_CLASSES} classes")
+        self._settings = 0
+        self._read_fields: dict[ast.AST, list[EnvironmentField]] = {}
+        """By the node that has them: environments may share theirs."""
         self._imported: dict[str, tuple[str, str]] = {}
         """By the name it has here: module, and name there."""
         for node in tree.body:
@@ -107,7 +122,7 @@ class _Module:
                     family="verifiers",
                     line=node.lineno,
                     docstring=_docstring(node),
-                    fields=list(_parameters(node)),
+                    fields=self._fields(node),
                 )
 
     def _is_loader(self, node: _Function) -> bool:
@@ -122,7 +137,7 @@ class _Module:
         else:
             makers = (_method(one, "__init__") for one in lineage)
             maker = next((one for one in makers if one is not None), None)
-            fields = [] if maker is None else list(_parameters(maker))[1:]
+            fields = [] if maker is None else self._fields(maker)[1:]
         return FoundEnvironment(
             name=node.name,
             family=family,
@@ -139,8 +154,17 @@ class _Module:
         config = self._classes.get(named)
         found: dict[str, EnvironmentField] = {}
         for kind in reversed(self._lineage(config) if config is not None else []):
-            found |= {field.name: field for field in _annotated(kind)}
+            found |= {field.name: field for field in self._fields(kind)}
         return list(found.values())
+
+    def _fields(self, node: ast.ClassDef | _Function) -> list[EnvironmentField]:
+        """Return the fields of a class, or the parameters of a function."""
+        if node not in self._read_fields:
+            self._read_fields[node] = list(_annotated(node) if isinstance(node, ast.ClassDef) else _parameters(node))
+        self._settings += len(self._read_fields[node])
+        if self._settings > _MAX_SETTINGS:
+            raise ConfigError(f"has environments with more than {_MAX_SETTINGS} settings")
+        return self._read_fields[node]
 
     def _lineage(self, node: ast.ClassDef) -> list[ast.ClassDef]:
         """Return the class and its bases in this module, nearest first; safe where they go in a circle."""
@@ -148,14 +172,14 @@ class _Module:
         for kind in found:
             if len(found) >= _MAX_BASES:
                 break
-            names = [base.id for base in kind.bases if isinstance(base, ast.Name)]
+            names = [base.id for base in kind.bases[:_MAX_BASES] if isinstance(base, ast.Name)]
             inner = (self._classes.get(name) for name in dict.fromkeys(names))
             found += [one for one in inner if one is not None and one not in found]
         return found
 
     def _family(self, node: ast.ClassDef) -> Family | None:
         """Return whose base class it has; None where it has none of a known name, or one of another package."""
-        for base in (base for kind in self._lineage(node) for base in kind.bases):
+        for base in (base for kind in self._lineage(node) for base in kind.bases[:_MAX_BASES]):
             if isinstance(base, ast.Name) and base.id not in self._classes:
                 module, name = self._imported.get(base.id, ("", base.id))
             elif isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name):

@@ -35,6 +35,8 @@ _MAX_REPLY_BYTES = 16 << 20
 """An answer of a hundred thousand tokens is far below."""
 _BUSY = frozenset({429, 502, 503, 504})
 _CONNECT_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 100
+"""Requests under way at once; the time of one that waits for its turn does not count."""
 _VERSION = "0-text-0000"
 
 
@@ -73,14 +75,20 @@ class _ModelList(msgspec.Struct):
 
 
 class ChatClient:
-    """An async context manager over one server. `url` ends where `/chat/completions` follows: `http://HOST:PORT/v1`."""
+    """An async context manager over one server. `url` ends where `/chat/completions` follows: `http://HOST:PORT/v1`.
+
+    A whole answer must have arrived within `timeout_s` seconds, also from a server that keeps sending.
+    """
 
     def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 120.0) -> None:
         self.url = url.rstrip("/")
         self._key = key
+        self._timeout_s = timeout_s
+        self._turns = anyio.CapacityLimiter(_MAX_CONNECTIONS)
         self._http = httpx.AsyncClient(
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None),
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS),
             trust_env=not is_on_this_machine(url),  # a proxy leads elsewhere
         )
 
@@ -127,15 +135,22 @@ class ChatClient:
     async def _request(self, method: str, path: str, body: Any = None) -> bytes:
         data = bytearray()
         try:
-            async with self._http.stream(method, self.url + path, json=body) as response:
-                async for part in response.aiter_bytes():
-                    data += part
-                    if len(data) > _MAX_REPLY_BYTES:
-                        raise DataError(f"{self._where} answered {path} with more than {_MAX_REPLY_BYTES} bytes")
+            async with self._turns:
+                with anyio.fail_after(self._timeout_s):
+                    async with self._http.stream(method, self.url + path, json=body) as response:
+                        async for part in response.aiter_bytes():
+                            data += part
+                            if len(data) > _MAX_REPLY_BYTES:
+                                raise DataError(
+                                    f"{self._where} answered {path} with more than {_MAX_REPLY_BYTES} bytes"
+                                )
+        except TimeoutError as error:
+            raise InfrastructureError(
+                f"{self._where}, {path}: no whole answer within {self._timeout_s:g} s, after {len(data)} bytes of it; "
+                "raise the environment's timeout_s if its answers take longer"
+            ) from error
         except httpx.TransportError as error:
-            slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
-            kind = InfrastructureError if slow else ServerAwayError
-            raise kind(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
+            raise ServerAwayError(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
         if response.is_success:
             return bytes(data)
         text = f"{self._where} answered {path} with {response.status_code}: {self._quoted(data)}"

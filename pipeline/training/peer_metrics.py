@@ -4,7 +4,9 @@ For people to look at beside the loss. Nothing depends on them, so one that is m
 from is in the streams.
 """
 
+from collections.abc import Iterator
 from contextlib import aclosing
+from itertools import islice
 
 import anyio
 
@@ -15,16 +17,18 @@ from lachesis.schemas.control import Heartbeat
 
 __all__ = ["PeerMetrics"]
 
-_PEER_PREFIXES = (
-    "batching/tokens_per_sequence/",
-    "curriculum/",
-    "eval/",
-    "health/",
-    "reliability/",
-    "reward/",
-    "reward_norm/",
-    "reward_shaping/",
-)
+_PREFIXES = {
+    "batcher": ("batching/tokens_per_sequence/",),
+    "curriculum": ("curriculum/",),
+    "evaluator": ("eval/",),
+    "health": ("health/",),
+    "normalizer": ("reliability/", "reward_norm/", "reward_shaping/"),
+    "scorer": ("reward/",),
+}
+"""By service what is taken from it: nobody else can say it in its place."""
+_MAX_FIGURES = 2000
+"""Figures that are taken from one process."""
+_MAX_NAME_CHARS = 200
 
 
 class PeerMetrics:
@@ -59,9 +63,17 @@ class PeerMetrics:
         for service in self._log.services():
             beats = [one.newest for one in self._log.processes(service, speaking_at_s=self._now_s)]
             for beat in beats:
-                found |= {name: value for name, value in beat.metrics.items() if name.startswith(_PEER_PREFIXES)}
+                found |= dict(islice(_figures(beat), _MAX_FIGURES))
             lags = [beat.stage.lag for beat in beats if beat.stage.lag is not None]
             if lags:
                 found[f"queue/{service}/lag"] = float(max(lags))
                 found[f"queue/{service}/redelivered"] = float(sum(beat.stage.redelivered for beat in beats))
         return found
+
+
+def _figures(beat: Heartbeat) -> Iterator[tuple[str, float]]:
+    """Yield what is taken of a heartbeat; names may hold what a rollout says, such as its skill."""
+    prefixes = _PREFIXES.get(beat.service, ())
+    for name, value in beat.metrics.items():
+        if name.startswith(prefixes) and len(name) <= _MAX_NAME_CHARS:
+            yield name, value

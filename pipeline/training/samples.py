@@ -22,7 +22,9 @@ class ReadableSample(NamedTuple):
 
     def shortened(self) -> "ReadableSample":
         """Return it with texts of at most 8,192 characters: the middle of a longer one is left out, and said."""
-        return self._replace(prompt=_shorten(self.prompt), completion=_shorten(self.completion))
+        return self._replace(
+            item=_shorten(self.item), prompt=_shorten(self.prompt), completion=_shorten(self.completion)
+        )
 
 
 def readable_samples(

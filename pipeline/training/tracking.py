@@ -95,7 +95,7 @@ class Tracking:
         """Send the first `training.sample_rows` samples to the trackers."""
         rows = [row.shortened() for row in samples[: self._rows]]
         for outbox in self._outboxes if rows else ():
-            nbytes = sum(len(row.prompt) + len(row.completion) for row in rows) * 4  # at most, in UTF-8
+            nbytes = sum(len(row.item) + len(row.prompt) + len(row.completion) for row in rows) * 4  # at most, in UTF-8
             outbox.put(partial(outbox.tracker.log_samples, rows, self._step), nbytes)
 
     async def log_alert(self, alert: AlertNotification) -> None:

@@ -1,7 +1,8 @@
 """The MCP server of the agent tools: over stdin and stdout, or over HTTP with a token.
 
 Guarantees that nothing but the protocol is written to stdout; that over HTTP nobody without the token reaches a tool,
-nor a web page by another name of this machine; and that a tool's error reaches the agent as a sentence.
+nor a web page by another name of this machine, and what one request holds is bounded; and that a tool's error reaches
+the agent as a sentence.
 """
 
 import functools
@@ -11,12 +12,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lachesis import __version__
 from lachesis.pipeline.runtime.http import http_within
@@ -28,6 +30,10 @@ __all__ = ["HTTP_PATH", "make_server", "serve_http"]
 HTTP_PATH = "/mcp"
 _HEAD_S = 10.0
 """Seconds in which a request's headers must have arrived."""
+_MAX_BODY_BYTES = 1 << 20
+"""A tool's arguments are some hundred bytes; those of the longest edit some thousand."""
+_BODY_S = 30.0
+"""Seconds in which a request's body must have arrived."""
 _MAX_CONNECTIONS = 128
 _SHUTDOWN_S = 5
 """Seconds that open connections have when the server ends."""
@@ -74,7 +80,7 @@ async def serve_http(server: MCPServer, host: str, port: int, token: str, starte
     security = TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
     app = server.streamable_http_app(streamable_http_path=HTTP_PATH, transport_security=security, host=host)
     config = uvicorn.Config(
-        _TokenCheck(app, token),
+        _TokenCheck(_BodyBound(app), token),
         log_level="warning",
         log_config=None,
         server_header=False,
@@ -102,3 +108,48 @@ class _TokenCheck:
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class _BodyBound:
+    """Answers 413 to requests with a large body, and 408 to those whose body does not arrive in time."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        message: Message | None = None
+        with anyio.move_on_after(_BODY_S):
+            message = await _whole(receive)
+        if message is None:
+            refusal = JSONResponse({"error": f"the body did not arrive within {_BODY_S:g} s"}, 408)
+        elif len(message.get("body", b"")) > _MAX_BODY_BYTES:
+            refusal = JSONResponse({"error": f"the body has more than {_MAX_BODY_BYTES} bytes"}, 413)
+        else:
+            await self._app(scope, _after(message, receive), send)
+            return
+        await refusal(scope, receive, send)
+
+
+async def _whole(receive: Receive) -> Message:
+    """Return the body as one message, cut off where it is too large; what came instead where the client left."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        body += message.get("body", b"")
+        if not message.get("more_body", False) or len(body) > _MAX_BODY_BYTES:
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+
+def _after(first: Message, receive: Receive) -> Receive:
+    """Return a `receive` that yields `first` before what comes next."""
+    waiting = [first]
+
+    async def received() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return received

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.config.run import MlflowConfig
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.training.samples import ReadableSample
@@ -21,6 +22,9 @@ _RUN_TAG = "lachesis.run"
 _MAX_METRICS = 1000
 """Metrics that one request of MLflow may hold."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. :/]")
+_NOT_IN_FILES = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_NAME_CHARS = 200
+"""MLflow refuses names of more than 250 characters, and with one all figures of the request."""
 _TIMEOUT_S = "30"
 _REFUSED = frozenset({"BAD_REQUEST", "INVALID_PARAMETER_VALUE"})
 
@@ -70,7 +74,7 @@ class MlflowTracker:
         now_ms = time.time_ns() // 1_000_000
         last = ["train/step"] if "train/step" in figures else []
         metrics = [
-            Metric(_NOT_IN_NAMES.sub("_", name), figures[name], now_ms, step)
+            Metric(_metric_name(name), figures[name], now_ms, step)
             for name in [*(name for name in figures if name not in last), *last]
         ]
         try:
@@ -87,9 +91,10 @@ class MlflowTracker:
 
     def log_alert(self, alert: AlertNotification, step: int) -> None:
         """Store the alert as an artifact, and the environment's standing as a tag."""
-        self._log_text(f"step {step}\n{alert.text}\n", f"alerts/{alert.seq:012}-{alert.environment}.txt")
+        environment = _NOT_IN_FILES.sub("_", alert.environment)[:_MAX_NAME_CHARS]
+        self._log_text(f"step {step}\n{alert.text}\n", f"alerts/{alert.seq:012}-{environment}.txt")
         try:
-            self._client.set_tag(self._run_id, f"lachesis.standing.{alert.environment}", alert.standing)
+            self._client.set_tag(self._run_id, f"lachesis.standing.{environment}", alert.standing)
         except self._error as error:
             raise _error_of(error) from error
 
@@ -117,9 +122,15 @@ class MlflowTracker:
             raise _error_of(error) from error
 
 
+def _metric_name(name: str) -> str:
+    """Return the name as MLflow takes it: a path without empty parts and without `.` and `..`."""
+    parts = _NOT_IN_NAMES.sub("_", name)[:_MAX_NAME_CHARS].split("/")
+    return "/".join("_" * max(1, len(part)) if not part.strip(".") else part for part in parts)
+
+
 def _error_of(error: Exception) -> DataError | InfrastructureError:
     """Return what an error of MLflow means: it refuses what it was sent, or it is away."""
-    text = (str(error).splitlines() or [type(error).__name__])[0][:300]
+    text = without_secrets((str(error).splitlines() or [type(error).__name__])[0])[:300]
     if getattr(error, "error_code", None) in _REFUSED:
         return DataError(text)
     return InfrastructureError(f"MLflow does not answer: {text}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.pipeline.config.run import WandbConfig
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.training.samples import ReadableSample
@@ -49,7 +50,8 @@ class WandbTracker:
         try:
             self._run = self._wandb.init(**self._arguments)
         except self._wandb.errors.CommError as error:
-            raise InfrastructureError(f"wandb does not answer: {str(error).splitlines()[0]}") from error
+            said = without_secrets((str(error).splitlines() or [type(error).__name__])[0])
+            raise InfrastructureError(f"wandb does not answer: {said}") from error
         self._run.define_metric("train/step")
         self._run.define_metric("*", step_metric="train/step")
 

@@ -9,6 +9,7 @@ from integration.security.secured import Secured
 
 from lachesis.pipeline.bus.connection import _tls
 from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.keys import INFERENCE_ROLES
 from lachesis.schemas.subjects import BUCKET, STREAMS, stream_name
 from lachesis.services.registry import SERVICES
 
@@ -36,18 +37,21 @@ _OTHERS = (
     "rl.promotion.one.live", "rl.logprobs.one.live.words", "rl.blob.logprobs.one.words.abc", "rl.ledger.one.main",
     "rl.ledger.one.again", "rl.lease.one.words", "rl.lease.one.far", "rl.lease.one", "rl.incident.one",
     "rl.replay.rescore.one.again.words", "rl.replay.revision.one.again.all", "rl.state.one.replay.again.words",
-    "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor",
+    "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor", "rl.weights.one.head",
+    "rl.weights.one.chunk",
 )  # fmt: skip
 _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
         "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "inference.policy",
-        "webhook.live", "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention",
+        "inference.teacher", "inference.eval", "webhook.live",
+        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention",
         "resume.words", "gateway.registry",
     )
 )  # fmt: skip
 _SUBJECTS = (*_EVENTS, *_STATES, *_OTHERS, *_KEYS)
-_SPEAKERS = (*IDENTITIES, "inference-policy", "shadow-again", "environment-other")
+_ROLES = tuple(f"inference-{role}" for role in INFERENCE_ROLES)
+_SPEAKERS = (*IDENTITIES, *_ROLES, "shadow-again", "environment-other", "web", "mcp")
 _STREAM_CALLS = (
     "STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE", "STREAM.INFO", "STREAM.MSG.GET",
     "STREAM.MSG.DELETE", "STREAM.SNAPSHOT", "STREAM.RESTORE", "STREAM.LEADER.STEPDOWN", "STREAM.PEER.REMOVE",
@@ -57,7 +61,16 @@ _CONSUMER_CALLS = (
     "CONSUMER.CREATE", "CONSUMER.DURABLE.CREATE", "CONSUMER.DELETE", "CONSUMER.INFO", "CONSUMER.MSG.NEXT",
     "CONSUMER.PAUSE", "CONSUMER.RESET", "CONSUMER.UNPIN", "CONSUMER.LEADER.STEPDOWN",
 )  # fmt: skip
+_SERVER_CALLS = (
+    "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.ACCOUNT.PURGE.x",
+    "$JS.API.ACCOUNT.STREAM.MOVE.x.lachesis_one_LEDGER", "$JS.API.ACCOUNT.STREAM.CANCEL_MOVE.x.lachesis_one_LEDGER",
+    "$JS.API.META.LEADER.STEPDOWN", "$JS.API.SERVER.REMOVE", "$JS.API.STREAM.CREATE.lachesis_one_MORE",
+    "$JS.API.STREAM.RESTORE.lachesis_one_MORE", "$JS.SNAPSHOT.RESTORE.lachesis_one_LEDGER.abc",
+    "$JS.SNAPSHOT.ACK.lachesis_one_LEDGER.abc", "$JS.FC.lachesis_one_LEDGER.batcher=0.abc", "$JS.EVENT.ADVISORY.x",
+    "$JSC.R.abc", "$NRG.AE.abc",
+)  # fmt: skip
 _DURABLES = ("scorer=one=live", "teacher=one=live")
+_VERBS = ("PING", "INFO", "STATS")
 _LAST = "last.of.all"
 """What nobody may publish on, so that its refusal is the last one."""
 
@@ -69,18 +82,21 @@ def publications() -> Iterator[str]:
     for name in _SPEAKERS:
         yield from (f"rl.heartbeat.one.{name}.7-abc", f"rl.health.one.{name}", f"_INBOX_{name}.abc.1")
     yield from ("_INBOX.abc.1", "_R_.abc.def", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.x.CONNECT", "$SRV.PING", "else")
-    yield from ("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.ACCOUNT.PURGE.x")
+    yield from _SERVER_CALLS
     yield from ("rl.kv.one.policy", "rl.kv.two.policy")
     names = (*_DURABLES, *(f"{name}=0" for name in IDENTITIES), "batcher=one=EVENTS=score=0123456789abcdef")
     for store in STORES:
         yield from (f"$JS.API.{call}.{store}" for call in _STREAM_CALLS)
         for tail in ("abc", "words.abc", "far.abc", "*", "*.*", ">"):  # a wildcard asks for the last of all it covers
             yield f"$JS.API.DIRECT.GET.{store}.rl.blob.rollout.one.{tail}"
-        yield f"$JS.API.DIRECT.GET.{store}.rl.rollout.one.words"
+            yield f"$JS.API.DIRECT.GET.{store}.rl.blob.logprobs.one.{tail}"
+        for subject in ("rl.rollout.one.words", "rl.weights.one.head", "$KV.lachesis_one.policy", "$KV.lachesis_one.>"):
+            yield f"$JS.API.DIRECT.GET.{store}.{subject}"
         for name in names:
             yield from (f"$JS.API.{call}.{store}.{name}" for call in _CONSUMER_CALLS)
             yield f"$JS.API.CONSUMER.CREATE.{store}.{name}.rl.score.one.live.words"
             yield f"$JS.ACK.{store}.{name}.1.2.3.4.5"
+            yield f"$JS.ACK.domain.account.{store}.{name}.1.2.3.4.5"
 
 
 def subscriptions() -> Iterator[str]:
@@ -97,9 +113,10 @@ def subscriptions() -> Iterator[str]:
     yield from ("rl.lease.one.words", "rl.lease.one.far", "rl.health.one.supervisor", "rl.kv.>")
     yield from ("rl.kv.one.>", "rl.kv.two.>", "rl.kv.two.policy")
     yield from (f"rl.kv.one.{key.removeprefix('$KV.lachesis_one.')}" for key in _KEYS)
-    for name in IDENTITIES:
-        yield from (f"_INBOX_{name}.>", f"rl.health.one.{name}", f"$SRV.PING.lachesis-{name}")
-    yield "$SRV.PING.lachesis-environment"
+    yield from (f"$SRV.{verb}" for verb in _VERBS)
+    for name in (*IDENTITIES, *_ROLES, "environment"):
+        yield from (f"_INBOX_{name}.>", f"rl.health.one.{name}")
+        yield from (f"$SRV.{verb}.lachesis-{name}{end}" for verb in _VERBS for end in ("", ".*"))
 
 
 async def allowed(server: Secured, identity: str) -> tuple[set[str], set[str]]:

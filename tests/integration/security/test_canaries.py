@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from integration.harness import CONFIG, RUN, SUMS, Run
 from integration.security.secured import Secured, auth_init, make_certificates
 from integration.security.test_run import exposed, files_with
-from nats.aio.client import Client
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.types import TextContent
+from nats.aio.client import Client as NatsClient
 from otlp import Received, receiving
 
 from lachesis.pipeline.bus.config import ConnectionConfig
@@ -33,6 +36,8 @@ ENVIRON = {
     "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{CANARY}-otlp",
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"x-key={CANARY}-otlp-traces",
     "OPENAI_API_KEY": f"{CANARY}-openai",
+    "MLFLOW_TRACKING_TOKEN": f"{CANARY}-mlflow-token",
+    "MLFLOW_TRACKING_PASSWORD": f"{CANARY}-mlflow-password",
     "HTTPS_PROXY": f"http://me:{CANARY}-proxy@127.0.0.1:9",
     "NO_PROXY": "127.0.0.1,localhost",
     "LACHESIS_TRAINING__WANDB__PROJECT": "p",
@@ -105,12 +110,12 @@ class Heard:
         said = message.data + repr(message.headers).encode()
         self.leaks |= {message.subject for secret in self._secrets if secret in said}
 
-    async def listen(self, client: Client) -> None:
+    async def listen(self, client: NatsClient) -> None:
         for subject in (subjects.heartbeat(RUN), subjects.incident(RUN), inbox := client.new_inbox()):
             await client.subscribe(subject, cb=self.take)
         self._inbox = inbox
 
-    async def ask(self, client: Client) -> None:
+    async def ask(self, client: NatsClient) -> None:
         for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", *(subjects.health(RUN, name) for name in SERVICES)):
             await client.publish(subject, reply=self._inbox)
         await client.flush(30)
@@ -150,6 +155,8 @@ def configure(run: Run, judge: str) -> None:
         "    return float(len(sample.completion) % 3) / 2\n"
     )
     (run.folder / "token").write_text(f"{CANARY}-gateway\n")
+    (run.folder / "webhook").write_text(f"http://me:{CANARY}-webhook@127.0.0.1:9/{CANARY}-hook?token={CANARY}-hooked\n")
+    (run.folder / "webhook").chmod(0o600)  # a run does not start otherwise
     params = f'{{ api_key = "{CANARY}-param", service = "https://me:{CANARY}-service@host/x" }}'
     rated = f'{{ api_key = "{CANARY}-rater", service = "https://me:{CANARY}-rater-service@host/x" }}'
     parts = run.config.read_text().replace(str(SUMS), str(environment)).split(':Sums"\n')
@@ -162,6 +169,7 @@ def configure(run: Run, judge: str) -> None:
         + f'[gateway]\nport = 0\ntoken_file = "{run.folder / "token"}"\n'
         + '[inference.policy]\nhost = "0.0.0.0"\n'
         + f'[telemetry]\njaeger_url = "http://me:{CANARY}-jaeger@127.0.0.1:1"\n'
+        + f'[training.mlflow]\nuri = "http://me:{CANARY}-mlflow@127.0.0.1:9"\n'
     )
 
 
@@ -190,6 +198,9 @@ async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
                 "JUDGE_KEY": f"{CANARY}-judge",
                 "LACHESIS_NATS__URL": server.address.replace("://", f"://me:{CANARY}-address@"),
                 "LACHESIS_TELEMETRY__RATIO": "1.0",
+                "LACHESIS_TRAINING__TENSORBOARD": "true",
+                "LACHESIS_HEALTH__WEBHOOK_FILE": str(tmp_path / "run" / "webhook"),
+                "LACHESIS_HEALTH__WEBHOOK_FROM": "inform",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": received.url,
                 "XDG_STATE_HOME": str(tmp_path / "state"),
             }
@@ -222,7 +233,12 @@ async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
             done = await lachesis(run, environ, *command)
             said = (done.stdout + done.stderr).decode()
             assert not [secret for secret in secrets if secret in said], (command, said)
+        for said in [*await page_answers(run, environ), *await tool_answers(run, environ)]:
+            assert not [secret for secret in secrets if secret in said], said[:2000]
+        assert f"{CANARY}-mlflow" in run.config.read_text()
+        assert "MLflow does not answer" in "".join(file.read_text() for file in run.folder.glob("logs/trainer*"))
         own = [
+            run.folder / "web.token",
             *(run.folder / "inference").glob("*.token"),
             run.folder / "inference" / "policy.key",
             run.folder / "gateway.url",
@@ -232,14 +248,62 @@ async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
         assert f"{CANARY}-gateway" in tokens[-2], "the URL that the user is to give to the environment"
         assert not [line for line in shown for token in tokens if token in line]
         keys = {file.name for file in (*server.folder.rglob("*.key"), *server.folder.rglob("*.nk"))}
-        kept = {"run.toml", "run.effective.toml", *(file.name for file in own), *keys}  # what its user gave it
+        kept = {
+            "run.toml",
+            "run.effective.toml",
+            "webhook",
+            "mcp.token",
+            *(file.name for file in own),
+            *keys,
+        }  # what its user gave it
         found = files_with([*secrets, *tokens], run.folder, tmp_path / "state", tmp_path / "server", tmp_path)
         assert {name for name, _ in found} <= kept, found
-        private = kept - {"run.toml", "token"} & {path.name for path in run.folder.iterdir()}
+        private = kept - {"run.toml", "token", "webhook"} & {path.name for path in run.folder.iterdir()}
         assert all((run.folder / name).stat().st_mode & 0o077 == 0 for name in private)
 
 
 _HANDED_ON = {"WANDB_API_KEY", "WANDB_SERVICE", "LACHESIS_NATS__URL"}
+
+
+async def page_answers(run: Run, environ: Mapping[str, str]) -> list[str]:
+    """Return what `lachesis web` shows of the run, and what it prints but for its address."""
+    command = [sys.executable, "-m", "lachesis", "web", *run.arguments]
+    async with await anyio.open_process(command, env={**run.environ, **environ}) as page:
+        assert page.stdout is not None
+        with anyio.fail_after(120):
+            url = ""
+            while "\n" not in url:
+                url += (await page.stdout.receive()).decode()
+        async with httpx.AsyncClient(timeout=120, follow_redirects=True, trust_env=False) as http:
+            opened = await http.get(url.strip())
+            assert opened.status_code == 200
+            answers = [opened.text]
+            for name in ("run", "series", "alerts", "groups", "revisions", "comparison"):
+                answer = await http.get(str(opened.url.join(f"/api/{name}")))
+                answers.append(answer.text)
+                assert answer.status_code < 500, answer.text
+            assert RUN in answers[1]
+            group = json.loads(answers[4])["groups"][0]["group"]
+            answers.append((await http.get(str(opened.url.join(f"/api/groups/{group}")))).text)
+        page.terminate()
+    return answers
+
+
+async def tool_answers(run: Run, environ: Mapping[str, str]) -> list[str]:
+    """Return what an agent's tools say of the run and its configuration."""
+    command = ["-m", "lachesis", "mcp", *run.arguments]
+    server = StdioServerParameters(command=sys.executable, args=command, env={**run.environ, **environ})
+    said = []
+    async with Client(stdio_client(server)) as client:
+        for tool, arguments in (
+            ("rl_list_environments", {}), ("rl_select_environment", {"name": "sums"}), ("rl_get_current_config", {}),
+            ("rl_list_runs", {}), ("rl_check_status", {"run_id": RUN}), ("rl_get_results", {"run_id": RUN}),
+            ("rl_health", {"run_id": RUN}), ("rl_list_rollouts", {"run_id": RUN}),
+            ("rl_edit_config", {"field": "training.mlflow.uri", "value": 7}),
+        ):  # fmt: skip
+            result = await client.call_tool(tool, arguments)
+            said += [content.text for content in result.content if isinstance(content, TextContent)]
+    return said
 
 
 async def lachesis(run: Run, environ: Mapping[str, str], *command: str) -> "anyio.abc.CompletedProcess[bytes]":

@@ -5,11 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from integration.security.probes import IDENTITIES, STORES, allowed, as_table
+from integration.security.probes import IDENTITIES, STORES, allowed, as_table, publications, subscriptions
 from integration.security.secured import Secured
 
-from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.pipeline.bus.consumer_names import reader_names
+from lachesis.pipeline.bus.permissions import permissions
+from lachesis.pipeline.bus.routing import matches
+from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table
+from lachesis.schemas.subjects import BUCKET
 
+SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",))
+ACCESS = access_table(SCOPE)
+PROMISES = (Path(__file__).parents[3] / "SECURITY.md").read_text()
 TABLE = Path(__file__).parents[3] / "deploy" / "nats" / "permissions.md"
 WORKERS = [name for name in IDENTITIES if name not in (OPERATOR, OBSERVER)]
 
@@ -27,6 +34,35 @@ async def test_the_server_allows_what_the_table_says(may: May) -> None:
     if os.environ.get("WRITE_PERMISSIONS"):
         TABLE.write_text(table)
     assert table == TABLE.read_text(), "run it with WRITE_PERMISSIONS=1, and read what changes"
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+def test_all_that_a_key_is_granted_is_tried(identity: str) -> None:
+    granted = permissions("one", identity, ACCESS[identity])
+    further = tuple(f".{name}" for name in reader_names(identity)[1:])  # the first stands for all names of readers
+    wanted = [(pattern, publications) for pattern in granted.publish if not pattern.endswith(further)]
+    wanted += [(pattern, subscriptions) for pattern in granted.subscribe]
+    tried = {which: list(which()) for which in (publications, subscriptions)}
+    assert not [pattern for pattern, which in wanted if not any(matches(pattern, one) for one in tried[which])]
+
+
+def test_the_page_on_security_counts_what_is_tried() -> None:
+    tried = [len(set(which())) for which in (publications, subscriptions)]
+    assert f"each of {len(IDENTITIES)} identities tries {tried[0]:,} subjects to publish on and {tried[1]}" in PROMISES
+
+
+@pytest.mark.parametrize("identity", [name for name in WORKERS if not name.startswith("environment-")])
+def test_the_page_on_security_names_what_each_writes_and_reads(identity: str) -> None:
+    row = next(line for line in PROMISES.splitlines() if line.startswith(f"| {identity} |"))
+    _, _, written, read, _ = row.split("|")
+    kinds = {subject.split(".")[1] for subject in ACCESS[identity].writes}
+    said = {"dead": "dead letters", "state": "state", "blob": "chunks"}
+    if identity in ("governor", "teacher"):  # its chunks end or make up large messages of others' kinds
+        kinds -= {"blob"}
+        said["state"] = "term"
+    assert not [kind for kind in kinds if said.get(kind, f"`rl.{kind}.RUN") not in written], row
+    streams = {*ACCESS[identity].reads, *ACCESS[identity].gets} - {BUCKET}
+    assert not [stream for stream in streams if stream not in read and "everything" not in read], row
 
 
 async def test_nobody_but_the_operator_deletes_a_stream_and_nobody_a_message_or_takes_it_elsewhere(may: May) -> None:

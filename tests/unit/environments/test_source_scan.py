@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -86,12 +88,29 @@ def test_classes_of_other_packages_and_circles_of_bases_are_no_environments() ->
         b"BaseEnv" + b".a" * 100_000,
         b"BaseEnv = " + b"(" * 5000 + b")" * 5000,
         b"BaseEnv" + b"#" * MAX_SOURCE_BYTES,
+        b"BaseEnv = f'" + b"a" * 100_000 + b"{a}" * 30_000 + b"'",
+        b"BaseEnv\n" + b"".join(b"class A%d: 0\n" % number for number in range(3000)),
+        OURS
+        + b"class Many(Sums):\n  def __init__(self, "
+        + b", ".join(b"a%d: int = 0" % number for number in range(1000))
+        + b"): ...\n"
+        + b"".join(b"class Sums%d(Many): ...\n" % number for number in range(500)),
     ],
-    ids=["broken", "not-utf8", "null", "signs", "attributes", "brackets", "large"],
+    ids=["broken", "not-utf8", "null", "signs", "attributes", "brackets", "large", "texts", "classes", "settings"],
 )
 def test_hostile_source_is_refused(source: bytes) -> None:
-    with pytest.raises(ConfigError, match=r"is no Python|nested too deeply|is larger than"):
+    with pytest.raises(ConfigError, match=r"^(is no Python:|is nested too deeply|is larger than|has .*more than \d+ )"):
         find_environments(source)
+
+
+def test_source_of_the_largest_size_takes_little_memory() -> None:
+    """A statement of two bytes takes the most of all."""
+    filled = b"BaseEnv\n" + b"a\n" * ((MAX_SOURCE_BYTES - 8) // 2)
+    code = "import resource, sys; from lachesis.pipeline.environments.source_scan import find_environments\n"
+    code += "find_environments(sys.stdin.buffer.read())\n"
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    done = subprocess.run([sys.executable, "-c", code], input=filled, capture_output=True, check=True)
+    assert int(done.stdout) < 400 << 10  # KiB
 
 
 def test_a_folder_is_listed_and_what_cannot_be_read_is_named(

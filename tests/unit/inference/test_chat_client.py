@@ -2,18 +2,22 @@
 
 from collections.abc import AsyncIterator, Callable
 
+import anyio
 import httpx
 import pytest
 
 from lachesis.pipeline.inference import chat_client
 from lachesis.pipeline.inference.chat_client import ChatClient
-from lachesis.schemas.errors import DataError
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import DataError, InfrastructureError
 
 KEY = "canary-key"
 
 
-def client_of(monkeypatch: pytest.MonkeyPatch, answer: Callable[[httpx.Request], httpx.Response]) -> ChatClient:
-    client = ChatClient("http://there/v1", key=KEY)
+def client_of(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[httpx.Request], httpx.Response], timeout_s: float = 120.0
+) -> ChatClient:
+    client = ChatClient("http://there/v1", key=KEY, timeout_s=timeout_s)
     monkeypatch.setattr(client._http, "_transport", httpx.MockTransport(answer))
     monkeypatch.setattr(client._http, "_mounts", {})
     return client
@@ -42,6 +46,17 @@ async def test_an_endless_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DataError, match="more than 10000 bytes"):
         await client.models()
     assert sent == 11
+
+
+async def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trickling() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await anyio.sleep(0.01)
+
+    client = client_of(monkeypatch, lambda _: httpx.Response(200, content=trickling()), timeout_s=0.2)
+    with anyio.fail_after(30), pytest.raises(InfrastructureError, match=r"no whole answer within 0.2 s.*timeout_s"):
+        await client.complete("m", [{"role": "user", "content": "a"}], SamplingParams())
 
 
 async def test_a_redirect_does_not_lead_the_key_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

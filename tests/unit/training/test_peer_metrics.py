@@ -74,3 +74,22 @@ def test_lengths_of_what_is_trained_and_dropped_are_taken_along():
     lengths = {"batching/tokens_per_sequence/stale": 90.0, "batching/tokens_per_sequence/batched": 40.0}
     hear(peer_metrics, beat("batcher", metrics=lengths | {"batching/batches": 3.0}))
     assert peer_metrics.figures() == lengths
+
+
+def test_nobody_says_figures_in_the_place_of_another_service():
+    peer_metrics = PeerMetrics()
+    hear(peer_metrics, beat("evaluator", metrics={"eval/sums/avg@4": 0.25}))
+    forged = {"eval/sums/avg@4": 1.0, "health/sums/halted": 0.0, "reward/sums/success": 1.0}
+    hear(peer_metrics, beat("environment-sums", metrics=forged))
+    hear(peer_metrics, beat("shadow-again", metrics=forged))
+    assert {name: value for name, value in peer_metrics.figures().items() if not name.startswith("queue/")} == {
+        "eval/sums/avg@4": 0.25
+    }
+
+
+def test_names_of_figures_are_bounded_in_number_and_length():
+    peer_metrics = PeerMetrics()
+    metrics = {"curriculum/sums/ability/" + "x" * 1000: 1.0, **{f"curriculum/sums/{n}": 1.0 for n in range(5000)}}
+    hear(peer_metrics, beat("curriculum", metrics=metrics))
+    assert len(peer_metrics.figures()) == 2000
+    assert max(map(len, peer_metrics.figures())) < 200

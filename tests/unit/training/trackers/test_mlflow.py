@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from unit.training.trackers.test_tensorboard import ALERT
 
@@ -72,9 +73,45 @@ def test_samples_and_alerts_are_artifacts_and_the_standing_a_tag(config):
 
 
 def test_a_server_that_is_away_is_an_outage_and_a_refusal_is_none(config, monkeypatch):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
     away = MlflowTracker(MlflowConfig(uri="http://127.0.0.1:9"), "r")
     with pytest.raises(InfrastructureError, match="MLflow does not answer"):
         away.open(0)
     tracker = opened(config)
+
+    def refuse(*_, **__):
+        raise MlflowException("no such thing", error_code=INVALID_PARAMETER_VALUE)
+
+    monkeypatch.setattr(tracker._client, "log_batch", refuse)
     with pytest.raises(DataError):
-        tracker.log_figures({"x" * 300: 1.0}, 1)
+        tracker.log_figures({"x": 1.0}, 1)
+
+
+HOSTILE = ("../../../x", "a/../../b", "/x", "x/", "a//b", "./a", "..", "x" * 300, "\x1b[2J", "a\n", "a\\..\\b", "")
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=[f"{name:.12}".encode("unicode_escape").decode() for name in HOSTILE])
+def test_no_name_of_a_figure_costs_the_others_or_leads_out_of_the_store(config, tmp_path, name):
+    """Names hold what a rollout says, such as its skill."""
+    tracker = opened(config)
+    tracker.log_figures({name: 1.0, "train/step": 1.0}, 1)
+    assert history(config, "train/step")[0] == [(1, 1.0)]
+    assert {path.name for path in tmp_path.iterdir()} == {"mlruns"}
+
+
+@pytest.mark.parametrize("uri", ["http://me:canary-pw@127.0.0.1:9", "postgresql://me:canary-pw@127.0.0.1:9/x"])
+def test_no_password_of_its_address_is_said(uri):
+    with pytest.raises((InfrastructureError, DataError)) as away:
+        MlflowTracker(MlflowConfig(uri=uri), "r").open(0)
+    assert "127.0.0.1:9" in str(away.value)
+    assert "canary" not in str(away.value)
+
+
+@pytest.mark.parametrize("environment", ["/../../../../../evil", "../x", "x" * 400, ""])
+def test_no_name_of_an_environment_leads_out_of_the_alerts_or_is_tried_for_ever(config, tmp_path, environment):
+    opened(config).log_alert(msgspec.structs.replace(ALERT, environment=environment), 1)
+    (stored,) = tmp_path.rglob("alerts/*")
+    assert stored.parent.parent.name == "artifacts"
+    assert {path.name for path in tmp_path.iterdir()} == {"mlruns"}
