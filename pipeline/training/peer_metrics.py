@@ -4,6 +4,7 @@ For people to look at beside the loss. Nothing depends on them, so one that is m
 from is in the streams.
 """
 
+import logging
 from contextlib import aclosing
 
 import anyio
@@ -14,6 +15,8 @@ from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.control import Heartbeat
 
 __all__ = ["PeerMetrics"]
+
+log = logging.getLogger("lachesis")
 
 _PEER_PREFIXES = (
     "batching/tokens_per_sequence/",
@@ -28,11 +31,12 @@ _PEER_PREFIXES = (
 
 
 class PeerMetrics:
-    """Keeps the newest heartbeat of each instance of the other services."""
+    """Keeps the newest heartbeat of each instance of the other services, and logs once where two share a name."""
 
     def __init__(self) -> None:
         self._log = HeartbeatLog()
         self._now_s = 0.0
+        self._shared_names: set[tuple[str, str]] = set()
 
     async def listen(self, service: Service) -> None:
         """Take in heartbeats. Runs until cancelled."""
@@ -49,6 +53,10 @@ class PeerMetrics:
         """Take in a heartbeat that came at `now_s`."""
         self._now_s = now_s
         self._log.add(beat, now_s)
+        for shared in self._log.shared_names(beat.service):
+            if (shared.service, shared.name) not in self._shared_names:
+                self._shared_names.add((shared.service, shared.name))
+                log.warning("%s", shared)
 
     def figures(self) -> dict[str, float]:
         """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,

@@ -49,6 +49,8 @@ log = logging.getLogger("lachesis")
 
 _HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
+_NAMESAKES_S = 2.0
+"""Long enough to hear two heartbeats of a process, and so whether two of one name speak in turn."""
 CONNECT_S = 3.0
 """What a command that looks once waits for one answer of the server, seconds: then it shows what it has, and why."""
 
@@ -272,5 +274,6 @@ async def recent_heartbeats(
                 log.add(beat, anyio.current_time())
                 missing.discard(beat.service)
                 if not missing:
-                    listening.deadline = start_s + min(silence_s, _HEARTBEATS_S)
+                    least_s = _NAMESAKES_S if log.has_namesakes() else _HEARTBEATS_S
+                    listening.deadline = start_s + min(silence_s, least_s)
     return log.newest()

@@ -74,3 +74,12 @@ def test_lengths_of_what_is_trained_and_dropped_are_taken_along():
     lengths = {"batching/tokens_per_sequence/stale": 90.0, "batching/tokens_per_sequence/batched": 40.0}
     hear(peer_metrics, beat("batcher", metrics=lengths | {"batching/batches": 3.0}))
     assert peer_metrics.figures() == lengths
+
+
+def test_processes_that_share_a_name_are_logged_once(caplog):
+    peer_metrics = PeerMetrics()
+    for at_s in range(3):
+        for instance in ("1-a", "2-b"):
+            one = beat("scorer", instance, at_s=at_s + (instance == "2-b") / 2)
+            hear(peer_metrics, one.replace(replica="gpu-1", host="gpu-1"))
+    assert ["call themselves replica gpu-1" in text for text in caplog.messages] == [True]
