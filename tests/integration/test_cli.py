@@ -214,6 +214,20 @@ async def test_processes_that_share_a_name_are_told_by_status_top_and_doctor(run
     assert findings["replicas"]["text"].startswith(told)
 
 
+@pytest.mark.parametrize("command", ["top", "tail score"])
+async def test_a_server_that_was_frozen_is_named_with_the_way_out(run: Run, command: str) -> None:
+    await run.lachesis("init")
+    pid = json.loads((run.server.store / "endpoint.json").read_bytes())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = await run.lachesis(*command.split())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 2
+    assert f"the run's server (pid {pid}, {run.server.url}) runs and does not answer".encode() in done.stderr
+    assert f"kill -CONT {pid}".encode() in done.stderr
+
+
 async def speak(bus: NatsBus, pid: int) -> None:
     event = Heartbeat(
         run="demo", service="scorer", instance=f"{pid}-a", pid=pid, time_ns=0, stage=ServiceMetrics().report(),
