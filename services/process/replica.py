@@ -30,8 +30,8 @@ def replica_name(number: int | None, host: str | None = None) -> str:
 
 
 @contextmanager
+def claim_replica(run: str, service: str, number: int | None, *, supervised: bool = False) -> Iterator[str]:
     """Yield the name of this process in `service`, which no other process here claims meanwhile.
-    """Yield the name of this process among those of `service`, which no other process here claims meanwhile.
 
     A number is taken as it is given; if another process here has it, that is logged. Processes on other machines are
     not seen: their heartbeats tell, see `HeartbeatLog.shared_names`.
