@@ -262,7 +262,9 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     """Sent once a second on core NATS by every service. `metrics` are the service's own figures by metric name.
 
     `slow` names rollouts that lately ended here and were long under way: group id and seconds from task to end.
-    `stopped` names the environments that a health check keeps from training, and how.
+    `stopped` names the environments that a health check keeps from training, and how. `instance` is one life of a
+    process; `replica` is its name among those of its service, which stays the same over restarts, and `host` its
+    machine. They are empty in heartbeats of older builds.
     """
 
     run: str
@@ -274,6 +276,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     metrics: dict[str, Finite] = {}
     slow: dict[str, Finite] = {}
     stopped: dict[str, list[StopKind]] = {}
+    replica: str = ""
+    host: str = ""
 
     def check(self) -> None:
         for packed in (self.stage.wait, self.stage.process):

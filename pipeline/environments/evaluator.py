@@ -38,6 +38,9 @@ __all__ = ["run_evaluator"]
 
 log = logging.getLogger("lachesis")
 
+_HARDLY_ANY = 0.03
+"""Held-out rate up to which the environment's own judgement may be stricter than what the raters train for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _ScheduledEnv:
@@ -113,12 +116,12 @@ def _doubt(one: _ScheduledEnv) -> str | None:
 
 
 def _failing(one: _ScheduledEnv, event: EvalEvent) -> str | None:
-    """Say how to have raters judge, where an environment that judges itself finds nothing right; else None."""
-    if event.avg > 0 or one.evaluated.settings.success_rater is not None:
+    """Say how to have raters judge, where an environment that judges itself finds hardly anything right; else None."""
+    if event.avg > _HARDLY_ANY or one.evaluated.settings.success_rater is not None:
         return None
     return (
-        f"no answer to {event.items} held-out tasks of {one.name} is right by the environment's own judgement; if a "
-        f"rater tells better, name it in environments.{one.name}.success_rater"
+        f"at most {_HARDLY_ANY:.0%} of the answers to held-out tasks of {one.name} are right by the environment's own "
+        f"judgement; if a rater tells better, name it in environments.{one.name}.success_rater"
     )
 
 

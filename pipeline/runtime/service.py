@@ -7,6 +7,7 @@ Guarantees that a heartbeat leaves once a second while the service lives, and at
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,6 +115,8 @@ class Service:
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             slow=dict(vitals.slow),
             stopped=dict(vitals.stopped),
+            replica=self.replica,
+            host=socket.gethostname(),
         )
         if sink is not None:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()

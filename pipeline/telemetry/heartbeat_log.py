@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from lachesis.schemas.control import Heartbeat, StageVitals
 
-__all__ = ["SILENCE_S", "HeartbeatLog", "ProcessBeats", "forget_before"]
+__all__ = ["SILENCE_S", "HeartbeatLog", "ProcessBeats", "SharedName", "forget_before"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,10 @@ class ProcessBeats:
         """When the newest came."""
         return self.beats[-1][0]
 
+    def speaks_beside(self, other: "ProcessBeats") -> bool:
+        """Return whether the two are heard in turn, and not one after the other."""
+        return self is not other and self.heard_s > other.beats[0][0] and other.heard_s > self.beats[0][0]
+
     @property
     def span_s(self) -> float:
         """Seconds between the oldest and the newest, by the sender's clock."""
@@ -50,6 +54,29 @@ class ProcessBeats:
         if before is None or after is None or self.span_s <= 0:
             return None
         return (after - before) / self.span_s
+
+
+@dataclass(frozen=True, slots=True)
+class SharedName:
+    """A name by which several processes of a service go at the same time, and where those are."""
+
+    service: str
+    name: str
+    places: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{len(self.places)} processes of {self.service} call themselves replica {self.name} "
+            f"({', '.join(self.places)}): traces and metrics cannot tell them apart"
+        )
+
+    @property
+    def mend(self) -> str:
+        return "give each a --replica number of its own, or none and their machines different host names"
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.mend}"
 
 
 class HeartbeatLog:
@@ -85,6 +112,33 @@ class HeartbeatLog:
     def newest(self) -> list[Heartbeat]:
         """Return the newest heartbeat of every process that is known."""
         return [one.newest for processes in self._by_service.values() for one in processes.values()]
+
+    def shared_names(self, service: str | None = None) -> list[SharedName]:
+        """Return where several processes of a service go by one name.
+
+        A process that follows one of its name is no such case: one is silent before the other is heard. One that
+        drains may still speak beside its successor.
+        """
+        found = []
+        for one in self._by_service if service is None else [service]:
+            by_name: dict[str, list[ProcessBeats]] = {}
+            for process in self.processes(one):
+                if process.newest.replica and process.newest.stage.state != "draining":
+                    by_name.setdefault(process.newest.replica, []).append(process)
+            for name, processes in by_name.items():
+                beside = [each for each in processes if any(each.speaks_beside(other) for other in processes)]
+                if beside:
+                    places = tuple(f"pid {each.newest.pid} on {each.newest.host}" for each in beside)
+                    found.append(SharedName(one, name, places))
+        return found
+
+    def has_namesakes(self) -> bool:
+        """Return whether processes of one name were heard, be it at the same time or one after the other."""
+        for processes in self._by_service.values():
+            names = [one.newest.replica for one in processes.values() if one.newest.replica]
+            if len(set(names)) < len(names):
+                return True
+        return False
 
     def heard_s(self, service: str) -> float:
         """Return when a service was heard last; minus infinity: never."""

@@ -117,7 +117,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rate, however small its gradient. Default 5; 0: none."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the rate does after the warm-up: it stays, or falls to final_fraction of its peak at step schedule_steps.
-    Default constant."""
+    Default constant: a run may go on without an end, or beyond the one it had at first."""
     schedule_steps: PositiveInt | None = None
     """Step of the run at which schedule "linear" or "cosine" ends, as a rule training.steps. Default None, for
     "constant"."""
@@ -198,7 +198,8 @@ def learner_on_record(recorded: bytes) -> LearnerConfig:
 
 
 class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Low-rank adapters (arXiv:2106.09685) instead of all weights, by peft."""
+    """Low-rank adapters (arXiv:2106.09685) instead of all weights, by peft. An empty table is the preset: every linear
+    layer at rank 32, and a learning rate some ten times that of all weights, since it follows from what is trained."""
 
     rank: PositiveInt = 32
     """Rank of each adapter. Default 32."""

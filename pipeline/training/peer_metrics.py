@@ -4,6 +4,7 @@ For people to look at beside the loss. Nothing depends on them, so one that is m
 from is in the streams.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import aclosing
 from itertools import islice
@@ -17,6 +18,8 @@ from lachesis.schemas.control import Heartbeat
 
 __all__ = ["PeerMetrics"]
 
+log = logging.getLogger("lachesis")
+
 _PREFIXES = {
     "batcher": ("batching/tokens_per_sequence/",),
     "curriculum": ("curriculum/",),
@@ -29,14 +32,17 @@ _PREFIXES = {
 _MAX_FIGURES = 2000
 """Figures that are taken from one process."""
 _MAX_NAME_CHARS = 200
+_MAX_SHARED_NAMES = 100
+"""Names that several processes share of which is logged."""
 
 
 class PeerMetrics:
-    """Keeps the newest heartbeat of each instance of the other services."""
+    """Keeps the newest heartbeat of each instance of the other services, and logs once where two share a name."""
 
     def __init__(self) -> None:
         self._log = HeartbeatLog()
         self._now_s = 0.0
+        self._shared_names: set[tuple[str, str]] = set()
 
     async def listen(self, service: Service) -> None:
         """Take in heartbeats. Runs until cancelled."""
@@ -53,6 +59,11 @@ class PeerMetrics:
         """Take in a heartbeat that came at `now_s`."""
         self._now_s = now_s
         self._log.add(beat, now_s)
+        for shared in self._log.shared_names(beat.service):
+            known = self._shared_names
+            if (shared.service, shared.name) not in known and len(known) < _MAX_SHARED_NAMES:
+                known.add((shared.service, shared.name))
+                log.warning("%s", shared)
 
     def figures(self) -> dict[str, float]:
         """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,

@@ -8,7 +8,6 @@ import typer
 
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
-from lachesis.services.process.replica import replica_name
 from lachesis.services.process.service_process import ProcessRole, run_process
 from lachesis.services.registry import SERVICES, find
 from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
@@ -31,7 +30,8 @@ def run(
         str, typer.Argument(help="Part of the service: an environment, or the role of an inference server.")
     ] = "",
     replica: Annotated[
-        int | None, typer.Option(min=1, help="Number of this replica. Default: it goes by the host's name.")
+        int | None,
+        typer.Option(min=1, help="Number of this replica. Default: the host's name; the second here is HOST-2."),
     ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -61,5 +61,5 @@ def list_services() -> None:
 
 def run_service(options: Options, service: str, part: str, *, replica: int | None, supervised: bool) -> None:
     """Run until drained; exits with the code of `run_process`."""
-    role = ProcessRole(find(service), part, replica_name(replica), supervised)
+    role = ProcessRole(find(service), part, replica, supervised)
     sys.exit(run_process(role, options.config()))

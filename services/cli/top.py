@@ -48,6 +48,8 @@ from lachesis.services.run.connect import CONNECT_S, check_known, has_ended, ope
 __all__ = ["render", "top"]
 
 _REDRAW_S = 1.0
+_REACH_S = 2.0
+"""Seconds to find the run's server, for a command that people type."""
 _PLAIN_WIDTH = 200
 _STYLES = {"ok": "green", "backpressure": "yellow", "waiting": "red", "stale": "red", "silent": "red"}
 _BARS = "▁▂▃▄▅▆▇█"
@@ -96,7 +98,7 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
     async with background() as watching:
         watching.start_soon(end_on_signal, watching.cancel_scope)
         name = f"{config.run}.top"
-        async with open_run(config, name, needs_jetstream=False) as (bus, ended):
+        async with open_run(config, name, connect_s=_REACH_S, needs_jetstream=False) as (bus, ended):
             watch.bus = bus
             others: list[str] = []
             with anyio.move_on_after(CONNECT_S):  # later than that the server stands still, which is shown

@@ -143,7 +143,10 @@ def overview_at(
         capacity=flow.get("flow/capacity"),
         outcomes=outcomes,
         bottleneck=find_bottleneck(rows, flow),
-        warnings=untrained_warning({kind: count - before.get(kind, 0) for kind, count in outcomes.items()}),
+        warnings=[
+            *untrained_warning({kind: count - before.get(kind, 0) for kind, count in outcomes.items()}),
+            *recent.shared_names(),
+        ],
         stages=rows,
         slow=[
             SlowRollout(group=group, seconds=seconds, url=trace_url(jaeger_url, group))

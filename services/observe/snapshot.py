@@ -126,8 +126,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `problems`: why something is not known. `streams` None: not known. `inference`: URL of the server of each role.
     evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
-    environment in it, and lately of each of its raters. warnings: held-out rates that fell, and what one identity uses
-    up for the others.
+    environment in it, and lately of each of its raters. warnings: held-out rates that fell, processes that share a
+    name, and what one identity uses up for the others.
     """
 
     run: str
@@ -279,6 +279,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         rewards=rewards_of(figures),
         warnings=[
             *evaluation_warnings(reader.evaluations, config.path).values(),
+            *map(str, heard.shared_names()),
             *(f"{one.check}: {one.text}. {one.mend}" for one in found.get("exhausted", [])),
         ],
     )

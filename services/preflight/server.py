@@ -18,6 +18,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.directory import key_path, registered_servers, sampling_key
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import (
     AccessError,
@@ -34,7 +35,7 @@ from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_ledger
 from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor
-from lachesis.services.run.connect import CONNECT_S, connect_run, has_history, server_version
+from lachesis.services.run.connect import CONNECT_S, connect_run, has_history, recent_heartbeats, server_version
 
 __all__ = ["check_server", "clock_offset_s"]
 
@@ -99,6 +100,11 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
         yield stored
     async for server in _inference(bus, config):
         yield server
+    if present:
+        heard = HeartbeatLog()
+        await recent_heartbeats(bus, config.run, (), heard)
+        for shared in heard.shared_names():
+            yield warn("replicas", shared.text, shared.mend)
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
 

@@ -48,6 +48,7 @@ from lachesis.schemas.errors import (
     leaves,
 )
 from lachesis.services.process.micro import join_micro
+from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
 from lachesis.services.registry import ServiceSpec, Stage, load_stage
@@ -83,13 +84,13 @@ _REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, VersionErr
 
 @dataclass(frozen=True, slots=True)
 class ProcessRole:
-    """Which process this is: its service, the part it plays, its name among its replicas (`replica_name`), and
+    """Which process this is: its service, the part it plays, its number among its replicas if it was given one, and
     whether a supervisor watches over it.
     """
 
     spec: ServiceSpec
     part: str = ""
-    replica: str = "1"
+    number: int | None = None
     supervised: bool = False
 
     @property
@@ -110,8 +111,11 @@ def run_process(role: ProcessRole, config: RunConfig) -> int:
             return anyio.run(_follow_leader, config, place)
         if role.spec.name == "governor":  # it is what budgets that are too small would stop for good
             check_budgets(config)
-        with open_tracing(config, role.name, role.replica) as tracing:
-            return anyio.run(_run, role, load_stage(role.spec), config, tracing)
+        with (
+            claim_replica(config.run, role.name, role.number, supervised=role.supervised) as replica,
+            open_tracing(config, role.name, replica) as tracing,
+        ):
+            return anyio.run(_run, role, replica, load_stage(role.spec), config, tracing)
     except (LachesisError, OSError, BaseExceptionGroup) as error:
         return _explain(error)
 
@@ -145,7 +149,7 @@ def _explain(error: BaseException) -> int:
     return 1
 
 
-async def _run(role: ProcessRole, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
+async def _run(role: ProcessRole, replica: str, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
     async with _told_to_drain(supervised=role.supervised) as reported:
         bus = await _connect(role, config, reported)
         if bus is None:
@@ -153,7 +157,7 @@ async def _run(role: ProcessRole, stage: Stage, config: RunConfig, tracing: Trac
         async with bus:
             if not await _is_alone(bus, role, config, reported):
                 return EXIT_DRAINED
-            return await _serve(bus, role, stage, config, tracing=tracing, reported=reported)
+            return await _serve(bus, role, replica, stage, config, tracing=tracing, reported=reported)
 
 
 async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
@@ -172,7 +176,14 @@ async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
 
 
 async def _serve(
-    bus: NatsBus, role: ProcessRole, stage: Stage, config: RunConfig, *, tracing: Tracing, reported: anyio.Event
+    bus: NatsBus,
+    role: ProcessRole,
+    replica: str,
+    stage: Stage,
+    config: RunConfig,
+    *,
+    tracing: Tracing,
+    reported: anyio.Event,
 ) -> int:
     place = WriterPlace.current(config.path, supervised=role.supervised)
     async with (
@@ -181,7 +192,7 @@ async def _serve(
             role.name,
             config.run,
             config.revision,
-            replica=role.replica,
+            replica=replica,
             tracing=tracing,
             alive_file=None if config.services.alive_file is None else Path(config.services.alive_file),
         ) as service,
@@ -195,7 +206,7 @@ async def _serve(
         tasks.start_soon(_drain_when, reported, service)
         drain_s = config.drain_s(role.spec.name)
         tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
-        log.info("started, pid %s", service.instance.partition("-")[0])
+        log.info("started, pid %s, replica %s", os.getpid(), replica)
         await stage(service, config, role.part)
         tasks.cancel_scope.cancel()
     if late.is_set():

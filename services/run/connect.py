@@ -12,7 +12,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
-from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
+from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
@@ -49,6 +49,8 @@ log = logging.getLogger("lachesis")
 
 _HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
+_NAMESAKES_S = 2.0
+"""Long enough to hear two heartbeats of a process, and so whether two of one name speak in turn."""
 CONNECT_S = 3.0
 """What a command that looks once waits for one answer of the server, seconds: then it shows what it has, and why."""
 
@@ -61,19 +63,27 @@ class RunHistory(NamedTuple):
 
 
 async def connect_run(
-    config: RunConfig, name: str, identity: str, *, patience_s: float | None = None, needs_jetstream: bool = True
+    config: RunConfig,
+    name: str,
+    identity: str,
+    *,
+    patience_s: float | None = None,
+    connect_s: float | None = None,
+    needs_jetstream: bool = True,
 ) -> NatsBus:
     """Return the bus, to be used as a context.
 
     `name` is shown in the server's own monitoring, `identity` (a service, `access.OPERATOR` or `access.OBSERVER`) says
-    whose key is used where the run has keys. `patience_s` bounds what one call waits for the server; without
-    `needs_jetstream` what it stores may be out of reach.
+    whose key is used where the run has keys. `patience_s` bounds what one call waits for the server, `connect_s` only
+    how long it is looked for at first; without `needs_jetstream` what it stores may be out of reach.
 
     Raises `StartupError` when there is no server or an unfit one, `AccessError` when it refuses the credentials.
     """
     settings = ConnectionConfig() if config.nats is None else for_identity(config.nats, identity)
     if patience_s is not None:
-        settings = msgspec.structs.replace(settings, give_up_s=patience_s, connect_timeout_s=patience_s)
+        settings = msgspec.structs.replace(settings, give_up_s=patience_s)
+    if (first_s := connect_s or patience_s) is not None:
+        settings = msgspec.structs.replace(settings, connect_timeout_s=first_s)
     if config.nats is not None:
         return await connect(run=config.run, name=name, config=settings, needs_jetstream=needs_jetstream)
     try:
@@ -168,6 +178,7 @@ async def open_run(
     *,
     create: bool = False,
     patience_s: float | None = None,
+    connect_s: float | None = None,
     needs_jetstream: bool = True,
 ) -> AsyncIterator[RunHistory]:
     """Yield a run to look at, with a bus that may do with its history what `identity` may.
@@ -175,12 +186,15 @@ async def open_run(
     A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
     context. With `create` that makes the streams as well, for a run that has neither a server nor a folder too. Raises
     as `connect_run`, and, unless it is to be made, `NotFoundError` when the server has other runs and knows nothing of
-    this one. `patience_s` and `needs_jetstream` as there; without the latter, whether the run is known is not asked.
+    this one. `patience_s`, `connect_s` and `needs_jetstream` as there; without the latter, whether the run is known is
+    not asked.
     """
     async with AsyncExitStack() as stack:
         ended = False
         try:
-            bus = await connect_run(config, name, identity, patience_s=patience_s, needs_jetstream=needs_jetstream)
+            bus = await connect_run(
+                config, name, identity, patience_s=patience_s, connect_s=connect_s, needs_jetstream=needs_jetstream
+            )
         except StartupError:
             if not has_history(config) and (config.nats is not None or not create):
                 raise
@@ -189,7 +203,10 @@ async def open_run(
             settings = server_config_for_history(config)
             if patience_s is not None:  # it only reads: it may be killed at any moment
                 settings = msgspec.structs.replace(settings, stop_timeout_s=patience_s)
-            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
+            try:
+                server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
+            except StoreInUseError as error:
+                raise _unanswering(config, error) from error
             bus = await connect(server.url, run=config.run, name=name, token=server.token)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
@@ -197,6 +214,19 @@ async def open_run(
         elif create and (ended or not await bus.describe_streams()):
             await bus.ensure_streams(config.streams)
         yield RunHistory(bus, ended)
+
+
+def _unanswering(config: RunConfig, in_use: StoreInUseError) -> StartupError:
+    """Return what is wrong where the run's own server runs and did not answer; else the error that it is."""
+    try:
+        endpoint = read_endpoint(config.path / NATS_FOLDER)
+    except StartupError:
+        return in_use
+    log_file = config.path / NATS_FOLDER / "nats-server.log"
+    return StartupError(
+        f"the run's server (pid {endpoint.pid}, {endpoint.url}) runs and does not answer. If it was stopped, "
+        f"`kill -CONT {endpoint.pid}` lets it go on; else its log, {log_file}, says more"
+    )
 
 
 @asynccontextmanager
@@ -272,5 +302,6 @@ async def recent_heartbeats(
                 log.add(beat, anyio.current_time())
                 missing.discard(beat.service)
                 if not missing:
-                    listening.deadline = start_s + min(silence_s, _HEARTBEATS_S)
+                    least_s = _NAMESAKES_S if log.has_namesakes() else _HEARTBEATS_S
+                    listening.deadline = start_s + min(silence_s, least_s)
     return log.newest()

@@ -5,10 +5,12 @@ A stopped environment, a broken ledger, a service that waits for long, the last 
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT
+from lachesis.pipeline.telemetry.heartbeat_log import SharedName
 from lachesis.schemas.control import Heartbeat, StopKind
 
 __all__ = ["Notices"]
@@ -43,6 +45,7 @@ class Notices:
         self._evaluator_note: str | None = None
         self._last_step_logged = False
         self._waits: dict[str, _Wait] = {}
+        self._shared_names: set[tuple[str, str]] = set()
 
     def report(self, beat: Heartbeat, *, evaluates: bool) -> None:
         """Log what is new in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
@@ -53,6 +56,13 @@ class Notices:
             self._report_last_step(beat)
         if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
             self._report_not_evaluated(beat.stage.note)
+
+    def report_shared_names(self, found: Iterable[SharedName]) -> None:
+        """Log, once for each name, that several processes of a service go by it."""
+        for shared in found:
+            if (shared.service, shared.name) not in self._shared_names:
+                self._shared_names.add((shared.service, shared.name))
+                log.warning("%s", shared)
 
     def _report_wait(self, beat: Heartbeat) -> None:
         """Log what a service has waited for ten seconds long, and that it goes on.

@@ -39,6 +39,7 @@ from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
@@ -366,8 +367,11 @@ class Supervisor:
         self._write_pids()
 
     async def _watch_heartbeats(self, bus: Bus) -> None:
+        heard = HeartbeatLog()
         async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
             async for beat in beats:
+                heard.add(beat, anyio.current_time())
+                self._notices.report_shared_names(heard.shared_names(beat.service))
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
                         row.stage = beat.stage

@@ -198,6 +198,46 @@ def train_report(step: int, next_batch: int, steps: Sequence[StepTimes] = ()) ->
     )  # fmt: skip
 
 
+async def test_processes_that_share_a_name_are_told_by_status_top_and_doctor(run: Run) -> None:
+    await run.lachesis("init")
+    told = "2 processes of scorer call themselves replica gpu-1 (pid 1 on gpu-1, pid 2 on gpu-1)"
+    async with anyio.create_task_group() as tasks:
+        for pid in (1, 2):
+            tasks.start_soon(speak, run.bus, pid)
+        status = await run.json("status")
+        top = await run.json("top", "--window", "2")
+        findings = {row["check"]: row for row in await run.json("doctor")}
+        tasks.cancel_scope.cancel()
+    assert [told in warning for warning in status["warnings"]] == [True]
+    assert [told in warning for warning in top["warnings"]] == [True]
+    assert (findings["replicas"]["level"], "--replica" in findings["replicas"]["mend"]) == ("WARN", True)
+    assert findings["replicas"]["text"].startswith(told)
+
+
+@pytest.mark.parametrize("command", ["top", "tail score"])
+async def test_a_server_that_was_frozen_is_named_with_the_way_out(run: Run, command: str) -> None:
+    await run.lachesis("init")
+    pid = json.loads((run.server.store / "endpoint.json").read_bytes())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = await run.lachesis(*command.split())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 2
+    assert f"the run's server (pid {pid}, {run.server.url}) runs and does not answer".encode() in done.stderr
+    assert f"kill -CONT {pid}".encode() in done.stderr
+
+
+async def speak(bus: NatsBus, pid: int) -> None:
+    event = Heartbeat(
+        run="demo", service="scorer", instance=f"{pid}-a", pid=pid, time_ns=0, stage=ServiceMetrics().report(),
+        replica="gpu-1", host="gpu-1",
+    )  # fmt: skip
+    while True:
+        await bus.broadcast(subjects.heartbeat("demo", "scorer", event.instance), encode(event))
+        await anyio.sleep(0.2)
+
+
 async def beat(bus: NatsBus, vitals: ServiceMetrics) -> None:
     while True:
         event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=vitals.report())

@@ -1,6 +1,7 @@
 """The evaluator: when it measures, that it does not repeat itself, and that it leaves rollouts and ledger alone."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -196,3 +197,15 @@ async def test_a_last_policy_that_is_refused_does_not_hold_the_run_open(lab, ser
         async with lab.running(evaluator, "evaluator", drain=False):
             pass
     assert not await measured(lab)
+
+
+@pytest.mark.parametrize(
+    ("avg", "rater", "told"), [(0.0, None, True), (0.01, None, True), (0.2, None, False), (0.0, "numeric", False)]
+)
+def test_a_rate_near_zero_by_an_environments_own_judgement_names_the_way_to_have_a_rater_judge(avg, rater, told):
+    settings = EnvironmentConfig(kind="x", success_rater=rater)
+    note = evaluator_module._failing(
+        SimpleNamespace(name="sums", evaluated=SimpleNamespace(settings=settings)), SimpleNamespace(avg=avg)
+    )
+    assert bool(note) == told
+    assert not told or "name it in environments.sums.success_rater" in note

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.telemetry.heartbeat_log import SharedName
 from lachesis.schemas.control import Heartbeat, StageVitals, StopKind
 from lachesis.services.supervisor.notices import Notices
 
@@ -133,3 +134,12 @@ def test_an_environment_at_its_limit_is_no_wait_and_a_governor_that_admits_nothi
     for at_s in range(30):
         notices.report(beat(service, state=state, note="full", at_s=at_s), evaluates=False)
     assert len(logged.messages) == lines
+
+
+def test_a_shared_name_is_logged_once(logged: pytest.LogCaptureFixture) -> None:
+    notices = Notices(RunConfig())
+    for _ in range(3):
+        notices.report_shared_names([SharedName("scorer", "gpu-1", ("pid 1 on gpu-1", "pid 2 on gpu-1"))])
+    assert len(logged.messages) == 1
+    assert "call themselves replica gpu-1 (pid 1 on gpu-1, pid 2 on gpu-1)" in logged.messages[0]
+    assert "--replica" in logged.messages[0]

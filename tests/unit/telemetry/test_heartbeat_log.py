@@ -1,7 +1,7 @@
 """Heartbeats by service and process: what speaks, what has ended, and how figures grew within the window."""
 
 from lachesis.pipeline.telemetry.heartbeat_log import SILENCE_S, HeartbeatLog
-from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.control import Heartbeat, StageState, StageVitals
 
 
 def beat(service: str, instance: str = "1-a", *, sent_s: float = 0.0, handled: int = 0) -> Heartbeat:
@@ -64,3 +64,50 @@ def test_growth_is_over_the_window_and_by_the_senders_clock() -> None:
     assert one.growth(lambda stage: stage.lag) is None, "unknown is not 0"
     log.add(beat("batcher"), 5.0)
     assert log.processes("batcher")[0].growth(lambda stage: stage.handled) is None, "one heartbeat shows no growth"
+
+
+def named(instance: str, replica: str = "gpu-1", *, service: str = "scorer", state: StageState = "ok") -> Heartbeat:
+    vitals = StageVitals(state=state)
+    pid, _, _ = instance.partition("-")
+    return Heartbeat(
+        run="r",
+        service=service,
+        instance=instance,
+        pid=int(pid),
+        time_ns=0,
+        stage=vitals,
+        replica=replica,
+        host="gpu-1",
+    )
+
+
+def heard(*beats: Heartbeat) -> HeartbeatLog:
+    log = HeartbeatLog()
+    for at_s, one in enumerate(beats):
+        log.add(one, at_s / 2)
+    return log
+
+
+def test_processes_that_speak_in_turn_under_one_name_are_told() -> None:
+    log = heard(named("1-a"), named("2-b"), named("1-a"), named("2-b"))
+    (shared,) = log.shared_names()
+    assert (shared.service, shared.name, shared.places) == ("scorer", "gpu-1", ("pid 1 on gpu-1", "pid 2 on gpu-1"))
+    assert log.shared_names("scorer") == [shared]
+    assert log.shared_names("teacher") == []
+    assert log.has_namesakes()
+
+
+def test_a_process_that_follows_another_shares_no_name_with_it() -> None:
+    log = heard(named("1-a"), named("1-a"), named("2-b"), named("2-b"))
+    assert log.shared_names() == []
+    assert log.has_namesakes(), "it takes a second heartbeat to know"
+    draining = named("1-a", state="draining")
+    assert heard(named("1-a"), named("2-b"), draining, named("2-b")).shared_names() == []
+
+
+def test_other_names_services_and_older_builds_share_none() -> None:
+    for other in (named("2-b", "gpu-1-2"), named("2-b", service="teacher")):
+        log = heard(named("1-a"), other, named("1-a"), other)
+        assert (log.shared_names(), log.has_namesakes()) == ([], False)
+    log = heard(beat("scorer", "1-a"), beat("scorer", "2-b"), beat("scorer", "1-a"), beat("scorer", "2-b"))
+    assert (log.shared_names(), log.has_namesakes()) == ([], False)

@@ -1,9 +1,13 @@
 """Low-rank adapters: what is published is the whole model, a resumed trainer has the bits of one that went on."""
 
+from math import sqrt
+
 import pytest
 import torch
+from msgspec import convert
 from transformers import AutoModelForCausalLM
 
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
@@ -65,6 +69,17 @@ def test_only_adapters_are_trained_and_what_is_published_is_the_whole_model(base
         theirs = SampledLogprobs(served.model)(data.tokens_BT, 1.0, data.mask_BT)[0]
     assert SampledLogprobs(policy.model).is_sliced
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_the_empty_table_is_a_preset_with_a_rate_for_what_it_trains(base):
+    lora = convert({"training": {"lora": {}}}, RunConfig).training.lora
+    policy = load_trainable_model(base, setup(base, lora))
+    adapters = [value for name, value in policy.model.named_parameters() if value.requires_grad]
+    assert {min(value.shape) for value in adapters} == {32}
+    linear = [name for name, part in load_model(base).model.named_modules() if isinstance(part, torch.nn.Linear)]
+    assert len(adapters) == 2 * len([name for name in linear if name != "lm_head"]), "each layer, in two factors"
+    learner = Learner(policy.model, LearnerConfig(warmup_steps=0))
+    assert learner.learning_rate == pytest.approx(0.2 / sqrt(sum(value.numel() for value in adapters)))
 
 
 def test_a_resumed_trainer_has_the_bits_of_one_that_went_on(tmp_path, base, batch, small_policy):

@@ -93,3 +93,12 @@ def test_names_of_figures_are_bounded_in_number_and_length():
     hear(peer_metrics, beat("curriculum", metrics=metrics))
     assert len(peer_metrics.figures()) == 2000
     assert max(map(len, peer_metrics.figures())) < 200
+
+
+def test_processes_that_share_a_name_are_logged_once(caplog):
+    peer_metrics = PeerMetrics()
+    for at_s in range(3):
+        for instance in ("1-a", "2-b"):
+            one = beat("scorer", instance, at_s=at_s + (instance == "2-b") / 2)
+            hear(peer_metrics, one.replace(replica="gpu-1", host="gpu-1"))
+    assert ["call themselves replica gpu-1" in text for text in caplog.messages] == [True]
