@@ -90,7 +90,10 @@ async def _up(config: RunConfig, options: Options) -> None:
         if supervisor.has_begun:  # else the folder may be another supervisor's
             _conclude(config, supervisor, evaluations, record, str(error))
         raise
-    _conclude(config, supervisor, evaluations, record, None)
+    if supervisor.has_served:
+        _conclude(config, supervisor, evaluations, record, None)
+    else:
+        print(f"run {config.run} stopped before it had started its services", flush=True)
 
 
 async def _check(config: RunConfig, arguments: list[str]) -> None:

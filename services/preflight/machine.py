@@ -34,6 +34,7 @@ __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "p
 _MIN_FREE_BYTES = 1 << 30
 """Room below which a run should not be begun."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
+_BUSY_HINT = "start again; if it stays so, look for what kills it or keeps the machine busy (too little memory, say)"
 _FOR_DEVELOPERS = "dev"
 
 
@@ -144,7 +145,10 @@ def binary(config: RunConfig) -> DoctorFinding:
     except StartupError as error:
         return fail("nats-server", str(error), mend)
     except (OSError, subprocess.SubprocessError) as error:
-        return fail("nats-server", f"{path} does not run: {error}", mend)
+        # what a signal ended, or what is only slow, is not installed badly
+        killed = isinstance(error, subprocess.CalledProcessError) and error.returncode < 0
+        healthy = killed or isinstance(error, subprocess.TimeoutExpired)
+        return fail("nats-server", f"{path} does not run: {error}", _BUSY_HINT if healthy else mend)
     version = _numbers(output.rpartition("v")[2])
     least = ".".join(map(str, MIN_SERVER_VERSION))
     if version < MIN_SERVER_VERSION:

@@ -144,6 +144,8 @@ class Supervisor:
         self._listener: socket.socket | None = None
         self.has_begun = False
         """Whether the run's folder is this supervisor's."""
+        self.has_served = False
+        """Whether it came to start services; it does not where it is told to stop before."""
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -166,35 +168,43 @@ class Supervisor:
         Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
         """
         try:
-            await write_when_room(self.logs, partial(self.logs.mkdir, parents=True, exist_ok=True))
+            mkdir = partial(self.logs.mkdir, parents=True, exist_ok=True)
+            await self._unless_stopped(write_when_room, self.logs, mkdir)
         except OSError as error:
             raise StartupError(
                 f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
             ) from error
+        if self._stop.is_set():
+            return
         with lock_folder(self.config.path):
             self.has_begun = True
             self._report_state()
             try:
                 await self._unless_stopped(write_run_file, self.config)
-                register_run(self.config, self.file)
-                await self._run_with_server()
+                if not self._stop.is_set():
+                    register_run(self.config, self.file)
+                    await self._run_with_server()
             finally:
                 self._enter("ended")
 
     async def _run_with_server(self) -> None:
-        async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
-            await bus.ensure_streams(self.config.streams)
-            lease = RunLease(bus, self.config.run, self.config.path, self.stop)
-            await self._unless_stopped(lease.acquire)
-            if not lease.is_held:
+        async with self._server():
+            if self._stop.is_set():
                 return
-            async with lease.held():
-                await self._unless_stopped(self._refuse_other_writers, bus)
-                await self._run_services(bus)
+            async with await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
+                await self._unless_stopped(bus.ensure_streams, self.config.streams)
+                lease = RunLease(bus, self.config.run, self.config.path, self.stop)
+                await self._unless_stopped(lease.acquire)
+                if not lease.is_held:
+                    return
+                async with lease.held():
+                    await self._unless_stopped(self._refuse_other_writers, bus)
+                    await self._run_services(bus)
 
     async def _run_services(self, bus: NatsBus) -> None:
         if self._stop.is_set():
             return
+        self.has_served = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flush_output)
             tasks.start_soon(retry_until_room, self._pids, self._state.file)
@@ -386,7 +396,10 @@ class Supervisor:
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
-        """Run the embedded server, if the run has no other, for as long as the context is open."""
+        """Run the embedded server, if the run has no other, for as long as the context is open.
+
+        There is none where the run is told to stop before the server has started.
+        """
         if self.config.nats is not None:
             yield
             return
@@ -394,14 +407,20 @@ class Supervisor:
         if settings.max_file_bytes is None:
             room = self.config.streams.total_bytes() * 5 // 4
             settings = msgspec.structs.replace(settings, max_file_bytes=room)
-        async with (
-            EmbeddedServer(self.config.path / NATS_FOLDER, settings) as server,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(self._keep_server, server)
-            tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
-            yield
-            tasks.cancel_scope.cancel()
+        server = EmbeddedServer(self.config.path / NATS_FOLDER, settings)
+        try:
+            await self._unless_stopped(server.start)
+            if self._stop.is_set():
+                yield
+                return
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_server, server)
+                tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.stop()
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
         while True:

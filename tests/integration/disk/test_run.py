@@ -96,3 +96,21 @@ async def test_a_run_whose_checkpoints_lie_on_a_full_disk_of_their_own_goes_on(s
         assert run.pids()["trainer"] == trainer
     async with run.servers.afterwards("audit") as bus:
         assert (await audit(bus, RUN)).violations == []
+
+
+@pytest.mark.parametrize("left", [0, 256 << 10])
+async def test_a_run_that_waits_for_room_at_its_start_can_be_stopped(small_disk, tmp_path: Path, left: int) -> None:
+    """For its own files, or for its server's."""
+    disk = small_disk(4)
+    disk.fill(leave=left)
+    folder = disk.path / "run"
+    with Run(tmp_path, MANY, Supervised(folder), sets={"folder": folder}) as run:
+        run.start()
+        await until(lambda: _said(run, "the disk is full: at least"), 120)
+        assert run.process is not None
+        run.process.terminate()
+        try:
+            assert await run.wait(60) == 0, run.tail()
+        finally:
+            run.process.kill()
+    assert not _said(run, "Traceback")

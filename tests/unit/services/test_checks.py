@@ -263,3 +263,16 @@ def test_a_stream_that_is_nearly_full_says_who_filled_it_and_what_to_do() -> Non
     bucket = check_room(RunConfig(run="one"), "KEYS", usage, {"scorer": 1})
     assert "no new leases" not in bucket.text
     assert "lachesis gc --attempts" in (bucket.mend or "")
+
+
+@pytest.mark.parametrize(("script", "mend"), [("kill -9 $$", "start again"), ("exit 1", "pip install")])
+def test_a_server_that_was_killed_is_not_called_badly_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, mend: str
+) -> None:
+    program = tmp_path / "nats-server"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(machine, "find_binary", lambda: program)
+    found = machine.binary(RunConfig())
+    assert found.level == "FAIL"
+    assert mend in found.mend
