@@ -111,7 +111,7 @@ def run_process(role: ProcessRole, config: RunConfig) -> int:
         if role.spec.name == "governor":  # it is what budgets that are too small would stop for good
             check_budgets(config)
         with open_tracing(config, role.name, role.replica) as tracing:
-            return anyio.run(_run, role, load_stage(role.spec), config, tracing)
+            return anyio.run(_run, role, load_stage(role.spec.of(config, role.part)), config, tracing)
     except (LachesisError, OSError, BaseExceptionGroup) as error:
         return _explain(error)
 
