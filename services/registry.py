@@ -3,6 +3,9 @@
 Stages are named, not imported, so that a machine that runs environments needs no torch.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import difflib
 import importlib
 from collections.abc import Awaitable, Callable
@@ -33,6 +36,14 @@ class ServiceSpec:
     about: str
     extra: str | None = None
     part: str | None = None
+    tinker: str | None = None
+    """Its stage where the run trains at Tinker."""
+
+    def of(self, config: RunConfig, part: str) -> ServiceSpec:
+        """Return the service as this run's configuration wants it."""
+        if self.tinker is None or not config.is_at_tinker(self.name, part):
+            return self
+        return dataclasses.replace(self, stage=self.tinker, extra="tinker")
 
 
 SERVICES = {
@@ -65,8 +76,16 @@ SERVICES = {
             "serves a model (policy, teacher or eval)",
             "train",
             part="policy",
+            tinker="training.tinker.serving:run_tinker_inference",
         ),
-        ServiceSpec("trainer", "training.stage:run_trainer", 1, "trains on batches and publishes weights", "train"),
+        ServiceSpec(
+            "trainer",
+            "training.stage:run_trainer",
+            1,
+            "trains on batches and publishes weights",
+            "train",
+            tinker="training.tinker.stage:run_tinker_trainer",
+        ),
         ServiceSpec(
             "evaluator", "environments.evaluator:run_evaluator", 2, "evaluates policy versions on held-out tasks"
         ),

@@ -21,7 +21,7 @@ from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, TinkerConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
@@ -150,6 +150,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Name of the trainer and of its ledger."""
     steps: PositiveInt | None = None
     """Optimizer steps after which the trainer stops. Default None: it goes on."""
+    backend: Literal["torch", "tinker"] = "torch"
+    """What trains. torch: this machine. tinker: Tinker, by its own SDK (the extra `tinker`), as training.tinker says;
+    its key is read from the variable TINKER_API_KEY. Default torch."""
+    tinker: TinkerConfig = TinkerConfig()
+    """Training at Tinker."""
     learner: LearnerConfig = LearnerConfig()
     """The optimizer step."""
     device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
@@ -305,6 +310,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 'learned from a teacher. Set that to "required" or "optional", or this to 0'
             )
         self._check_weights()
+        self._check_tinker()
         for name, env in self.evaluation.items():
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
@@ -342,6 +348,29 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 'weights.transport is "shared_memory", but adapters are merged into copies of the weights: leave '
                 'training.lora out, or take "files"'
             )
+
+    def _check_tinker(self) -> None:
+        if self.training.backend != "tinker":
+            return
+        default = TrainingConfig()
+        for name in ("learner", "lora", "ranks", "sharding", "device", "attention"):
+            if getattr(self.training, name) != getattr(default, name):
+                raise ConfigError(
+                    f'training.{name} is set, but training.backend is "tinker", which trains elsewhere: leave it out; '
+                    "training.tinker has what can be chosen"
+                )
+        if self.batching.teacher != "off":
+            raise ConfigError(
+                f'batching.teacher is "{self.batching.teacher}", but training.backend is "tinker", whose loss has no '
+                'teacher: set it to "off"'
+            )
+        for role in ("policy", "eval"):
+            settings = self.role(role)
+            if settings.url is not None or settings.kind != "reference":
+                raise ConfigError(
+                    f'inference.{role} names another server, but training.backend is "tinker": its weights are with '
+                    f"Tinker alone, and the run serves them itself; leave out inference.{role}.url and kind"
+                )
 
     def _check_size(self, name: str, env: EnvironmentConfig) -> None:
         if env.samples < 2:
@@ -432,6 +461,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def tokenizer_name(self) -> str | None:
         """Folder or id that the tokenizer of the trained model is loaded from."""
         return self.tokenizer or self.model
+
+    def is_at_tinker(self, service: str, part: str) -> bool:
+        """Return whether a service has Tinker behind it."""
+        served = service == "inference" and part in {"", "policy", "eval"}
+        return self.training.backend == "tinker" and (served or service == "trainer")
 
     def tokenizer_of(self, role: str) -> str | None:
         """Return the folder or id that the tokenizer of an inference server is loaded from."""

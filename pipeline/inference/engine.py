@@ -26,15 +26,12 @@ from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logpro
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow, TokenListener
 from lachesis.pipeline.inference.sampling import processed_logprobs, sample
+from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.inference.text import Decode, StopStrings
 from lachesis.pipeline.model.tensors import load_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
 
-__all__ = ["Engine", "EngineFullError"]
-
-
-class EngineFullError(InfrastructureError):
-    """Raised when the engine's queue is at its bound; try again a little later."""
+__all__ = ["Engine"]
 
 
 class Engine:

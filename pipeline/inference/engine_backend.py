@@ -7,11 +7,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.generate_route import TextSample
-from lachesis.pipeline.inference.prompt_scoring import PromptLogprobs
-from lachesis.pipeline.inference.protocol import SamplingParams, TokenizeRequest
+from lachesis.pipeline.inference.protocol import PromptLogprobs, SamplingParams, TokenizeRequest
 from lachesis.pipeline.inference.replies import generated
+from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.text import text_of
 
 __all__ = ["EngineBackend"]
@@ -22,7 +21,7 @@ Encode = Callable[[TokenizeRequest], Awaitable[list[int]]]
 class EngineBackend:
     """A `GenerateBackend` for one request. A client that hangs up ends the work."""
 
-    def __init__(self, request: Request, engine: Engine, tokenizer: Any, encode: Encode) -> None:
+    def __init__(self, request: Request, engine: SamplingEngine, tokenizer: Any, encode: Encode) -> None:
         self._request = request
         self._engine = engine
         self._tokenizer = tokenizer

@@ -17,9 +17,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult, SampledToken
+from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.schemas.errors import LachesisError
 
 __all__ = ["EventStream", "SampledTokens"]
@@ -28,10 +28,10 @@ __all__ = ["EventStream", "SampledTokens"]
 class SampledTokens:
     """The tokens of one request as they are sampled; they end when `future`, its result, is done.
 
-    Made in the event loop that reads it. Raises as `Engine.submit`.
+    Made in the event loop that reads it. Raises as `SamplingEngine.submit`.
     """
 
-    def __init__(self, engine: Engine, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(self, engine: SamplingEngine, prompt: list[int], params: SamplingParams) -> None:
         self._loop = asyncio.get_running_loop()
         self._tokens: deque[SampledToken] = deque()
         self._changed = anyio.Event()

@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lachesis.pipeline.inference.dialects import ChatRequest, CompletionRequest, template_messages
-from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.event_stream import EventStream, SampledTokens
 from lachesis.pipeline.inference.protocol import TokenizeRequest
 from lachesis.pipeline.inference.replies import body_of, generated
 from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult
+from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.text import GrowingText, text_of
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 from lachesis.schemas.errors import NotFoundError
@@ -35,7 +35,7 @@ _TEXT = "text_completion"
 class OpenAiRoutes:
     """Handlers of the routes. `names`: what the model may be called, the first of them in answers."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, encode: Encode, names: Sequence[str]) -> None:
+    def __init__(self, engine: SamplingEngine, tokenizer: Any, encode: Encode, names: Sequence[str]) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._encode = encode

@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 
-from lachesis.pipeline.inference.protocol import PromptLogprob
+from lachesis.pipeline.inference.protocol import PromptLogprob, PromptLogprobs
 
-__all__ = ["PromptLogprobs", "score_prompts", "top_logprobs"]
+__all__ = ["score_prompts", "top_logprobs"]
 
 SCORING_ELEMENTS = 2**26
 """Logits of one pass at most, unless a single prompt has more: 256 MiB in float32."""
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of a prompt the logprobs (nats) by token id as text; None for the first, which follows nothing."""
 
 
 def score_prompts(model: Any, prompts: Sequence[list[int]], top_k: Sequence[int]) -> Iterator[PromptLogprobs]:

@@ -31,6 +31,7 @@ __all__ = [
     "Logprobs",
     "PauseMode",
     "PromptLogprob",
+    "PromptLogprobs",
     "SamplingParams",
     "TokenizeRequest",
     "TokenizeResponse",
@@ -147,6 +148,10 @@ class PromptLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprob: Logprob
     rank: int | None = None
     decoded_token: str | None = None
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt the logprobs (nats) by token id as text; None for the first, which follows nothing."""
 
 
 class GenerateResponse(Struct, frozen=True, kw_only=True):

@@ -21,9 +21,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lachesis.pipeline.inference.access import ServerAccess
-from lachesis.pipeline.inference.engine import Engine, EngineFullError
 from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
+from lachesis.pipeline.inference.sampling_engine import EngineFullError, SamplingEngine
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
 
@@ -103,11 +103,11 @@ async def body_of(request: Request, kind: type[T]) -> T:
 
 
 async def generated(
-    request: Request, engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
+    request: Request, engine: SamplingEngine, prompts: Sequence[list[int]], params: SamplingParams
 ) -> list[GenerationResult]:
     """Return what the engine samples after each prompt; a client that hangs up ends the work.
 
-    Leaves in the request's state what is counted and traced of it. Raises as `Engine.submit`.
+    Leaves in the request's state what is counted and traced of it. Raises as `SamplingEngine.submit`.
     """
     request.state.items = params.n * len(prompts)
     futures: list[Future[GenerationResult]] = []

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from lachesis.pipeline.inference.prompt_scoring import PromptLogprobs
-from lachesis.pipeline.inference.protocol import FinishReason, SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.protocol import FinishReason, PromptLogprobs, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.text import StopStrings
 
 __all__ = ["GenerationRequest", "GenerationResult", "SampleResult", "SampleRow", "SampledToken", "TokenListener"]

@@ -5,49 +5,34 @@ Register its URL, follow the policy.
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
 
-import logging
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
 import torch
-import uvicorn
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.pipeline.gateway.config import LOOPBACK
-from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
+from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,
-    key_path,
-    register,
     sampling_key,
-    stay_registered,
-    url_file,
 )
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.policy_follower import follow_policy
-from lachesis.pipeline.inference.traces import TracedRequests
+from lachesis.pipeline.inference.http_service import allowed_hosts, announce, serve_role
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, load_tokenizer
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
+from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.shared_memory import segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
-from lachesis.pipeline.private_file import write_private
-from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within, listen
+from lachesis.pipeline.runtime.http import listen
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["run_inference"]
-
-log = logging.getLogger("lachesis")
-
-_HEAD_S = 10.0
-"""Seconds in which a request's headers must have arrived."""
 
 
 async def run_inference(service: Service, config: RunConfig, role: str) -> None:
@@ -88,7 +73,9 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
         await own.use(server.url, server.token)
         async with background() as tasks:
             tasks.start_soon(server.watch)
-            await _announce(service, config, role, own, settings.advertise or server.url)
+            shared = config.weights.transport == "shared_memory"
+            pointer = segment_pointer(config.path / "weights") if shared else None
+            await announce(service, config, role, own, settings.advertise or server.url, pointer=pointer)
 
 
 async def _serve_reference(
@@ -109,63 +96,14 @@ async def _serve_reference(
             decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
         ) as engine,
     ):
-        url = f"http://{settings.local_address}:{listener.getsockname()[1]}"
-        token = control_token(config.path, role)
-        hosts = {host_of(urlsplit(settings.advertise or url).netloc)} if settings.host in LOOPBACK else None
-        weights = config.path / "weights"
         app = build_app(
             policy,
             engine,
             model_name=role,
-            weights_folder=weights,
-            token=token,
+            weights_folder=config.path / "weights",
+            token=control_token(config.path, role),
             key=sampling_key(config, role),
-            hosts=hosts,
+            hosts=allowed_hosts(config, role, listener),
             aliases=["default", model, Path(model).name],
         )
-        traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
-        counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
-        server = HttpServer(
-            uvicorn.Config(
-                counted,
-                log_level="warning",
-                lifespan="off",
-                server_header=False,
-                http=http_within(_HEAD_S),
-                timeout_graceful_shutdown=5,
-            )
-        )
-        async with InferenceDirectory(timeout_s=120.0) as own, background() as tasks:
-            await own.use(url, token)
-            tasks.start_soon(server.stop_on_drain, service)
-            tasks.start_soon(_count, service, engine)
-            tasks.start_soon(_announce, service, config, role, own, settings.advertise or url)
-            await server.serve_until_cancelled([listener])
-
-
-async def _announce(service: Service, config: RunConfig, role: str, own: InferenceDirectory, url: str) -> None:
-    """Register the server, the policy's once it holds a published version; then keep both as they should be."""
-    async with service.until_drained(), anyio.create_task_group() as tasks:
-        if role == "policy":
-            await service.starts_with("waiting for the trainer to publish a policy")
-            loaded = anyio.Event()
-            receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / role)
-            shared = segment_pointer(config.path / "weights") if config.weights.transport == "shared_memory" else None
-            # a trainer with shared weights waits for the server, so that it is never late
-            behind = None if shared is not None else config.batching.max_staleness
-            follow = partial(follow_policy, path_of=receiver.path_of, max_behind=behind, shared=shared)
-            tasks.start_soon(follow, service, own, loaded, config.training.name)
-            await loaded.wait()
-        await service.retrying("register")(register, service.bus, service.run, role, url)
-        await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)
-        if (path := key_path(config, role)) is not None:
-            log.info("requests for samples must bear the key that %s holds", path)
-        service.mark_ok()
-        await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
-
-
-async def _count(service: Service, engine: Engine) -> None:
-    while True:
-        service.vitals.in_flight = engine.running
-        service.vitals.lag = engine.waiting
-        await anyio.sleep(1.0)
+        await serve_role(service, config, role, app, listener, load=lambda: (engine.running, engine.waiting))

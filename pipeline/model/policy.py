@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.model.source import ModelSource, find_model, holds_tokenizer_alone
+from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named, load_tokenizer, tokenizer_from
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.training.config import LoraConfig
@@ -30,7 +30,6 @@ __all__ = [
     "PolicyModel",
     "build_tiny_policy",
     "load_model",
-    "load_tokenizer",
     "model_setup",
     "save_policy",
 ]
@@ -136,8 +135,8 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     end-of-sequence token. A name that is neither a folder nor on the hub is refused within seconds.
     """
     setup = setup or ModelSetup()
-    source = _find(str(path_or_hf_id), tokenizer=setup.tokenizer is None)
-    tokenizer = _load_tokenizer(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
+    source = find_named(str(path_or_hf_id), tokenizer=setup.tokenizer is None)
+    tokenizer = tokenizer_from(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source.name,
@@ -148,57 +147,10 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
             attn_implementation=None if setup.attention == "auto" else setup.attention,
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
-        raise _cannot_load(source.name, error) from error
+        raise cannot_load(source.name, error) from error
     if setup.tokenizer is not None and len(tokenizer) > model.config.vocab_size:
         raise ConfigError(
             f"tokenizer {setup.tokenizer!r} has {len(tokenizer)} tokens, model {source.name!r} knows "
             f"{model.config.vocab_size}: choose the tokenizer that the model was trained with"
         )
     return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
-
-
-def load_tokenizer(path_or_hf_id: str | Path) -> Any:
-    """Load a tokenizer alone, of a model or from a folder without one.
-
-    Raises ConfigError as `load_model` does.
-    """
-    if holds_tokenizer_alone(str(path_or_hf_id)):
-        return _load_tokenizer(ModelSource(str(path_or_hf_id), local_files_only=True))
-    return _load_tokenizer(_find(str(path_or_hf_id), weights=False))
-
-
-def _find(name: str, *, weights: bool = True, tokenizer: bool = True) -> ModelSource:
-    try:
-        return find_model(name, weights=weights, tokenizer=tokenizer)
-    except ConfigError as error:
-        raise ConfigError(f"model {name!r} could not be loaded: {error}") from error
-
-
-def _load_tokenizer(source: ModelSource) -> Any:
-    name = source.name
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, trust_remote_code=False, local_files_only=source.local_files_only
-        )
-    except Exception as error:  # as above
-        raise _cannot_load(name, error) from error
-    missing = [
-        what
-        for what, present in (
-            ("a fast tokenizer", tokenizer.is_fast),
-            ("a chat template", bool(tokenizer.chat_template)),
-            ("an end-of-sequence token", tokenizer.eos_token_id is not None),
-        )
-        if not present
-    ]
-    if missing:
-        raise ConfigError(f"the tokenizer of model {name!r} lacks {', '.join(missing)}; choose an instruct model.")
-    return tokenizer
-
-
-def _cannot_load(name: str, error: Exception) -> ConfigError:
-    reason = f"{type(error).__name__}: {error}".rstrip(".")
-    return ConfigError(
-        f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
-        "causal language model on the Hugging Face hub."
-    )

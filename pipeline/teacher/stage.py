@@ -82,7 +82,7 @@ async def _probe(service: Service, config: RunConfig, role: str, directory: Infe
 
 def _load_retokenizer(config: RunConfig, role: str, served: str | None) -> tuple[str, Retokenizer | None]:
     """Return the hash of the policy's tokenizer, and what aligns the teacher's with it; None: they are the same."""
-    from lachesis.pipeline.model.policy import load_tokenizer  # torch, which no other teacher needs
+    from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer  # torch, which no other teacher needs
     from lachesis.pipeline.model.tokenizer import tokenizer_hash
 
     names = config.tokenizer_name, config.tokenizer_of(role)

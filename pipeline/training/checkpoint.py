@@ -10,43 +10,30 @@
 Guarantees: `latest` only ever names a complete, synced folder (written elsewhere, synced, renamed, then the pointer is
 replaced); `load_checkpoint` parses nothing in a folder that is not, byte for byte, what was written, and refuses
 weights of another digest than that of the recorded policy version; no pickle.
-One process writes a folder at a time; it holds `only_writer`.
+One process writes a folder at a time; it holds `checkpoint_folder.only_writer`.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lachesis.pipeline.disk import is_disk_full
-from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
-from lachesis.pipeline.ledger.checkpoint_state import (
-    PARTIAL,
-    POINTER,
-    STATE,
-    TrainerState,
-    best_checkpoint,
-    write_pointer,
-)
+from lachesis.pipeline.ledger.checkpoint_state import STATE, TrainerState
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
-from lachesis.pipeline.training.checksums import verify_sums, write_sums
+from lachesis.pipeline.training.checkpoint_folder import write_checkpoint
+from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.ranks.gather import optimizer_state
-from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
+from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
 from lachesis.schemas.values import from_json
@@ -55,7 +42,6 @@ __all__ = [
     "Checkpoint",
     "checkpoint_bytes",
     "load_checkpoint",
-    "only_writer",
     "save_checkpoint",
 ]
 
@@ -69,31 +55,6 @@ class Checkpoint(NamedTuple):
     learner: Learner
     state: TrainerState
     path: Path
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold `folder` until the context ends, or the process does, however that happens.
-
-    Raises `FencedError` when another process holds it, a stopped one included.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+b", buffering=0) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            raise FencedError(
-                f"another trainer (pid {lock.read().decode() or 'unknown'}) writes {folder}; stop it first, or leave "
-                "it to it"
-            ) from error
-        lock.truncate(0)
-        try:
-            lock.write(str(os.getpid()).encode())
-        except OSError as error:  # the pid is for people: what counts is the lock, which takes no room
-            if not is_disk_full(error):
-                raise
-        yield
 
 
 def checkpoint_bytes(policy: PolicyModel, learner: Learner) -> int:
@@ -128,7 +89,6 @@ def save_checkpoint(
     if keep < 1:
         raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
     folder = Path(folder)
-    make_folder(folder)
     version = policy_version(learner.steps, lineage, policy_tensors(policy.model))
     state = TrainerState(
         step=learner.steps,
@@ -141,34 +101,14 @@ def save_checkpoint(
         drops=list(drops),
         numerics=numerics,
     )
-    name = _free_name(folder, learner.steps)
-    partial = folder / f"{PARTIAL}{name}"
-    _remove(folder.glob(f"{PARTIAL}*"))
-    try:
+
+    def write(partial: Path) -> None:
         save_policy(policy, partial)
         save_adapters(policy.model, partial)
         save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
-        (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        write_sums(partial)
-        sync_tree(partial)
-        partial.rename(folder / name)
-        fsync(folder)
-        write_pointer(folder, POINTER, name)
-    except BaseException:
-        _discard(folder, name)
-        raise
-    _prune(folder, keep, name)
+
+    write_checkpoint(folder, state, write, keep=keep)
     return state
-
-
-def _discard(folder: Path, name: str) -> None:
-    """Remove what a save has left that failed, unless `latest` names it already."""
-    with suppress(OSError):  # the error that made it fail counts
-        pointer = folder / POINTER
-        named = pointer.read_text().strip() if pointer.exists() else None
-        if (folder / name).exists() and named != name:
-            (folder / name).rename(folder / f"{PARTIAL}{name}")
-        _remove(folder.glob(f"{PARTIAL}*"))
 
 
 def load_checkpoint(
@@ -238,27 +178,3 @@ def _restore_optimizer(learner: Learner, tensors: dict[str, torch.Tensor], path:
                 entry: value if entry == "step" else value.to(parameter.device)
                 for entry, value in entries[name].items()
             }
-
-
-def _free_name(folder: Path, step: int) -> str:
-    """A folder name not in use: a step saved again (after a crash, say) never touches what `latest` may name."""
-    base = f"step-{step:08d}"
-    names = [base, *(f"{base}-{number}" for number in range(1, len(list(folder.iterdir())) + 1))]
-    return next(name for name in names if not (folder / name).exists())
-
-
-def _prune(folder: Path, keep: int, newest: str) -> None:
-    _remove(folder.glob(f"{PARTIAL}*"))
-    complete = sorted((path for path in folder.glob("step-*") if path.is_dir()), key=lambda p: p.stat().st_mtime_ns)
-    older, best = [path for path in complete if path.name != newest], best_checkpoint(folder)
-    for path in [path for path in older[: max(0, len(older) - (keep - 1))] if path != best]:
-        path.rename(folder / f"{PARTIAL}{path.name}")  # what is half deleted must not pass for a checkpoint
-    _remove(folder.glob(f"{PARTIAL}*"))
-
-
-def _remove(leftovers: Iterable[Path]) -> None:
-    for path in leftovers:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -14,7 +14,7 @@ from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
-__all__ = ["LearnerConfig", "LoraConfig", "LossConfig", "WarmStartConfig", "learner_on_record"]
+__all__ = ["LearnerConfig", "LoraConfig", "LossConfig", "TinkerConfig", "WarmStartConfig", "learner_on_record"]
 
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
@@ -208,6 +208,32 @@ class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     targets: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter, such as ["q_proj", "v_proj"]; all-linear: every linear layer but the
     output head. Default all-linear."""
+
+
+class TinkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Training at Tinker: low-rank adapters by its importance-sampling loss and Adam."""
+
+    base_model: str | None = None
+    """Name of the model at Tinker, such as "Qwen/Qwen3-8B". Default None: as `model`, which names its tokenizer."""
+    rank: PositiveInt = 32
+    """Rank of the adapters. Default 32."""
+    learning_rate: Positive = 4e-5
+    """Adam's step size. Default 4e-5."""
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    """Decay of Adam's first moment. Default 0.9."""
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    """Decay of Adam's second moment. Default 0.95."""
+    grad_clip: Annotated[float, Meta(ge=0)] = 0.0
+    """Largest L2 norm of the gradient. Default 0: not bounded."""
+    url: str | None = None
+    """URL of a server that speaks Tinker's protocol. Default None: Tinker itself (or TINKER_BASE_URL)."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8001
+    """Port at which the policy is served at /v1, unless inference.policy.port names one. Default 8001; 0: any."""
+    context_length: PositiveInt = 32768
+    """Longest prompt and completion together, tokens. Default 32768."""
+    sampler_ttl_s: Annotated[int, Meta(ge=3600)] = 86400
+    """Seconds that Tinker keeps the weights of a step for samplers; checkpoints are kept until you delete them.
+    Default 86400, a day."""
 
 
 class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.means import finite_mean
-from lachesis.pipeline.training.batch import PackedBatch
-from lachesis.pipeline.training.learner import StepMetrics
 from lachesis.pipeline.training.rolling_stats import BatchTimings, durations
 from lachesis.schemas.ledger import GroupRef, Mismatch
+
+if TYPE_CHECKING:  # torch, which a trainer elsewhere does without
+    from lachesis.pipeline.training.batch import PackedBatch
+    from lachesis.pipeline.training.learner import StepMetrics
 
 __all__ = [
     "TokenFigures",

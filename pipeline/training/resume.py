@@ -9,7 +9,6 @@ the text says how to fix it: a broker that was rolled back is the usual reason.
 import logging
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -22,7 +21,8 @@ from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
-from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
+from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["load_reference", "resume"]
 
@@ -49,15 +49,11 @@ async def resume(
     if path is not None:
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
-        await _check(checkpoint, feed, folder)
+        await check_resumable(checkpoint.state, checkpoint.path, feed)
         feed.position = checkpoint.state.position
         log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
         return checkpoint.policy, checkpoint.learner, checkpoint
-    if feed.report is not None:
-        raise CheckpointError(
-            f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but there "
-            f"is no checkpoint in {folder}; restore the folder, or start a new run"
-        )
+    refuse_lost(feed, folder)
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
@@ -78,25 +74,3 @@ def load_reference(config: RunConfig, setup: ModelSetup) -> Any:
             "training.learner.loss.kl_coef is set, so `model` must name the model that the run began with"
         )
     return load_model(config.model, setup).model.requires_grad_(False)
-
-
-async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
-    """Compare a checkpoint with the ledger and the last report in it; see `resume`."""
-    state, report = checkpoint.state, feed.report
-    if report is not None and report.step > state.step:
-        raise CheckpointError(
-            f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but the newest "
-            f"checkpoint in {folder} is of step {state.step}; restore the folder, or start a new run"
-        )
-    if report is not None and report.step == state.step and report.policy_version != state.policy_version:
-        raise CheckpointError(
-            f"{checkpoint.path} holds policy {state.policy_version}, but step {report.step} was reported as "
-            f"{report.policy_version}; restore the folder, or start a new run"
-        )
-    try:
-        await feed.verify_position(state.position)
-    except LedgerError as error:
-        raise LedgerError(
-            f"{checkpoint.path} was trained on a ledger that is not there: {error}; "
-            f"{await feed.describe_known_checkpoint(folder)}; its weights can be kept as `model` of a new run"
-        ) from error

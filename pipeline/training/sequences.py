@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
-from lachesis.pipeline.training.batch import TrainingSequence, sequence_fault
+from lachesis.pipeline.training.training_sequence import TrainingSequence, sequence_fault
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import DataError, UnsupportedError
@@ -117,6 +117,8 @@ def training_sequences(
             advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
             **columns,
             group_id=group.id,
+            sample=sample,
+            index=i,
             policy_step=ref.policy_step,
         )
         fault = sequence_fault(training)

@@ -11,8 +11,8 @@ is reported void and its step counted.
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 import torch
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
@@ -41,13 +40,15 @@ from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
+from lachesis.pipeline.training.checkpoint import checkpoint_bytes, save_checkpoint
+from lachesis.pipeline.training.checkpoint_folder import only_writer
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
+from lachesis.pipeline.training.prefetch import next_batch, prefetch, publish_with_retries
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
@@ -70,7 +71,6 @@ __all__ = ["OfflineRun", "run_trainer"]
 
 log = logging.getLogger("lachesis")
 
-_IDLE_S = 10.0
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
 _SLOW_STEPS = 20
@@ -239,9 +239,9 @@ class _Trainer:
         send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
         with receive:
             async with background() as tasks:
-                tasks.start_soon(self._prefetch, send)
+                tasks.start_soon(prefetch, self.feed, send)
                 while not self._finished() and not self.service.draining.is_set():
-                    batch = await self._next(receive)
+                    batch = await next_batch(self.service, receive, self._save_when_idle)
                     if batch is None:
                         break
                     with self.service.vitals.working(len(batch.batch.groups)):
@@ -249,47 +249,12 @@ class _Trainer:
         if self.learner.steps > self.checkpointed:
             await self._checkpoint()
 
+    async def _save_when_idle(self) -> None:
+        if self.learner.steps > self.checkpointed:
+            await self._checkpoint()
+
     def _finished(self) -> bool:
         return self.config.training.steps is not None and self.learner.steps >= self.config.training.steps
-
-    async def _prefetch(self, send: MemoryObjectSendStream[LedgerBatch]) -> None:
-        async with send, aclosing(self.feed.batches()) as batches:
-            async for batch in batches:
-                await send.send(batch)
-
-    async def _next(self, receive: MemoryObjectReceiveStream[LedgerBatch]) -> LedgerBatch | None:
-        """Wait for a batch or for the drain.
-
-        Who is kept waiting makes a checkpoint: history is held for the batches behind the last one, and where that
-        fills a stream no further batch would ever come.
-        """
-        found: LedgerBatch | None = None
-        done, saving = anyio.Event(), anyio.Lock()
-
-        async def receive_one() -> None:
-            nonlocal found
-            try:
-                found = await receive.receive()
-            except anyio.EndOfStream:  # the fetching task has failed, and that ends the trainer
-                await anyio.sleep_forever()
-            done.set()
-
-        async def end_on_drain() -> None:
-            await self.service.draining.wait()
-            done.set()
-
-        async def save_when_idle() -> None:
-            await anyio.sleep(_IDLE_S)
-            async with saving:
-                if self.learner.steps > self.checkpointed:
-                    await self._checkpoint()
-
-        async with background() as tasks:
-            for task in (receive_one, end_on_drain, save_when_idle):
-                tasks.start_soon(task)
-            await done.wait()
-            await saving.acquire()  # what is being saved is finished first: a report cut off would fence its own writer
-        return found
 
     async def _step(self, batch: LedgerBatch) -> None:
         number = batch.batch.number
@@ -424,8 +389,10 @@ class _Trainer:
         if self.shared is not None:
             self.shared.publish(version)
         if self.shared is None or may_be_evaluated(self.config, self.learner.steps):
-            await self._publish_with_retries("store the weights", send)
-        await self._publish_with_retries(
+            await publish_with_retries(self.service, self.config.services.drain_s, "store the weights", send)
+        await publish_with_retries(
+            self.service,
+            self.config.services.drain_s,
             "publish the policy",
             partial(self.feed.publish_weights, version, sent, self.policy.tokenizer_hash, self.limits.vocabulary),
         )
@@ -480,25 +447,6 @@ class _Trainer:
             folder = self.config.path / CHECKPOINTS
             await write_when_room(folder, partial(point_to_best, folder, best))
 
-    async def _publish_with_retries(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
-        """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.
-
-        Raises `InfrastructureError` then: with the server gone as well, a drain would wait for it in vain and hold the
-        checkpoints against the trainer's own next life, which tells what is on disk.
-        """
-        published = False
-        async with background() as tasks:
-            tasks.start_soon(self._give_up, tasks.cancel_scope)
-            await self.service.retrying(what)(tell)
-            published = True
-        if not published:
-            raise InfrastructureError(f"{what}: the server was away while the trainer drained")
-
-    async def _give_up(self, scope: anyio.CancelScope) -> None:
-        await self.service.draining.wait()
-        await anyio.sleep(self.config.services.drain_s)
-        scope.cancel()
-
     async def report(self, state: TrainerState, path: Path | None) -> None:
         """Report a checkpoint that is on disk."""
         report = partial(
@@ -513,5 +461,5 @@ class _Trainer:
             mismatches=self.mismatches,
             numerics=state.numerics,  # of who took the steps, not of who reports them
         )
-        await self._publish_with_retries("report what was trained", report)
+        await publish_with_retries(self.service, self.config.services.drain_s, "report what was trained", report)
         self.voids, self.drops, self.times, self.mismatches = [], [], [], []

@@ -149,7 +149,7 @@ def past_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | No
 
 
 def _tokenizer_hash(model: str) -> str:
-    from lachesis.pipeline.model.policy import load_tokenizer
+    from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
     from lachesis.pipeline.model.tokenizer import tokenizer_hash
 
     return tokenizer_hash(load_tokenizer(model))

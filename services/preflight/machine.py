@@ -23,6 +23,7 @@ from lachesis.pipeline.disk import device_of, disk_room
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.retention.budget_check import check_budgets
+from lachesis.pipeline.training.tinker.key import key_problem
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
@@ -54,14 +55,21 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding
     yield from webhook(config)
     if config.training.wandb.project is not None:
         yield wandb_key()
+    if config.mode == "train" and config.training.backend == "tinker":
+        yield tinker_key()
 
 
 def needed_extras(config: RunConfig) -> set[str]:
     """Return the extras without which some of what is configured cannot be started on this machine."""
     nats = config.nats
-    served_here = any(config.role(row.part).kind == "reference" for row in plan(config) if row.service == "inference")
+    servers = [row.part for row in plan(config) if row.service == "inference"]
+    served_here = any(
+        config.role(role).kind == "reference" and not config.is_at_tinker("inference", role) for role in servers
+    )
+    trained_here = config.mode == "train" and config.training.backend == "torch"
     needs = {
-        "train": bool(config.environments) and (config.mode == "train" or served_here),
+        "train": bool(config.environments) and (trained_here or served_here),
+        "tinker": config.mode == "train" and config.training.backend == "tinker",
         "gateway": any(env.is_foreign for env in config.environments.values()),
         "otel": config.telemetry.wanted(),
         "wandb": config.training.wandb.project is not None,
@@ -260,6 +268,8 @@ def weights(config: RunConfig) -> Iterator[DoctorFinding]:
 def ports(config: RunConfig) -> Iterator[DoctorFinding]:
     """Check that the ports asked for are free; those left open are chosen by the system."""
     wanted = {f"inference.{role}.port": settings.port for role, settings in config.inference.items() if settings.port}
+    if config.mode == "train" and config.training.backend == "tinker" and not config.role("policy").port:
+        wanted |= {"training.tinker.port": config.training.tinker.port} if config.training.tinker.port else {}
     if config.nats is None and config.server.port:
         wanted["server.port"] = config.server.port
     if not wanted:
@@ -290,6 +300,14 @@ def wandb_key() -> DoctorFinding:
     if os.environ.get("WANDB_API_KEY") or _in_netrc():
         return ok("wandb", "there is a key")
     return warn("wandb", "no key in WANDB_API_KEY or ~/.netrc", "wandb login, or set WANDB_MODE=offline")
+
+
+def tinker_key() -> DoctorFinding:
+    """Check that there is a key for Tinker."""
+    problem = key_problem(os.environ)
+    return (
+        ok("tinker", "there is a key") if problem is None else fail("tinker", problem, "export TINKER_API_KEY=tml-...")
+    )
 
 
 def _in_netrc() -> bool:

@@ -52,6 +52,9 @@ def _models(config: RunConfig) -> Iterator[Problem]:
     mend = "set it to a folder written by save_pretrained, or to the id of a causal language model on the hub"
     if config.model is None and config.mode == "train" and newest_checkpoint(config.path) is None:
         yield Problem("model", "not set; name a local folder or a Hugging Face id", mend)
+    if config.mode == "train" and config.training.backend == "tinker":
+        yield from _tokenizer(config)
+        return
     started = {row.part: config.role(row.part) for row in plan(config) if row.service == "inference"}
     started |= {role: settings for role, settings in config.inference.items() if settings.url is None}
     loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
@@ -66,6 +69,18 @@ def _models(config: RunConfig) -> Iterator[Problem]:
             find_model(name, weights=weights, tokenizer=setting not in apart)
         except ConfigError as error:
             yield Problem(setting, str(error), mend)
+
+
+def _tokenizer(config: RunConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the tokenizer, all that is here of a model that is at Tinker."""
+    if config.model is None and config.training.tinker.base_model is None:
+        yield Problem("training.tinker.base_model", "not set", "name a model of Tinker's, or set `model` to its name")
+        return
+    name = config.tokenizer or config.model or config.training.tinker.base_model
+    try:
+        find_model(str(name), weights=False)
+    except ConfigError as error:
+        yield Problem("tokenizer", str(error), "set it to a folder with the model's tokenizer, or to its id on the hub")
 
 
 def _environments(config: RunConfig) -> Iterator[Problem]:

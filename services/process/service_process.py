@@ -115,7 +115,7 @@ def run_process(role: ProcessRole, config: RunConfig) -> int:
             claim_replica(config.run, role.name, role.number, supervised=role.supervised) as replica,
             open_tracing(config, role.name, replica) as tracing,
         ):
-            return anyio.run(_run, role, replica, load_stage(role.spec), config, tracing)
+            return anyio.run(_run, role, replica, load_stage(role.spec.of(config, role.part)), config, tracing)
     except (LachesisError, OSError, BaseExceptionGroup) as error:
         return _explain(error)
 

@@ -131,8 +131,11 @@ class Supervisor:
         self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_RunningProcess(planned) for planned in plan(config)]
-        services = {row.planned.service for row in self.running}
-        self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
+        # what trains at Tinker needs no torch, which a fork server of its kind would import
+        planned = [row.planned for row in self.running]
+        elsewhere = {row.service for row in planned if config.is_at_tinker(row.service, row.part)}
+        forked = {row.service for row in planned} - elsewhere
+        self._forks = ForkServers(self.arguments, forked if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._pids = DeferredFile(config.path / _PIDS_FILE)

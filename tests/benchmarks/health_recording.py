@@ -25,9 +25,10 @@ from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.sequences import Sequences
 from lachesis.services.demo.prepare import ERROR_RATE

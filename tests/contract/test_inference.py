@@ -12,10 +12,10 @@ import torch
 from contract.inference_servers import KEY, TOKEN, reference, sharp_policy, vllm
 
 from lachesis.pipeline.inference.access import CONTROL_PATHS
-from lachesis.pipeline.inference.app import SAMPLING_PATHS
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weights_digest

@@ -41,7 +41,8 @@ from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleMember
 from lachesis.pipeline.scoring.logic.intervals import StreamingCI, alpha_interval
 from lachesis.pipeline.scoring.logic.krippendorff import CategoryAlpha, IntervalAlpha, RaterReliability
 from lachesis.pipeline.scoring.rater import Rating, rater, to_rating
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.ledger import GroupRef
 

@@ -15,9 +15,10 @@ from fuzz.mutate import JSON
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.gateway import app as gateway_app
 from lachesis.pipeline.inference.access import CONTROL_PATHS
-from lachesis.pipeline.inference.app import SAMPLING_PATHS, build_app
+from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.services.web import app as web_app
 

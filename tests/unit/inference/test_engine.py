@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 
-from lachesis.pipeline.inference.engine import Engine, EngineFullError
+from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors

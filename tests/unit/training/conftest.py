@@ -6,7 +6,8 @@ import torch
 
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.sequences import training_sequences
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import DataError, UnsupportedError
 from lachesis.schemas.ledger import GroupRef
 

@@ -12,6 +12,7 @@ from lachesis.pipeline.ledger.checkpoint_state import (
 )
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training import checkpoint as module
+from lachesis.pipeline.training import checkpoint_folder
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -96,7 +97,7 @@ def test_a_crash_at_any_point_leaves_a_loadable_latest_and_the_next_save_mends(
     save(tmp_path, policy, learner)
     train(learner, [0])
     with monkeypatch.context() as patch:
-        patch.setattr(module, fails_at, crash)
+        patch.setattr(module if hasattr(module, fails_at) else checkpoint_folder, fails_at, crash)
         with pytest.raises(CrashError):
             save(tmp_path, policy, learner)
     found = load_checkpoint(latest_checkpoint(tmp_path), CONFIG)
@@ -194,7 +195,7 @@ def test_one_killed_while_it_is_removed_does_not_pass_for_a_checkpoint(tmp_path,
 
     learner.steps = 1
     with monkeypatch.context() as patched:
-        patched.setattr("lachesis.pipeline.training.checkpoint.shutil.rmtree", killed)
+        patched.setattr("lachesis.pipeline.training.checkpoint_folder.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, policy, learner, keep=1)
     assert [path.name for path, _ in known_checkpoints(tmp_path)] == ["step-00000001"]

@@ -6,9 +6,10 @@ import torch
 
 from lachesis.pipeline.inference.prompt_scoring import score_prompts
 from lachesis.pipeline.model.policy import build_tiny_policy
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.pipeline.training.warmstart import warm_start
 
 PAIRS = [(word, word[::-1]) for word in ("ab", "cd", "ba", "dc", "ac", "db", "bd", "ca")]

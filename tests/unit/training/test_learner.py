@@ -7,9 +7,10 @@ import torch
 
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.pipeline.training.warmstart import warm_start
 from lachesis.schemas.errors import ConfigError, DataError
 

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LossConfig
 from lachesis.pipeline.training.loss import LossMetrics, loss_denominator, policy_loss
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import ConfigError
 
 OLD = -1.0

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LossConfig
 from lachesis.pipeline.training.loss import LossMetrics, loss_denominator, policy_loss
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import ConfigError
 
 CASES = {

@@ -8,10 +8,11 @@ import torch
 
 from lachesis.pipeline.model import logprobs as logprobs_module
 from lachesis.pipeline.model.logprobs import SampledLogprobs
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.loss import LossMetrics, loss_denominator, policy_loss
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import DataError
 
 VOCABULARY, K = 11, 3

@@ -16,8 +16,9 @@ from lachesis.pipeline.offline.verification.checks import (
 )
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.training.agreement import losses
-from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 
 BOUNDS = {"a": (0.0, 1.0)}
 

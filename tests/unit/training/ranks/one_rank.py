@@ -21,7 +21,6 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.training.adapters import with_adapters
-from lachesis.pipeline.training.batch import TrainingSequence
 from lachesis.pipeline.training.learner import Learner, train_soundly
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.gather import gather_optimizer, gather_weights, optimizer_state
@@ -29,6 +28,7 @@ from lachesis.pipeline.training.ranks.join import join_as_follower, join_as_lead
 from lachesis.pipeline.training.ranks.place import RankPlace
 from lachesis.pipeline.training.ranks.process_group import meet, open_process_group
 from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
 

@@ -1,0 +1,51 @@
+"""The interface of what samples behind the HTTP routes: the engine here, or a service elsewhere."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
+from lachesis.pipeline.inference.requests import GenerationResult, TokenListener
+from lachesis.schemas.errors import InfrastructureError
+
+__all__ = ["EngineFullError", "SamplingEngine"]
+
+
+class EngineFullError(InfrastructureError):
+    """Raised when the engine's queue is at its bound; try again a little later."""
+
+
+class SamplingEngine(Protocol):
+    """Samples from weights that have a version, and can be paused."""
+
+    max_model_len: int
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights that sample the next token."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` holds."""
+
+    def check_alive(self) -> None:
+        """Raise InfrastructureError when it does not run."""
+
+    def submit(
+        self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
+    ) -> Future[GenerationResult]:
+        """Queue a request. Cancel the future to drop its work. `listener` is told each token.
+
+        Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
+        it does not run.
+        """
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Start nothing new until `resume`. The future is done when the pause holds."""
+
+    def resume(self) -> Future[None]:
+        """Go on after `pause`."""
+
+    def load_weights(self, tensors: Any, weight_version: str) -> Future[None]:
+        """Sample with other weights, as read. The future raises DataError if they do not fit."""

@@ -1,0 +1,31 @@
+"""The key for Tinker, from the environment. It is in no sentence that is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lachesis.schemas.errors import StartupError
+
+__all__ = ["KEY_VARIABLE", "key_problem", "read_key"]
+
+KEY_VARIABLE = "TINKER_API_KEY"
+_BEGINNINGS = ("tml-", "eyJ")
+"""How keys begin, by the SDK: a key, or a token (JWT) in its place."""
+
+
+def key_problem(environment: Mapping[str, str]) -> str | None:
+    """Return what is wrong with the key, None if nothing is seen to be."""
+    key = environment.get(KEY_VARIABLE, "").strip()
+    if not key:
+        return f'training.backend is "tinker", but the variable {KEY_VARIABLE} holds no key'
+    if not key.startswith(_BEGINNINGS):
+        return f"the variable {KEY_VARIABLE} holds no key of Tinker's, which begins with tml-"
+    return None
+
+
+def read_key(environment: Mapping[str, str]) -> str:
+    """Return the key. Raises `StartupError` that says how to set it."""
+    problem = key_problem(environment)
+    if problem is not None:
+        raise StartupError(f"{problem}; set it where the run is started: export {KEY_VARIABLE}=tml-...")
+    return environment[KEY_VARIABLE].strip()

@@ -1,0 +1,369 @@
+"""The trainer at Tinker as a service: one step a batch in ledger order, and checkpoints.
+
+Guarantees, as of the trainer here: a batch is trained in the order of the ledger and exactly once relative to the
+weights, since a checkpoint names the state at Tinker and the ledger's position together; a step is reported as trained
+only once its checkpoint is on disk; a trainer that starts again loads that state, whatever was trained at Tinker since,
+and goes on under a new lineage. Unusable groups are dropped with reasons; a batch without a usable one is void.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+import tinker
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, STATE, TrainerState, latest_checkpoint
+from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
+from lachesis.pipeline.model.tokenizer import tokenizer_hash
+from lachesis.pipeline.runtime.incidents import follow_incidents
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.telemetry.recorder import recording, traced
+from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.checkpoint_folder import only_writer, write_checkpoint
+from lachesis.pipeline.training.checksums import verify_sums
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
+from lachesis.pipeline.training.metrics import latencies, reward_figures
+from lachesis.pipeline.training.peer_metrics import PeerMetrics
+from lachesis.pipeline.training.prefetch import next_batch, prefetch, publish_with_retries
+from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
+from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
+from lachesis.pipeline.training.samples import readable_samples
+from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.tinker.client import TinkerClient, TinkerTrainer, open_client
+from lachesis.pipeline.training.tinker.datums import datum_of
+from lachesis.pipeline.training.tinker.key import read_key
+from lachesis.pipeline.training.tinker.names import base_model_of, tokenizer_of
+from lachesis.pipeline.training.traces import step_trace, trace_step
+from lachesis.pipeline.training.tracked_alerts import track_alerts
+from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
+from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError, SchemaError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import GroupDrops, Mismatch, StepTimes, VoidBatch
+from lachesis.schemas.values import from_json
+
+__all__ = ["TinkerState", "run_tinker_trainer"]
+
+log = logging.getLogger("lachesis")
+
+TINKER_STATE = "tinker.json"
+_CHECKPOINT_BYTES = 1 << 16
+_MAX_DROPS_PER_REPORT = 4096
+"""Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
+
+
+class TinkerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint is at Tinker."""
+
+    state: str
+    """Path of weights and optimizer, tinker://..."""
+    base_model: str
+    rank: int
+
+
+async def run_tinker_trainer(service: Service, config: RunConfig) -> None:
+    """Train until the service drains or `training.steps` steps are done."""
+    read_key(os.environ)  # before anything is waited for
+    service.vitals.slots = 1
+    try:
+        with only_writer(config.path / CHECKPOINTS):
+            async with (
+                open_tracking(config, list(open_trackers(config, config.run)), service.set_note) as tracking,
+                open_client(config.training.tinker, config.run) as client,
+                background() as tasks,
+            ):
+                trainer = await _Trainer.restored(service, config, client, tracking)
+                await trainer.publish_policy()
+                tasks.start_soon(trainer.peer_metrics.listen, service)
+                tasks.start_soon(follow_incidents, service)
+                if tracking.tracks:
+                    tasks.start_soon(track_alerts, service, config, tracking)
+                service.mark_ok()
+                await trainer.train()
+    except InfrastructureError:
+        if not service.draining.is_set():
+            raise
+        log.warning(
+            "drained while the bus or Tinker was unavailable: the next start continues from the newest checkpoint"
+        )
+
+
+class _Trainer:
+    def __init__(
+        self,
+        service: Service,
+        config: RunConfig,
+        *,
+        adapters: TinkerTrainer,
+        steps: int,
+        feed: BatchFeed,
+        tracking: Tracking,
+        limits: TrainerLimits,
+    ) -> None:
+        self.service = service
+        self.config = config
+        self.adapters = adapters
+        self.steps = steps
+        self.checkpointed = steps
+        self.feed = feed
+        self.tracking = tracking
+        self.limits = limits
+        self.lineage = os.urandom(3).hex()
+        self.version = PolicyVersion(steps, self.lineage, "unpublished")
+        self.voids: list[VoidBatch] = []
+        self.drops: list[GroupDrops] = []
+        self.dropped = 0  # groups, in this life
+        self.times: list[StepTimes] = []  # of the steps since the last report
+        self.mismatches: list[Mismatch] = []
+        self.peer_metrics = PeerMetrics()
+        self.rolling = RollingTrainingStats()
+        self.newest: LedgerBatch | None = None
+
+    @classmethod
+    async def restored(cls, service: Service, config: RunConfig, client: TinkerClient, tracking: Tracking) -> _Trainer:
+        """Return a trainer at the newest checkpoint, or at the beginning.
+
+        A checkpoint whose report was cut off is reported now. Raises as `check_resumable` and `refuse_lost`.
+        """
+        await service.starts_with("loading its newest checkpoint at Tinker, or making adapters")
+        tokenizer = await anyio.to_thread.run_sync(load_tokenizer, tokenizer_of(config))
+        feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
+        folder = config.path / CHECKPOINTS
+        path = latest_checkpoint(folder)
+        base_model, rank = base_model_of(config), config.training.tinker.rank
+        state: TrainerState | None = None
+        if path is None:
+            refuse_lost(feed, folder)
+            adapters = await client.start(base_model, rank)
+        else:
+            found, there = await anyio.to_thread.run_sync(_load, path)
+            state = found
+            await check_resumable(found, path, feed)
+            if (there.base_model, there.rank) != (base_model, rank):
+                raise CheckpointError(
+                    f"{path} holds adapters of {there.base_model} of rank {there.rank}, but the configuration says "
+                    f"{base_model} and {rank}: set training.tinker as it was, or start a new run"
+                )
+            feed.position = found.position
+            adapters = await client.resume(there.state)
+            log.info("resumed from %s at step %d", path.name, found.step)
+        steps = 0 if state is None else state.step
+        await tracking.resume(steps)
+        limits = TrainerLimits(tokenizer_hash(tokenizer), len(tokenizer))
+        trainer = cls(
+            service, config, adapters=adapters, steps=steps, feed=feed, tracking=tracking, limits=limits
+        )  # fmt: skip
+        if state is not None and path is not None and (feed.report is None or feed.report.step < state.step):
+            trainer.voids, trainer.drops = list(state.voids), list(state.drops)
+            await trainer.report(state, path)
+        return trainer
+
+    async def train(self) -> None:
+        """Take batches, one ahead, until there is nothing more to do."""
+        send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
+        with receive:
+            async with background() as tasks:
+                tasks.start_soon(prefetch, self.feed, send)
+                while not self._finished() and not self.service.draining.is_set():
+                    batch = await next_batch(self.service, receive, self._save_when_idle)
+                    if batch is None:
+                        break
+                    with self.service.vitals.working(len(batch.batch.groups)):
+                        await self._step(batch)
+        await self._save_when_idle()
+
+    def _finished(self) -> bool:
+        return self.config.training.steps is not None and self.steps >= self.config.training.steps
+
+    async def _save_when_idle(self) -> None:
+        if self.steps > self.checkpointed:
+            await self._checkpoint()
+
+    async def _step(self, batch: LedgerBatch) -> None:
+        number = batch.batch.number
+        if number != self.steps:
+            raise CheckpointError(f"batch {number} follows step {self.steps}: checkpoint and ledger disagree")
+        start_ns = self.service.now_ns()
+        trace, span = step_trace(batch)
+        void: str | None = None
+        dropped: dict[int, str] = {}
+        figures: dict[str, float] = {}
+        with recording(self.service.tracing.clock, self.service.name, trace, span) as children:
+            try:
+                selected = self._select(batch)
+            except DataError as error:
+                void = str(error)
+                log.warning("batch %d is void: %s", number, void)
+                self.voids.append(VoidBatch(number, void))
+            else:
+                dropped = selected.dropped
+                self._record_drops(number, selected)
+                figures = await self._train(selected, number)
+            self.steps = number + 1
+            self.feed.mark_trained(batch)
+            self.newest = batch
+            with traced("publish_weights"):
+                await self.publish_policy()
+        ended_ns = self.service.now_ns()
+        trace_step(
+            self.service, batch, (start_ns, ended_ns), children, void=void, dropped=dropped, teacher=False
+        )  # fmt: skip
+        self.times.append(StepTimes(number, start_ns, ended_ns))
+        self.service.record_call(start_ns, batch.batch.sequences, failed=void is not None)
+        stamps = batch.stamps(start_ns, ended_ns)
+        trained = BatchTimings(stamps, batch.started_ns, ended_ns, batch.batch.sequences, batch.batch.tokens)
+        self.rolling.record_batch(trained)
+        figures |= {"train/time": ended_ns / 1e9} | latencies(trained) | self.rolling.figures()
+        self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
+        self.service.vitals.emitted += len(batch.batch.groups)
+        figures |= self.service.tracing.figures()
+        self.service.vitals.metrics = figures
+        await self.tracking.log(self.peer_metrics.figures() | figures)
+        due = self.steps - self.checkpointed >= self.config.training.checkpoint_every
+        many = sum(len(drops.seqs) for drops in self.drops) >= _MAX_DROPS_PER_REPORT
+        if due or many or self._finished():
+            await self._checkpoint()
+
+    def _select(self, batch: LedgerBatch) -> TrainableBatch:
+        seed = self.config.seed if self.config.training.shuffle_advantages else None
+        return batch.select(self.limits, shuffle_seed=seed)
+
+    def _record_drops(self, number: int, selected: TrainableBatch) -> None:
+        drops = selected.drops(number)
+        for drop in drops:
+            log.warning("batch %d is trained without %d of its groups: %s", number, len(drop.seqs), drop.reason)
+        self.drops += drops
+        self.dropped += len(selected.dropped)
+
+    async def _train(self, selected: TrainableBatch, number: int) -> dict[str, float]:
+        """Take the step at Tinker, and return its figures."""
+        settings = self.config.training.tinker
+        began = time.perf_counter()
+        data = await anyio.to_thread.run_sync(lambda: [datum_of(sequence) for sequence in selected.sequences])
+        adam = tinker.AdamParams(
+            learning_rate=settings.learning_rate,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            grad_clip_norm=settings.grad_clip,
+        )
+        forward, optimizer = await self.adapters.step(data, adam)
+        mismatch = mismatch_of(data, forward)
+        self.mismatches.append(mismatch)
+        staleness = [number - ref.policy_step for ref in selected.refs]
+        figures = {
+            "train/step": float(number + 1),
+            "train/learning_rate": settings.learning_rate,
+            "train/seconds": time.perf_counter() - began,
+            "train/sequences": float(len(data)),
+            "train/tokens": float(sum(int(sequence.loss_mask.sum()) for sequence in selected.sequences)),
+            "train/dropped_groups": float(self.dropped),
+            "staleness/mean": float(np.mean(staleness)),
+            "staleness/max": float(max(staleness)),
+        }
+        known = {"logprobs/diff": mismatch.k1, "train/kl": mismatch.k3, "train/ratio_mean": mismatch.ratio}
+        known["train/effective_sample_size"] = mismatch.ess
+        figures |= {name: value for name, value in known.items() if value is not None}
+        figures |= {f"tinker/{name}": value for name, value in (forward.metrics | (optimizer.metrics or {})).items()}
+        return figures | reward_figures(selected.refs)
+
+    async def publish_policy(self) -> None:
+        """Save the weights for samplers, and make them the run's policy: its inference server follows."""
+        name = f"{self.config.run}-{self.lineage}-{self.steps:08d}"
+        path = await self.adapters.save_for_sampler(name, self.config.training.tinker.sampler_ttl_s)
+        digest = hashlib.sha256(f"{path} {name}".encode()).hexdigest()[:12]
+        self.version = PolicyVersion(self.steps, self.lineage, digest)
+        tokenizer, vocabulary = self.limits.tokenizer_hash or "", self.limits.vocabulary
+        publish = partial(self.feed.publish_weights, self.version, path, tokenizer, vocabulary)
+        await publish_with_retries(self.service, self.config.services.drain_s, "publish the policy", publish)
+        self.service.mark_ok()
+
+    async def _checkpoint(self) -> None:
+        """Make the present step durable, then report it."""
+        settings = self.config.training
+        folder = self.config.path / CHECKPOINTS
+        saved = await self.adapters.save(f"{self.config.run}-{self.lineage}-{self.steps:08d}")
+        there = TinkerState(state=saved, base_model=base_model_of(self.config), rank=settings.tinker.rank)
+        state = TrainerState(
+            step=self.steps,
+            lineage=self.lineage,
+            policy_version=str(self.version),
+            ledger_position=self.feed.position.entries,
+            chain_hash=self.feed.position.digest,
+            unreported=list(range(self.checkpointed, self.steps)),
+            voids=self.voids,
+            drops=self.drops,
+        )
+
+        def write(partial_folder: Path) -> None:
+            (partial_folder / TINKER_STATE).write_bytes(msgspec.json.format(msgspec.json.encode(there)))
+
+        path = await write_when_room(
+            folder,
+            partial(write_checkpoint, folder, state, write, keep=settings.checkpoints_kept),
+            needed_bytes=_CHECKPOINT_BYTES,
+        )
+        self.checkpointed = self.steps
+        await self.report(state, path)
+        if self.newest is not None:
+            self.tracking.log_samples(readable_samples(self.newest.groups))
+
+    async def report(self, state: TrainerState, path: Path) -> None:
+        """Report a checkpoint that is on disk."""
+        report = partial(
+            self.feed.report_trained,
+            policy_version=state.policy_version,
+            step=state.step,
+            lineage=state.lineage,
+            checkpoint=str(path),
+            voids=self.voids,
+            drops=self.drops,
+            steps=self.times,
+            mismatches=self.mismatches,
+        )
+        await publish_with_retries(self.service, self.config.services.drain_s, "report what was trained", report)
+        self.voids, self.drops, self.times, self.mismatches = [], [], [], []
+
+
+def mismatch_of(data: list[tinker.Datum], forward: tinker.ForwardBackwardOutput) -> Mismatch:
+    """Return how the logprobs at Tinker's trainer differ from the rollouts', over the trained tokens."""
+    logs = [np.empty(0)]
+    for datum, output in zip(data, forward.loss_fn_outputs, strict=False):
+        if "logprobs" in output:
+            trained = datum.loss_fn_inputs["advantages"].to_numpy() != 0
+            old = datum.loss_fn_inputs["logprobs"].to_numpy()
+            logs.append((output["logprobs"].to_numpy().astype(np.float64) - old)[trained])
+    log_w = np.concatenate(logs)
+    if not log_w.size:
+        return Mismatch(None, None, None, None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        w = np.exp(log_w)
+        values = (-log_w.mean(), (w - 1 - log_w).mean(), w.mean(), w.sum() ** 2 / (w**2).sum() / w.size)
+    return Mismatch(*(float(value) if math.isfinite(value) else None for value in values))
+
+
+def _load(path: Path) -> tuple[TrainerState, TinkerState]:
+    """Return what a checkpoint holds. Raises `CheckpointError` where it is damaged, or another trainer's."""
+    verify_sums(path)
+    try:
+        state = from_json(STATE, TrainerState, read_small_file(path / STATE))
+        return state, from_json(TINKER_STATE, TinkerState, read_small_file(path / TINKER_STATE))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f'checkpoint {path} is none of a trainer at Tinker: set training.backend = "torch", or start a new run'
+        ) from error
+    except (OSError, SchemaError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error

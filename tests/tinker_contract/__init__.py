@@ -1,0 +1,1 @@
+"""A contract server of the protocol that the tinker SDK speaks; see `server`."""

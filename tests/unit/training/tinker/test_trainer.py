@@ -1,0 +1,182 @@
+"""The trainer at Tinker against the contract server: order, exactness over kills of trainer and server, refusals."""
+
+import gc
+import json
+import warnings
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+from tinker_contract.process import KEY, ContractServer
+
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.training.config import TinkerConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import AccessError, InfrastructureError, StartupError, leaves
+from lachesis.schemas.ledger import TrainReport
+
+tinker = pytest.importorskip("tinker", reason="the extra `tinker` is not installed")
+
+from lachesis.pipeline.training.tinker.stage import run_tinker_trainer  # noqa: E402
+
+STEPS = 5
+
+pytestmark = [
+    pytest.mark.slow,
+    # the SDK leaves the connection by which it asks for its settings to be collected
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
+    save_policy(policy, folder)
+    return folder, policy.tokenizer_hash
+
+
+@pytest.fixture(autouse=True)
+def _unclosed():
+    """Collect what the SDK leaves within the test that may ignore it."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture
+async def server(tmp_path, model):
+    server = ContractServer(tmp_path / "tinker", model[0])
+    await server.start()
+    yield server
+    await server.kill()
+
+
+@pytest.fixture
+def config(tmp_path, model, server, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    return RunConfig(
+        run="r",
+        folder=str(tmp_path / "run"),
+        model=str(model[0]),
+        training=TrainingConfig(
+            backend="tinker",
+            steps=STEPS,
+            checkpoint_every=2,
+            tinker=TinkerConfig(base_model="tiny", url=server.url, learning_rate=1e-2),
+        ),
+    )
+
+
+def a_batch(lab, model, number):
+    draw = np.random.default_rng(number)
+    return [
+        lab.group(100 * number + n, samples=2, tokens=int(draw.integers(4, 9)), tokenizer_hash=model[1])
+        for n in range(2)
+    ]
+
+
+async def fill(lab, model, steps=STEPS):
+    await lab.extend_ledger(*(a_batch(lab, model, number) for number in range(steps)))
+
+
+async def reports(lab):
+    subject = subjects.state("r", "trainer", subjects.LIVE, "main")
+    async with lab.bus.read(subjects.LEDGER, [subject], follow=False) as messages:
+        return [decode(TrainReport, message.data) async for message in messages]
+
+
+def state_path(config):
+    path = latest_checkpoint(config.path / "checkpoints")
+    return json.loads((path / "tinker.json").read_text())["state"]
+
+
+async def test_it_trains_in_order_and_what_it_saves_differs_step_by_step(lab, model, config, server):
+    await fill(lab, model)
+    with anyio.fail_after(120):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    steps = server.requests("forward_backward")
+    assert [int(each["sequences"][0][:32], 16) // 100 for each in steps] == list(range(STEPS))
+    assert steps[0]["sequences"] == [f"{n:032x}/{sample}.{sample}.0" for n in (0, 1) for sample in (0, 1)]
+    assert len(server.requests("optim_step")) == STEPS
+    assert len(server.requests("sampler_weights")) == STEPS + 1
+    weights = {path.read_bytes() for path in server.folder.glob("*/sampler_weights/*/weights")}
+    assert len(weights) == STEPS + 1
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4, 5]
+    assert found[-1].mismatches[0].ratio is not None
+    assert state_of(latest_checkpoint(config.path / "checkpoints")).step == STEPS
+
+
+async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no_batch_twice(
+    lab, model, config, server, tmp_path
+):
+    """Models in training are gone with the server: the trainer ends, and goes on from its newest checkpoint."""
+    await fill(lab, model, 3)
+    ended_by = []
+
+    async def train_until_the_server_forgets():
+        try:
+            await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        except (InfrastructureError, BaseExceptionGroup) as error:
+            ended_by.extend(leaves(error))
+
+    async def three_steps():
+        return [report.step for report in await reports(lab)] == [2] and len(server.requests("optim_step")) == 3
+
+    with anyio.fail_after(200):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(train_until_the_server_forgets)
+            await lab.until(three_steps, 100)
+            await server.kill()
+            await server.start()
+            await lab.extend_ledger(*(a_batch(lab, model, number) for number in (3, 4)))
+        assert [type(error) for error in ended_by] == [InfrastructureError]
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    (loaded,) = server.requests("load_weights")
+    assert loaded["optimizer"]
+    models = {}
+    for each in server.requests("forward_backward"):
+        models.setdefault(each["model"], []).append(int(each["sequences"][0][:32], 16) // 100)
+    assert list(models.values()) == [[0, 1, 2], [2, 3, 4]]  # the third step of the first was in no checkpoint
+    assert [report.step for report in await reports(lab)] == [2, 4, 5]
+    after = server.folder / state_path(config).removeprefix("tinker://") / "weights"
+    calm = msgspec.structs.replace(config, folder=str(tmp_path / "calm"))
+    forget(lab, subjects.state("r", "trainer", subjects.LIVE, "main"))
+    lab.bus._entries.clear()
+    await run_tinker_trainer(Service(lab.bus, "trainer", "r"), calm)
+    undisturbed = server.folder / state_path(calm).removeprefix("tinker://") / "weights"
+    assert after != undisturbed
+    assert after.read_bytes() == undisturbed.read_bytes()
+
+
+async def test_a_key_that_is_missing_or_refused_ends_the_start_with_one_clear_error(lab, config, monkeypatch):
+    monkeypatch.delenv("TINKER_API_KEY")
+    with pytest.raises(StartupError, match="the variable TINKER_API_KEY holds no key; set it"):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    monkeypatch.setenv("TINKER_API_KEY", "sk-of-another")
+    with pytest.raises(StartupError, match="begins with tml-"):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-nobody")
+    with pytest.raises((AccessError, BaseExceptionGroup)) as refused:
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    (leaf,) = leaves(refused.value)
+    assert isinstance(leaf, AccessError)
+    assert "check the key in TINKER_API_KEY" in str(leaf)
+    assert "tml-of-nobody" not in str(leaf)
+
+
+def forget(lab, subject):
+    """Make the broker lose every message of a subject of LEDGER."""
+    log = lab.bus._logs[subjects.LEDGER]
+    log._last_of.pop(subject)
+    log._ids.clear()
+    for seq in [seq for seq, message in log._messages.items() if message.subject == subject]:
+        del log._messages[seq]
