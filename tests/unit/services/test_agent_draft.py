@@ -39,7 +39,7 @@ def test_environments_are_found_without_importing_them(base: Path) -> None:
     assert entries["words"].kind is None
     assert entries["Sums"].section == "sums"
     assert [field.name for field in entries["Sums"].fields] == ["largest"]
-    assert 'kind = "gateway"' in str(entries["Spelling"].problem)
+    assert 'kind = "atropos"' in str(entries["Spelling"].problem)
     with pytest.raises(ConfigError, match=r"Spelling: an environment of Atropos"):
         select_environment("Spelling", list(entries.values()))
 
