@@ -6,7 +6,6 @@ It is a stateless face over durable state: kill it at any moment, start it again
 import logging
 
 import anyio
-import uvicorn
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.paths import code_name
@@ -22,7 +21,7 @@ from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
 from lachesis.pipeline.gateway.trainers import Trainers
 from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.heartbeats import read_heartbeat
-from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, http_within
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError
@@ -58,15 +57,10 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
 
         gateway = Gateway(config, store, policies, intake, weights, trainers=trainers, token=token, failed=failed)
         hosts = () if config.gateway.host in LOOPBACK else None
-        server = HttpServer(
-            uvicorn.Config(
-                RequestCounter(build_app(gateway, hosts), service.answered, PATHS),
-                log_level="warning",
-                lifespan="off",
-                server_header=False,
-                http=http_within(config.gateway.head_s),
-                timeout_graceful_shutdown=int(max(1.0, config.services.drain_s - 2.0)),
-            )
+        server = HttpServer.over(
+            RequestCounter(build_app(gateway, hosts), service.answered, PATHS),
+            head_s=config.gateway.head_s,
+            grace_s=int(max(1.0, config.services.drain_s - 2.0)),
         )
         port = listener.getsockname()[1]
         log.info("listening on %s for %s", _url(config.gateway, port), ", ".join(envs))

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
-import uvicorn
 from starlette.types import ASGIApp
 
 from lachesis.pipeline.bus.background import background
@@ -29,7 +28,7 @@ from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.private_file import write_private
-from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of, http_within
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import WeightsReceiver
 
@@ -65,16 +64,7 @@ async def serve_role(
     """Serve `app` until the service drains. `load`: requests in work, and waiting."""
     traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
     counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
-    server = HttpServer(
-        uvicorn.Config(
-            counted,
-            log_level="warning",
-            lifespan="off",
-            server_header=False,
-            http=http_within(_HEAD_S),
-            timeout_graceful_shutdown=5,
-        )
-    )
+    server = HttpServer.over(counted, head_s=_HEAD_S, grace_s=5)
     url = local_url(config, role, listener)
 
     async def count() -> None:

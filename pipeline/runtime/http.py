@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
+from typing import Self
 from urllib.parse import urlsplit
 
 import h11
@@ -202,6 +203,25 @@ def http_within(head_s: float) -> type[TimedHttpProtocol]:
 
 class HttpServer(uvicorn.Server):
     """uvicorn, to be served by `serve_until_cancelled` with `stop_on_drain` beside it."""
+
+    @classmethod
+    def over(cls, app: ASGIApp, *, head_s: float, grace_s: int, max_connections: int | None = None) -> Self:
+        """Return the server of an application, which does not name itself.
+
+        `head_s`: seconds in which a request's headers must have arrived. `grace_s`: seconds that requests under way
+        have to end once it stops. `max_connections`: from how many on more are refused; None: no bound.
+        """
+        return cls(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                lifespan="off",
+                server_header=False,
+                http=http_within(head_s),
+                limit_concurrency=max_connections,
+                timeout_graceful_shutdown=grace_s,
+            )
+        )
 
     async def serve_until_cancelled(self, sockets: list[socket.socket]) -> None:
         """Serve; when cancelled, too, the event loop forgets the sockets, whose numbers the next ones may get."""

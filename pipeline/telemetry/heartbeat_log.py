@@ -6,18 +6,20 @@ the window. `status`, `top`, the demo's view and the trainer's log all keep thei
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lachesis.schemas.control import Heartbeat, StageVitals
 
-__all__ = ["SILENCE_S", "HeartbeatLog", "ProcessBeats", "SharedName", "forget_before"]
+__all__ = ["SILENCE_S", "HeartbeatLog", "ProcessBeats", "ReportedNames", "SharedName", "forget_before"]
 
 T = TypeVar("T")
 
 SILENCE_S = 5.0
 """A process that sent nothing for so long, five heartbeats, no longer speaks."""
+_MAX_REPORTED_NAMES = 100
+"""Shared names that are reported: heartbeats may come from anybody in the run."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,23 @@ class SharedName:
 
     def __str__(self) -> str:
         return f"{self.text}; {self.mend}"
+
+
+class ReportedNames:
+    """The shared names that were reported so far, so that each is once. At most `_MAX_REPORTED_NAMES`."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+
+    def new_among(self, found: Iterable[SharedName]) -> list[SharedName]:
+        """Return those that were not reported before; from now on they are."""
+        new = []
+        for shared in found:
+            key = (shared.service, shared.name)
+            if key not in self._known and len(self._known) < _MAX_REPORTED_NAMES:
+                self._known.add(key)
+                new.append(shared)
+        return new
 
 
 class HeartbeatLog:

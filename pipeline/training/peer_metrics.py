@@ -13,7 +13,7 @@ import anyio
 
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog, ReportedNames
 from lachesis.schemas.control import Heartbeat
 
 __all__ = ["PeerMetrics"]
@@ -32,8 +32,6 @@ _PREFIXES = {
 _MAX_FIGURES = 2000
 """Figures that are taken from one process."""
 _MAX_NAME_CHARS = 200
-_MAX_SHARED_NAMES = 100
-"""Names that several processes share of which is logged."""
 
 
 class PeerMetrics:
@@ -42,7 +40,7 @@ class PeerMetrics:
     def __init__(self) -> None:
         self._log = HeartbeatLog()
         self._now_s = 0.0
-        self._shared_names: set[tuple[str, str]] = set()
+        self._reported = ReportedNames()
 
     async def listen(self, service: Service) -> None:
         """Take in heartbeats. Runs until cancelled."""
@@ -59,11 +57,8 @@ class PeerMetrics:
         """Take in a heartbeat that came at `now_s`."""
         self._now_s = now_s
         self._log.add(beat, now_s)
-        for shared in self._log.shared_names(beat.service):
-            known = self._shared_names
-            if (shared.service, shared.name) not in known and len(known) < _MAX_SHARED_NAMES:
-                known.add((shared.service, shared.name))
-                log.warning("%s", shared)
+        for shared in self._reported.new_among(self._log.shared_names(beat.service)):
+            log.warning("%s", shared)
 
     def figures(self) -> dict[str, float]:
         """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,

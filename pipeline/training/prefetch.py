@@ -1,4 +1,4 @@
-"""Batches of the ledger for a trainer's loop, one ahead; and how it reaches the bus through outages."""
+"""Leads a trainer through the batches of the ledger, one ahead, and past outages of the bus."""
 
 from __future__ import annotations
 
@@ -13,20 +13,45 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.schemas.errors import InfrastructureError
 
-__all__ = ["next_batch", "prefetch", "publish_with_retries"]
+__all__ = ["publish_with_retries", "train_batches"]
 
 _IDLE_S = 10.0
 
 
-async def prefetch(feed: BatchFeed, send: MemoryObjectSendStream[LedgerBatch]) -> None:
+async def train_batches(
+    service: Service,
+    feed: BatchFeed,
+    *,
+    step: Callable[[LedgerBatch], Awaitable[None]],
+    save: Callable[[], Awaitable[None]],
+    finished: Callable[[], bool],
+) -> None:
+    """Give each batch to `step`, the next one fetched meanwhile, until `finished` or the service drains.
+
+    `save` makes durable what is not yet: at the end, and when no batch comes for long.
+    """
+    send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
+    with receive:
+        async with background() as tasks:
+            tasks.start_soon(_prefetch, feed, send)
+            while not finished() and not service.draining.is_set():
+                batch = await _next_batch(service, receive, save)
+                if batch is None:
+                    break
+                with service.vitals.working(len(batch.batch.groups)):
+                    await step(batch)
+    await save()
+
+
+async def _prefetch(feed: BatchFeed, send: MemoryObjectSendStream[LedgerBatch]) -> None:
     """Send the feed's batches, for ever."""
     async with send, aclosing(feed.batches()) as batches:
         async for batch in batches:
             await send.send(batch)
 
 
-async def next_batch(
-    service: Service, receive: MemoryObjectReceiveStream[LedgerBatch], save_when_idle: Callable[[], Awaitable[None]]
+async def _next_batch(
+    service: Service, receive: MemoryObjectReceiveStream[LedgerBatch], save: Callable[[], Awaitable[None]]
 ) -> LedgerBatch | None:
     """Wait for a batch or for the drain, which gives None.
 
@@ -48,13 +73,13 @@ async def next_batch(
         await service.draining.wait()
         done.set()
 
-    async def save() -> None:
+    async def save_when_idle() -> None:
         await anyio.sleep(_IDLE_S)
         async with saving:
-            await save_when_idle()
+            await save()
 
     async with background() as tasks:
-        for task in (receive_one, end_on_drain, save):
+        for task in (receive_one, end_on_drain, save_when_idle):
             tasks.start_soon(task)
         await done.wait()
         await saving.acquire()  # what is being saved is finished first: a report cut off would fence its own writer

@@ -42,13 +42,13 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, save_checkpoint
 from lachesis.pipeline.training.checkpoint_folder import only_writer
-from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch, fill_a_report
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.prefetch import next_batch, prefetch, publish_with_retries
+from lachesis.pipeline.training.prefetch import publish_with_retries, train_batches
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
@@ -76,8 +76,6 @@ _EVALUATIONS_S = 5.0
 _SLOW_STEPS = 20
 _MAX_SLOW_REPORTED = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
-_MAX_DROPS_PER_REPORT = 4096
-"""Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +234,11 @@ class _Trainer:
 
     async def train(self) -> None:
         """Take batches, one ahead, until there is nothing more to do."""
-        send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
-        with receive:
-            async with background() as tasks:
-                tasks.start_soon(prefetch, self.feed, send)
-                while not self._finished() and not self.service.draining.is_set():
-                    batch = await next_batch(self.service, receive, self._save_when_idle)
-                    if batch is None:
-                        break
-                    with self.service.vitals.working(len(batch.batch.groups)):
-                        await self._step(batch)
-        if self.learner.steps > self.checkpointed:
-            await self._checkpoint()
+        await train_batches(
+            self.service, self.feed, step=self._step, save=self._save_new_steps, finished=self._finished
+        )
 
-    async def _save_when_idle(self) -> None:
+    async def _save_new_steps(self) -> None:
         if self.learner.steps > self.checkpointed:
             await self._checkpoint()
 
@@ -291,8 +280,7 @@ class _Trainer:
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
-        many = sum(len(drops.seqs) for drops in self.drops) >= _MAX_DROPS_PER_REPORT
-        if due or many or self._finished():
+        if due or fill_a_report(self.drops) or self._finished():
             await self._checkpoint()
 
     async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:

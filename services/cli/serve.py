@@ -89,9 +89,9 @@ def find_served_model(place: str, checkpoint: str | None) -> ServedModel:
 
 async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path | None) -> None:
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401 - so that it is the one that is named where it is missing
 
-        from lachesis.pipeline.runtime.http import HttpServer, http_within, listen
+        from lachesis.pipeline.runtime.http import HttpServer, listen
     except ModuleNotFoundError as error:
         raise StartupError(f"serving needs the package {error.name!r}: {install_command('train')}") from error
     key = None if key_file is None else shared_token(key_file)
@@ -108,16 +108,7 @@ async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path |
                 key=key,
                 hosts={settings.host} if settings.host in LOOPBACK else None,
             ) as app:
-                server = HttpServer(
-                    uvicorn.Config(
-                        app,
-                        log_level="warning",
-                        lifespan="off",
-                        server_header=False,
-                        http=http_within(_HEAD_S),
-                        timeout_graceful_shutdown=_GRACE_S,
-                    )
-                )
+                server = HttpServer.over(app, head_s=_HEAD_S, grace_s=_GRACE_S)
                 _print(model, f"http://{settings.local_address}:{listener.getsockname()[1]}", key_file)
                 tasks.start_soon(_stop, server, stopping)
                 await server.serve_until_cancelled([listener])

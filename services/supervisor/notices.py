@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT
-from lachesis.pipeline.telemetry.heartbeat_log import SharedName
+from lachesis.pipeline.telemetry.heartbeat_log import ReportedNames, SharedName
 from lachesis.schemas.control import Heartbeat, StopKind
 
 __all__ = ["Notices"]
@@ -45,7 +45,7 @@ class Notices:
         self._evaluator_note: str | None = None
         self._last_step_logged = False
         self._waits: dict[str, _Wait] = {}
-        self._shared_names: set[tuple[str, str]] = set()
+        self._reported_names = ReportedNames()
 
     def report(self, beat: Heartbeat, *, evaluates: bool) -> None:
         """Log what is new in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
@@ -59,10 +59,8 @@ class Notices:
 
     def report_shared_names(self, found: Iterable[SharedName]) -> None:
         """Log, once for each name, that several processes of a service go by it."""
-        for shared in found:
-            if (shared.service, shared.name) not in self._shared_names:
-                self._shared_names.add((shared.service, shared.name))
-                log.warning("%s", shared)
+        for shared in self._reported_names.new_among(found):
+            log.warning("%s", shared)
 
     def _report_wait(self, beat: Heartbeat) -> None:
         """Log what a service has waited for ten seconds long, and that it goes on.

@@ -5,13 +5,11 @@ import socket
 from collections.abc import Callable, Container
 from ipaddress import ip_address
 
-import uvicorn
-
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.private_file import shared_token
-from lachesis.pipeline.runtime.http import HttpServer, http_within
+from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.schemas.errors import StartupError
 from lachesis.services.web.api import RunApi
 from lachesis.services.web.app import build_app
@@ -35,17 +33,7 @@ async def serve_page(config: RunConfig, host: str, port: int, show: Callable[[st
         token = _token(config)  # on loopback, too: others may have accounts on this machine
         history = SharedHistory(config)
         app = build_app(RunApi(config, history), hosts=accepted_hosts(host), token=token, cookie=f"lachesis-web-{port}")
-        server = HttpServer(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                lifespan="off",
-                server_header=False,
-                http=http_within(_HEAD_S),
-                limit_concurrency=_MAX_CONNECTIONS,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        server = HttpServer.over(app, head_s=_HEAD_S, grace_s=1, max_connections=_MAX_CONNECTIONS)
         async with background() as tasks:
             tasks.start_soon(history.serve)
             show(_url(host, port, token))

@@ -35,10 +35,10 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint_folder import only_writer, write_checkpoint
 from lachesis.pipeline.training.checksums import verify_sums
-from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch, fill_a_report
 from lachesis.pipeline.training.metrics import latencies, reward_figures
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.prefetch import next_batch, prefetch, publish_with_retries
+from lachesis.pipeline.training.prefetch import publish_with_retries, train_batches
 from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
@@ -62,8 +62,6 @@ log = logging.getLogger("lachesis")
 
 TINKER_STATE = "tinker.json"
 _CHECKPOINT_BYTES = 1 << 16
-_MAX_DROPS_PER_REPORT = 4096
-"""Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
 
 
 class TinkerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,9 +162,7 @@ class _Trainer:
         steps = 0 if state is None else state.step
         await tracking.resume(steps)
         limits = TrainerLimits(tokenizer_hash(tokenizer), len(tokenizer))
-        trainer = cls(
-            service, config, adapters=adapters, steps=steps, feed=feed, tracking=tracking, limits=limits
-        )  # fmt: skip
+        trainer = cls(service, config, adapters=adapters, steps=steps, feed=feed, tracking=tracking, limits=limits)
         if state is not None and path is not None and (feed.report is None or feed.report.step < state.step):
             trainer.voids, trainer.drops = list(state.voids), list(state.drops)
             await trainer.report(state, path)
@@ -174,22 +170,14 @@ class _Trainer:
 
     async def train(self) -> None:
         """Take batches, one ahead, until there is nothing more to do."""
-        send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
-        with receive:
-            async with background() as tasks:
-                tasks.start_soon(prefetch, self.feed, send)
-                while not self._finished() and not self.service.draining.is_set():
-                    batch = await next_batch(self.service, receive, self._save_when_idle)
-                    if batch is None:
-                        break
-                    with self.service.vitals.working(len(batch.batch.groups)):
-                        await self._step(batch)
-        await self._save_when_idle()
+        await train_batches(
+            self.service, self.feed, step=self._step, save=self._save_new_steps, finished=self._finished
+        )
 
     def _finished(self) -> bool:
         return self.config.training.steps is not None and self.steps >= self.config.training.steps
 
-    async def _save_when_idle(self) -> None:
+    async def _save_new_steps(self) -> None:
         if self.steps > self.checkpointed:
             await self._checkpoint()
 
@@ -234,8 +222,7 @@ class _Trainer:
         self.service.vitals.metrics = figures
         await self.tracking.log(self.peer_metrics.figures() | figures)
         due = self.steps - self.checkpointed >= self.config.training.checkpoint_every
-        many = sum(len(drops.seqs) for drops in self.drops) >= _MAX_DROPS_PER_REPORT
-        if due or many or self._finished():
+        if due or fill_a_report(self.drops) or self._finished():
             await self._checkpoint()
 
     def _select(self, batch: LedgerBatch) -> TrainableBatch:

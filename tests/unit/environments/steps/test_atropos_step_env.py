@@ -14,27 +14,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from unit.environments.steps.test_step_env import said
 
 from lachesis import AtroposStepEnv
-from lachesis.pipeline.inference.client import GeneratedSample
-from lachesis.pipeline.inference.protocol import WeightVersionSpan
 from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
 from lachesis.testing import FakeInference
 
 STUB = Path(__file__).parents[1] / "atropos" / "stub"
 FAKE = FakeInference(lambda prompt, call: "")
 Make = Callable[..., AtroposStepEnv]
-
-
-def said(text: str, finish_reason: str = "stop") -> GeneratedSample:
-    ids = [5 + ord(character) for character in text] + ([0] if finish_reason == "stop" else [])
-    return GeneratedSample(
-        token_ids=np.array(ids, np.int32),
-        logprobs=np.linspace(-2, -1, len(ids)).astype(np.float32),
-        text=text,
-        finish_reason=finish_reason,
-        weight_versions=[WeightVersionSpan(version="0-fake-0000", start=0, end=len(ids))],
-    )
 
 
 def made_env(flag: Path, how: str = "turns", max_steps: int | None = None, **params: Any) -> AtroposStepEnv:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from tinker_contract.process import KEY, ContractServer
+from unit.training.test_stage import reports
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
@@ -16,9 +17,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.config import TinkerConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import AccessError, InfrastructureError, StartupError, leaves
-from lachesis.schemas.ledger import TrainReport
 
 tinker = pytest.importorskip("tinker", reason="the extra `tinker` is not installed")
 
@@ -85,12 +84,6 @@ def a_batch(lab, model, number):
 
 async def fill(lab, model, steps=STEPS):
     await lab.extend_ledger(*(a_batch(lab, model, number) for number in range(steps)))
-
-
-async def reports(lab):
-    subject = subjects.state("r", "trainer", subjects.LIVE, "main")
-    async with lab.bus.read(subjects.LEDGER, [subject], follow=False) as messages:
-        return [decode(TrainReport, message.data) async for message in messages]
 
 
 def state_path(config):
