@@ -7,7 +7,7 @@ After a promotion each revision's rollouts are normalized by themselves, and com
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import anyio
 
@@ -23,7 +23,7 @@ from lachesis.pipeline.rewards.logic.generations import (
 from lachesis.pipeline.rewards.logic.normalizer import ReadyGroup
 from lachesis.pipeline.rewards.logic.reward import RewardRule, reliability_shares, shaping_metrics
 from lachesis.pipeline.rewards.rules import reward_rule
-from lachesis.pipeline.rewards.unreadable import UnreadableScores
+from lachesis.pipeline.rewards.unjoined import UnjoinedScores
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource
@@ -42,6 +42,7 @@ __all__ = ["RewardWriter", "run_normalizer"]
 
 log = logging.getLogger("lachesis")
 
+_MAX_AHEAD = 4096  # scores held for rollouts not read yet, before these are read to the end
 _MAX_POLLS = 40
 _POLL_S = 0.25
 
@@ -65,7 +66,10 @@ class RewardWriter(StatefulStage[RewardEvent]):
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._sources: list[int] = []  # where the scores of what is being committed are
         self._events_read = 0
-        self.lost = UnreadableScores(service, env, self.normalizer, deadline_s=config.batching.lost_deadline_s)
+        self._members_read = 0
+        self.unjoined = UnjoinedScores(
+            service, env, self.normalizer, deadline_s=config.batching.lost_deadline_s, forget=self._forget
+        )
 
     async def restore(self, restored: RestoredState) -> None:
         """Take over the state, with the promotions that it knows of."""
@@ -83,7 +87,8 @@ class RewardWriter(StatefulStage[RewardEvent]):
                 f"to {self.cursors[subjects.ROLLOUTS]}: they are not of one history; start another revision"
             )
         self._events_read = self.cursors[subjects.EVENTS] - 1
-        self.lost.start(self.cursors)
+        self._members_read = self.cursors[subjects.ROLLOUTS] - 1
+        self.unjoined.start(self.cursors)
 
     def sources(self) -> list[InputSource]:
         """Return the headers of rollouts, and what says how each of them ended."""
@@ -97,8 +102,8 @@ class RewardWriter(StatefulStage[RewardEvent]):
         ]
 
     def tasks(self) -> list[BackgroundTask]:
-        """Return what gives up the scores that cannot be read."""
-        return [self.lost.bury_at_deadlines]
+        """Return what gives up the scores that join no rollout."""
+        return [self.unjoined.give_up_at_deadlines]
 
     async def _promote(self, first: int) -> None:
         """Make the promotion known that begins with `first`. Raises `DataError` where there is none."""
@@ -137,6 +142,9 @@ class RewardWriter(StatefulStage[RewardEvent]):
         if message.stream == subjects.EVENTS:
             self._events_read = message.seq
         if message.stream == subjects.ROLLOUTS:
+            if message.seq <= self._members_read:
+                return
+            self._members_read = message.seq
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
             self.normalizer.member(message.seq, plan.group)
         elif message.subject.startswith("rl.dead."):
@@ -149,14 +157,14 @@ class RewardWriter(StatefulStage[RewardEvent]):
                 await self._promote(event.promoted)
             for score in event.groups:
                 await self._feed_score(score, message, event.promoted)
-        self.lost.mark_read(message)
+        self.unjoined.mark_read(message)
 
     async def reject(self, message: StoredMessage, error: DataError) -> None:
         """Make a dead letter of the message, and have nobody wait for ever for what it may have held."""
         await super().reject(message, error)
         if message.stream == subjects.EVENTS:
-            await self.lost.hold(message)
-        self.lost.mark_read(message)
+            await self.unjoined.hold(message)
+        self.unjoined.mark_read(message)
 
     async def _feed_score(self, score: GroupScore, message: StoredMessage, promoted: int | None) -> None:
         try:
@@ -169,15 +177,34 @@ class RewardWriter(StatefulStage[RewardEvent]):
         else:
             self._scores.setdefault((score.group, message.seq), (score, message.time_ns))
 
+    def _forget(self, dropped: Iterable[tuple[str, int]]) -> None:
+        for key in dropped:
+            self._scores.pop(key, None)
+
+    async def advance(self) -> None:
+        """Read ROLLOUTS to its end where many scores are ahead: after that, those that are still name nothing."""
+        if self.normalizer.ahead <= _MAX_AHEAD:
+            return
+        rollouts = self.sources()[0]
+        async for attempt in self.service.retrying("read ROLLOUTS"):
+            with attempt:
+                async with self.service.bus.read(
+                    rollouts.stream, rollouts.filters, start=self._members_read + 1, headers_only=True, follow=False
+                ) as members:
+                    async for message in members:
+                        await self.feed_or_reject(message)
+        self.unjoined.drop_ahead(self._events_read)
+
     async def commit(self) -> None:
         """Write what became ready and what changed, if anything did."""
+        self.unjoined.watch_ahead()
         while (step := self.normalizer.step()) is not None:
             await self._write(step)
             self.normalizer.forget_done()
 
     async def _write(self, step: NormalizerChange) -> None:
         start_ns = self.service.now_ns()
-        needed = (self.normalizer.oldest_source(), self.lost.oldest_source(), self._events_read + 1)
+        needed = (self.normalizer.oldest_source(), self.unjoined.oldest_source(), self._events_read + 1)
         self.cursors = {
             subjects.ROLLOUTS: max(self.cursors[subjects.ROLLOUTS], self.normalizer.watermark),
             subjects.EVENTS: min(source for source in needed if source is not None),

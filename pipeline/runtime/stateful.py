@@ -150,14 +150,18 @@ class StatefulStage(ABC, Generic[E]):
         """Take in a burst and commit what follows from it."""
         async with self.turn:
             for message in burst:
-                try:
-                    await self.feed(message)
-                except VersionError:
-                    raise  # the run's own services wrote it: wait for the upgrade, with the message unread
-                except DataError as error:
-                    await self.reject(message, error)
+                await self.feed_or_reject(message)
                 await self.advance()
             await self.commit()
+
+    async def feed_or_reject(self, message: StoredMessage) -> None:
+        """Take in one message, `reject` a bad one. Raises `VersionError` where a later build wrote it."""
+        try:
+            await self.feed(message)
+        except VersionError:
+            raise  # the run's own services wrote it: wait for the upgrade, with the message unread
+        except DataError as error:
+            await self.reject(message, error)
 
     def next_commit(self, delta: bytes) -> Commit:
         """Return the commit to put into the next event.

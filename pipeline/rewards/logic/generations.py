@@ -160,6 +160,15 @@ class RevisionNormalizers:
             return
         mine.normalizer.resolve(group, seq, values, source=source)
 
+    @property
+    def ahead(self) -> int:
+        """Number of outcomes that name sequences of which nothing is known yet."""
+        return sum(one.normalizer.ahead for one in self._live)
+
+    def drop_ahead(self, source: int) -> list[tuple[str, int]]:
+        """Drop those of them that came up to `source` of EVENTS; return group and source of each."""
+        return [dropped for one in self._live for dropped in one.normalizer.drop_ahead(source)]
+
     # -- output
 
     def step(self) -> NormalizerChange | None:

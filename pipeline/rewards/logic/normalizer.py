@@ -197,6 +197,28 @@ class EnvNormalizer:
         if all((seq, values is None) != (other.seq, other.values is None) for other in early):
             early.append(_Early(seq, values, source))
 
+    @property
+    def ahead(self) -> int:
+        """Number of outcomes that name sequences of which nothing is known yet."""
+        return sum(map(len, self._early.values()))
+
+    def drop_ahead(self, source: int) -> list[tuple[str, int]]:
+        """Drop the outcomes that are ahead still and came up to `source`; they count as `unknown`.
+
+        Return group and source of each.
+        """
+        dropped: list[tuple[str, int]] = []
+        kept: dict[str, list[_Early]] = {}
+        for group, early in self._early.items():
+            for one in early:
+                if one.source is not None and one.source <= source:
+                    dropped.append((group, one.source))
+                else:
+                    kept.setdefault(group, []).append(one)
+        self._early = kept
+        self.unknown += len(dropped)
+        return dropped
+
     def _take_early(self, group: str) -> None:
         """Take in the outcomes of a group that came ahead of what is known by now, in the order in which they came."""
         early = self._early.get(group, [])

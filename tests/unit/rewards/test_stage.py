@@ -12,7 +12,8 @@ from lachesis.pipeline.promotion.record import promotion, write_promotions
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import RewardWriter, run_normalizer
+from lachesis.pipeline.runtime.stateful import run_stateful
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
@@ -437,3 +438,44 @@ async def test_of_two_normalizers_the_older_is_fenced(lab):
     terms = [event.commit.term for event in await lab.events("reward", RewardEvent)]
     assert len(terms) == len(set(terms)) == 2
     assert terms[0] == first.instance
+
+
+async def events_cursor(lab):
+    """The first sequence of EVENTS that a restart reads again, by the newest commit."""
+    return (await lab.events("reward", RewardEvent))[-1].commit.cursors[subjects.EVENTS]
+
+
+async def test_a_score_of_a_rollout_that_is_not_stored_does_not_hold_up_events_for_ever(lab):
+    batching = msgspec.structs.replace(CONFIG.batching, lost_deadline_s=0.05)
+    config = msgspec.structs.replace(CONFIG, batching=batching)
+    async with lab.running(lambda service: run_normalizer(service, config), "normalizer"):
+        await publish_scores(lab, [a_score(lab, 99, 1 << 40)], "nowhere")
+        for n in range(60):
+            await publish_scores(lab, [a_score(lab, n, await lab.store(lab.group(n)))], f"s{n}")
+            await lab.until(rewarded(lab, n + 1))
+            if await events_cursor(lab) > 60:
+                break
+        assert await events_cursor(lab) > 1, "nothing after that score can ever be trimmed"
+    assert f"{99:032x}" not in as_facts(await rewards(lab))
+
+
+async def test_scores_far_ahead_of_their_rollouts_join_and_those_of_nothing_are_bounded(lab, monkeypatch):
+    monkeypatch.setattr("lachesis.pipeline.rewards.stage._MAX_AHEAD", 8)
+    stored = [await lab.store(lab.group(n)) for n in range(30)]
+    await publish_scores(lab, [a_score(lab, n, seq) for n, seq in enumerate(stored)], "all")
+    nothing = [a_score(lab, 100 + n, (1 << 40) + n) for n in range(50)]
+    await publish_scores(lab, nothing, "nowhere")
+    writers = []
+
+    def followed(service):
+        writers.append(RewardWriter(service, CONFIG, "sums"))
+        return run_stateful(writers)
+
+    async with lab.running(followed, "normalizer"):
+        await lab.until(rewarded(lab, 30))
+        await publish_scores(lab, [a_score(lab, 30, await lab.store(lab.group(30)))], "last")
+        await lab.until(rewarded(lab, 31))
+        assert writers[0].normalizer.ahead <= 8
+        assert writers[0].normalizer.metrics()["reward_norm/sums/unknown"] == 50
+        assert writers[0].normalizer.metrics()["reward_norm/sums/duplicates"] == 0
+    assert sorted(as_facts(await rewards(lab))) == [f"{n:032x}" for n in range(31)]

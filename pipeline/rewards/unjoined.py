@@ -1,12 +1,17 @@
-"""Scores that cannot be read: whose they were is not known, and yet nobody may wait for them for ever.
+"""Scores that join no rollout.
 
-What goes in: the messages that could not be read, and how far the writer has read its streams. What comes out, after a
-deadline: a dead letter for each rollout that was stored when the message was found and still has no outcome. The
-letters come back by way of EVENTS and close the rollouts' window, and the ledger counts them as dead.
+They cannot be read, or name a rollout that is not stored.
+
+What goes in: the messages that could not be read, when scores are ahead of the rollouts that they name, and how far the
+writer has read its streams. What comes out, after a deadline: a dead letter for each rollout that was stored when an
+unreadable message was found and still has no outcome (the letters come back by way of EVENTS and close the rollouts'
+window, and the ledger counts them as dead). Scores that are ahead still are dropped: else EVENTS could never be trimmed
+beyond them.
 """
 
+import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import anyio
@@ -18,7 +23,9 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DataError, InfrastructureError
 
-__all__ = ["UnreadableScores"]
+__all__ = ["UnjoinedScores"]
+
+log = logging.getLogger("lachesis")
 
 
 class _UnreadableMessage(NamedTuple):
@@ -27,16 +34,33 @@ class _UnreadableMessage(NamedTuple):
     due_s: float
 
 
-class UnreadableScores:
-    """The messages of one environment that could not be read and are not given up yet, in the order of EVENTS."""
+class _ScoresAhead(NamedTuple):
+    """Scores up to sequence `source` of EVENTS, some of which are ahead of the rollouts that they name."""
 
-    def __init__(self, service: Service, env: str, normalizer: RevisionNormalizers, *, deadline_s: float) -> None:
+    source: int
+    due_s: float
+
+
+class UnjoinedScores:
+    """What of one environment's scores joins no rollout and is not given up yet, in the order of EVENTS."""
+
+    def __init__(
+        self,
+        service: Service,
+        env: str,
+        normalizer: RevisionNormalizers,
+        *,
+        deadline_s: float,
+        forget: Callable[[Iterable[tuple[str, int]]], None],
+    ) -> None:
+        """`forget` is given group and sequence in EVENTS of each score that is dropped."""
         self._service = service
         self._normalizer = normalizer
         self._deadline_s = deadline_s
+        self._forget = forget
         self._rollouts = subjects.rollout(service.run, env)
         self._scores = subjects.event("score", service.run, service.revision, env)
-        self._lost: deque[_UnreadableMessage] = deque()
+        self._lost: deque[_UnreadableMessage | _ScoresAhead] = deque()
         self._read: dict[str, int] = {}
         self._moved = anyio.Event()
 
@@ -59,12 +83,32 @@ class UnreadableScores:
         self._lost.append(_UnreadableMessage(message, last, anyio.current_time() + self._deadline_s))
         self._move()
 
-    def oldest_source(self) -> int | None:
-        """Return the sequence in EVENTS of the first message not given up yet: a restart has to read it again."""
-        return self._lost[0].message.seq if self._lost else None
+    def watch_ahead(self) -> None:
+        """Give up at the deadline what is ahead of its rollout now, if anything is and none is watched yet."""
+        if self._normalizer.ahead and not any(isinstance(one, _ScoresAhead) for one in self._lost):
+            due_s = anyio.current_time() + self._deadline_s
+            self._lost.append(_ScoresAhead(self._read[subjects.EVENTS], due_s))
+            self._move()
 
-    async def bury_at_deadlines(self) -> None:
-        """Write dead letters at each deadline for all groups that still wait.
+    def drop_ahead(self, source: int) -> None:
+        """Drop what is ahead of its rollout still, up to `source`, all rollouts stored being known."""
+        dropped = self._normalizer.drop_ahead(source)
+        self._forget(dropped)
+        if dropped:
+            log.warning(
+                "%s: %d scores up to sequence %d of EVENTS name rollouts that are not stored; they count for nothing",
+                self._scores, len(dropped), source,
+            )  # fmt: skip
+
+    def oldest_source(self) -> int | None:
+        """Return where in EVENTS the first unreadable message is that is not given up yet.
+
+        A restart reads it again. None: there is none.
+        """
+        return next((one.message.seq for one in self._lost if isinstance(one, _UnreadableMessage)), None)
+
+    async def give_up_at_deadlines(self) -> None:
+        """At each deadline write dead letters for all groups that still wait, or drop scores still ahead.
 
         Runs until cancelled, or until the service drains.
         """
@@ -72,9 +116,13 @@ class UnreadableScores:
             while True:
                 while not self._lost:
                     await self._wait()
-                await anyio.sleep_until(self._lost[0].due_s)
+                first = self._lost[0]
+                await anyio.sleep_until(first.due_s)
                 await self._catch_up()
-                await self._bury(self._lost[0])
+                if isinstance(first, _ScoresAhead):
+                    self.drop_ahead(first.source)
+                else:
+                    await self._bury(first)
                 self._lost.popleft()
         except InfrastructureError:
             if not self._service.draining.is_set():
