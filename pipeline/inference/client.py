@@ -26,6 +26,7 @@ from lachesis.pipeline.inference.protocol import (
     DetokenizeResponse,
     GenerateRequest,
     GenerateResponse,
+    LoadedWeights,
     PauseMode,
     SamplingParams,
     TokenizeRequest,
@@ -42,6 +43,7 @@ from lachesis.schemas.errors import (
     ServerAwayError,
     StartupError,
 )
+from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 
 __all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogprobs", "is_on_this_machine"]
@@ -102,6 +104,14 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class _WorkerReplies(msgspec.Struct):
+    results: Annotated[list[LoadedWeights], msgspec.Meta(min_length=1)]
+
+
+class _NoSuchRouteError(DataError):
+    """Raised when a server does not have what was asked for."""
 
 
 def is_on_this_machine(url: str) -> bool:
@@ -215,13 +225,17 @@ class InferenceClient:
         """Go on after `pause`."""
         await self._request("POST", "/resume")
 
-    async def update_weights(self, path: str, version: str) -> None:
+    async def update_weights(self, path: str, version: str) -> str | None:
         """Load a weights file that the server can reach, with generation paused meanwhile.
 
         Samples in flight go on under the new weights, their spans saying so. Once begun it is done to its end, a
-        cancellation notwithstanding. Raises DataError when the weights are refused: the old ones go on. Generation is
-        resumed but for one case: an exchange that broke off (InfrastructureError) leaves open which weights the server
-        holds, and tokens must not come from them under a wrong name; update again.
+        cancellation notwithstanding. Then vLLM is asked for the digest of the weights that it computes with. Returns
+        why it could not be compared with the version's; None: it was, or the server is the reference server, which
+        computes with what it has compared itself.
+
+        Raises DataError when the weights are refused: the old ones go on. Generation is resumed but for one case: the
+        server holds other weights than these, or an exchange that broke off leaves open which (InfrastructureError).
+        Tokens must not come from them under a wrong name; update again.
         """
         with anyio.CancelScope(shield=True):
             await self.pause("keep")
@@ -233,12 +247,42 @@ class InferenceClient:
                 try:
                     await self._request("POST", "/finish_weight_update", json={"weight_version": version})
                     await self._request("POST", "/reset_prefix_cache")
+                    return await self._compare_loaded(version)
                 except InfrastructureError:
                     torn = True
                     raise
             finally:
                 if not torn:
                     await self.resume()
+
+    async def loaded_weights(self) -> list[LoadedWeights] | None:
+        """Return what each of vLLM's workers says of the weights that it computes with; None: it is another server."""
+        try:
+            answer = await self._json("POST", "/collective_rpc", _WorkerReplies, json={"method": "loaded_digest"})
+        except _NoSuchRouteError:
+            return None
+        return answer.results
+
+    async def _compare_loaded(self, version: str) -> str | None:
+        expected = PolicyVersion.parse(version).digest
+        try:
+            loaded = await self.loaded_weights()
+        except DataError as error:
+            raise InfrastructureError(f"which weights it computes with is not known: {error}") from error
+        for one in loaded or []:
+            if one.digest is None:
+                return (
+                    f"vLLM holds {len(one.unknown)} tensors in a form of its own ({', '.join(one.unknown[:3])}), so "
+                    "the digest of the weights that it computes with is not compared"
+                )
+            right = one.rounded or expected
+            if not right or not one.digest.startswith(right):
+                raise InfrastructureError(
+                    f"{self._where} computes with other weights than those of policy {version}, which it was given: "
+                    f"their digest is {one.digest[:12]}, not {right[:12]}. It stays paused, so that nothing is sampled "
+                    "from them"
+                )
+        return None
 
     async def _begin_update(self) -> None:
         """Open an update, dropping one that somebody else began and did not finish."""
@@ -343,6 +387,8 @@ class InferenceClient:
         text = f"{self._where} answered {path} with {response.status_code}: {response.text[:MAX_QUOTED]}"
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise AccessError(text)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise _NoSuchRouteError(text)
         if response.status_code in _BUSY:
             raise ServerAwayError(text)
         if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:

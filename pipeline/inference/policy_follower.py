@@ -2,8 +2,9 @@
 
 Works with any server that speaks vLLM's weight-update routes. The trainer never waits for it, unless weights are in
 shared memory: of those it changes none before the server has the last ones. Guarantees that a version counts as loaded
-only once the server names it as its own, and that a server that has fallen so far behind that its samples would be too
-stale to train on is paused until it has newer weights.
+only once the server names it as its own and, where it is vLLM, computes with weights that have its digest (else it
+stays paused, and is updated again); and that a server that has fallen so far behind that its samples would be too stale
+to train on is paused until it has newer weights.
 """
 
 import logging
@@ -136,7 +137,7 @@ class _PolicyFollower:
         client = await self._directory.current()
         async with self._server:
             with nullcontext() if self._shared is None else await take_turn(self._shared.parent):
-                await client.update_weights(path, record.version)
+                self._service.set_note("digest", await client.update_weights(path, record.version))
             found = await client.weight_version()
             if found != record.version:
                 raise InfrastructureError(f"the server has weights {found} after an update to {record.version}")

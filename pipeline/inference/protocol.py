@@ -27,6 +27,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "GenerateResponse",
+    "LoadedWeights",
     "LogprobEntry",
     "Logprobs",
     "PauseMode",
@@ -199,3 +200,15 @@ class DetokenizeResponse(Struct, frozen=True, kw_only=True):
     """Answer of /detokenize. Special tokens are part of the text."""
 
     prompt: str
+
+
+class LoadedWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker of vLLM says of the weights that it computes with, read from its model's memory."""
+
+    digest: str | None = None
+    """As `weights_digest`, 64 hex digits; None: not known, because of `unknown`."""
+    rounded: str | None = None
+    """The digest that they must have if it is not the version's: the model computes in a narrower dtype than weights
+    travel in, so it holds what was delivered rounded. None: it holds them as they are."""
+    unknown: list[str] = []
+    """Tensors of the checkpoint that it holds in a form of its own."""

@@ -10,25 +10,41 @@ from collections.abc import Mapping
 
 import torch
 
-from lachesis.pipeline.model.tensors import weights_digest
-from lachesis.schemas.errors import DataError
+from lachesis.pipeline.inference.protocol import LoadedWeights
+from lachesis.pipeline.model.tensors import digest_in_order, rounded
 
-__all__ = ["loaded_digest", "loaded_tensors"]
+__all__ = ["digest_as_held", "loaded_tensors", "loaded_weights"]
 
 
-def loaded_digest(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> str:
-    """Return the digest of what `model` holds, in the dtypes of `expected`.
+def loaded_weights(
+    model: torch.nn.Module, expected: Mapping[str, torch.Tensor], dtype: str, as_held: str | None
+) -> LoadedWeights:
+    """Return what is to be told of the weights that `model` holds.
 
-    It is that of the policy version that is served. A model that serves in half precision holds rounded weights, whose
-    digest is another. Raises `DataError` naming the tensors that it holds in no form known here.
+    `expected` has the names, shapes and dtypes of the checkpoint's tensors, in which they are digested. `dtype` is what
+    they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of what was delivered.
     """
-    tensors = loaded_tensors(model, expected)
-    if unknown := sorted(expected.keys() - tensors.keys()):
-        raise DataError(
-            f"vLLM holds {len(unknown)} tensors of the checkpoint in a form of its own, so the digest of its weights "
-            f"is not known: {', '.join(unknown[:5])}"
-        )
-    return weights_digest({name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()})
+    held = loaded_tensors(model, expected)
+    if unknown := sorted(expected.keys() - held.keys()):
+        return LoadedWeights(unknown=unknown)
+    widened = ((name, tensor.detach().cpu().to(expected[name].dtype)) for name, tensor in sorted(held.items()))
+    if as_held is not None:
+        return LoadedWeights(digest=digest_in_order(widened), rounded=as_held)
+    return LoadedWeights(digest=digest_in_order((name, rounded({name: one}, dtype)[name]) for name, one in widened))
+
+
+def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str) -> str | None:
+    """Return the digest of what was delivered once it is rounded to the dtypes in which `model` holds it.
+
+    None if that changes no value: `model` holds it in the dtypes that it has, or in what it travelled in (`dtype`).
+    """
+    held = {name: tensor.dtype for name, tensor in loaded_tensors(model, delivered).items()}
+    harmless = {torch.bfloat16} if dtype == "bfloat16" else set()
+    if all(held.get(name, tensor.dtype) in {tensor.dtype, *harmless} for name, tensor in delivered.items()):
+        return None
+    return digest_in_order(
+        (name, tensor.to(held.get(name, tensor.dtype)).to(tensor.dtype)) for name, tensor in sorted(delivered.items())
+    )
 
 
 def loaded_tensors(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import vllm._custom_ops
 from huggingface_hub import snapshot_download
@@ -30,11 +31,11 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.v1.worker.gpu_worker import Worker
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
-from lachesis.pipeline.inference.vllm_loaded import loaded_digest
+from lachesis.pipeline.inference.vllm_loaded import digest_as_held, loaded_weights
 from lachesis.pipeline.inference.vllm_shared_memory import SharedModel, guard_worker
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.shared_memory import POINTER_FILE
-from lachesis.pipeline.model.weight_files import path_inside, read_weights
+from lachesis.pipeline.model.weight_files import path_inside, read_weights, travel_dtype
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -51,15 +52,14 @@ guard_worker(Worker)
 class WorkerExtension:
     """Added to vLLM's worker. Naming it is also what makes every worker import this module in time."""
 
-    vllm_config: Any
-    model_runner: Any
+    weight_transfer_engine: FileTransfer
 
-    def loaded_digest(self) -> str:
-        """Return the digest of the weights that this worker computes with, read from its model's memory.
+    def loaded_digest(self) -> dict[str, Any]:
+        """Return a `LoadedWeights` of the weights that this worker computes with, read from its model's memory.
 
-        For `/collective_rpc`. Raises `DataError`.
+        For `/collective_rpc`.
         """
-        return loaded_digest(self.model_runner.model, _published_form(self.vllm_config))
+        return self.weight_transfer_engine.loaded()
 
 
 @dataclass
@@ -84,6 +84,8 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._folder = Path(os.environ[WEIGHTS_FOLDER]).resolve()
         self._expected = _published_form(vllm_config)
         self._staged: dict[str, torch.Tensor] | None = None
+        self._dtype = "float32"  # that the weights travelled in which were delivered last
+        self._as_held: str | None = None
         self._shared = SharedModel(vllm_config, model, self._expected, self._load)
         packed = [name for name, parameter in model.named_parameters() if not parameter.numel()]
         if packed:
@@ -109,8 +111,11 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
             path, version = path_inside(self._folder, update_info.path), PolicyVersion.parse(update_info.version)
             if path.name == POINTER_FILE:
                 self._shared.update(path, version)
+                self._dtype, self._as_held = "float32", None
             else:
                 self._staged = read_weights(path, version, self._expected)
+                self._dtype = travel_dtype(path)
+                self._as_held = digest_as_held(self.model, self._staged, self._dtype)
         except (DataError, NotFoundError) as error:
             raise ValueError(f"{REFUSED}{error}") from error
 
@@ -127,6 +132,12 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
             log.exception("the weights are loaded in part and must not be served; ending vLLM")
             logging.shutdown()
             os._exit(1)
+
+    def loaded(self) -> dict[str, Any]:
+        """Return a `LoadedWeights` as plain values."""
+        found = loaded_weights(self.model, self._expected, self._dtype, self._as_held)
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        return plain
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Copy tensors into the model as vLLM itself does."""

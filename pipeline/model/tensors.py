@@ -8,7 +8,7 @@ and dtype was found to match.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from lachesis.schemas.ids import PolicyVersion
 __all__ = [
     "DIGEST_LENGTH",
     "check_coverage",
+    "digest_in_order",
     "has_adapters",
     "load_tensors",
     "policy_tensors",
@@ -114,8 +115,13 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
     Tensors are in the order of their names.
     """
+    return digest_in_order(sorted(tensors.items()))
+
+
+def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the `weights_digest` of tensors that come one after the other, in the order of their names."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in tensors:
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -21,7 +21,7 @@ from lachesis.pipeline.model.tensors import check_coverage, weights_digest, wide
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["path_inside", "prune_weights", "read_weights", "weights_path", "write_weights"]
+__all__ = ["path_inside", "prune_weights", "read_weights", "travel_dtype", "weights_path", "write_weights"]
 
 _ROUNDED = "rounded_to"
 """Label of a file whose floating-point tensors were rounded."""
@@ -100,6 +100,12 @@ def read_weights(
     check_coverage(loaded, expected, f"weights file {path}")
     _check_digest(tensors, version, f"weights file {path}")
     return loaded
+
+
+def travel_dtype(path: str | Path) -> str:
+    """Return what the weights of a file that `write_weights` made were rounded to; float32: they were not."""
+    with safe_open(path, framework="pt") as file:
+        return (file.metadata() or {}).get(_ROUNDED, "float32")
 
 
 def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVersion] = ()) -> list[Path]:

@@ -14,7 +14,7 @@ from contract.inference_servers import KEY, TOKEN, reference, sharp_policy, vllm
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.protocol import LoadedWeights, SamplingParams
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, save_policy
@@ -22,7 +22,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weig
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.config import LoraConfig
-from lachesis.schemas.errors import AccessError, DataError
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
 from lachesis.schemas.ids import PolicyVersion
 
 pytestmark = pytest.mark.timeout(3600)
@@ -157,32 +157,54 @@ async def test_trained_adapters_arrive(world, rank):
     version = str(policy_version(rank, "lora", tensors))
     path = write_weights(tensors, world.weights, PolicyVersion.parse(version))
     world.published[version] = (path, policy)
-    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=BEARING, timeout=600) as http:
+    async with world.client() as client:
         base = await world.load(client, 0)
-        before = await loaded_digests(http)
-        await client.update_weights(str(path), version)
-        after = await loaded_digests(http)
+        before = await client.loaded_weights()
+        assert await client.update_weights(str(path), version) is None, "the digest was not compared"
+        after = await client.loaded_weights()
         assert await client.weight_version() == version
         (sample,) = await client.generate([1, 20], 1, SamplingParams(max_tokens=40, ignore_eos=True))
         await world.load(client, 0)
-        assert await loaded_digests(http) == before
-    if before:
-        assert before == [weights_digest(policy_tensors(world.policies[0].model))]
-        assert after == [weights_digest(tensors)]
-        assert after[0].startswith(PolicyVersion.parse(version).digest)
+        assert await client.loaded_weights() == before
+    if before is not None:  # the reference server has compared the very tensors that it computes with
+        assert before == [LoadedWeights(digest=weights_digest(policy_tensors(world.policies[0].model)))]
+        assert after == [LoadedWeights(digest=weights_digest(tensors))]
     tokens = [1, 20, *sample.token_ids.tolist()]
     assert sample.logprobs == pytest.approx(world.logprobs(version, tokens)[2:], abs=TOLERANCE)
     apart = np.abs(world.logprobs(version, tokens) - world.logprobs(base, tokens)).max()
     assert apart > 100 * TOLERANCE, "these adapters change nothing, so the test shows nothing"
 
 
-async def loaded_digests(http):
-    """Return the digest that each of vLLM's workers takes of its model's memory; the reference server has no such."""
-    answer = await http.post("/collective_rpc", json={"method": "loaded_digest"})
-    if answer.status_code == 404:
-        return []
-    assert answer.status_code == 200, answer.text
-    return answer.json()["results"]
+class Losing(httpx.AsyncHTTPTransport):
+    """Has vLLM load the checkpoint that it was started with over each update, as if that had never arrived."""
+
+    async def handle_async_request(self, request):
+        answer = await super().handle_async_request(request)
+        if request.url.path == "/finish_weight_update":
+            url = request.url.copy_with(path="/collective_rpc")
+            reload = httpx.Request("POST", url, headers=BEARING, json={"method": "reload_weights"})
+            assert (await super().handle_async_request(reload)).status_code == 200
+        return answer
+
+
+async def test_other_weights_than_those_delivered_are_named_and_nothing_is_sampled_from_them(world):
+    async with world.client() as client, world.http() as http:
+        if await client.loaded_weights() is None:
+            pytest.skip("the reference server computes with the tensors whose digest it has compared")
+        await world.load(client, 0)
+        version, (path, _) = list(world.published.items())[1]
+        config = ClientConfig(url=world.url, timeout=600)
+        async with InferenceClient(config, token=TOKEN, transport=Losing()) as losing:
+            held, said = (PolicyVersion.parse(name).digest for name in list(world.published)[:2])
+            text = f"computes with other weights than those of policy {version}, .* digest is {held}, not {said}"
+            with pytest.raises(InfrastructureError, match=text):
+                await losing.update_weights(str(path), version)
+        assert (await http.get("/is_paused")).json() == {"is_paused": True}
+        assert await world.load(client, 1) == version
+        assert (await http.get("/is_paused")).json() == {"is_paused": False}
+        (sample,) = await client.generate([1, 20], 1, SamplingParams(max_tokens=10))
+    right = world.logprobs(version, [1, 20, *sample.token_ids.tolist()])[2:]
+    assert sample.logprobs == pytest.approx(right, abs=TOLERANCE)
 
 
 async def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_on(world):

@@ -1,11 +1,16 @@
-"""A run whose policy and teacher are served by real vLLM: weights flow back, vLLM is killed, the audit holds."""
+"""A run whose policy and teacher are served by real vLLM: weights flow back, vLLM is killed, the audit holds.
+
+Once the weights of a step do not reach the model, though vLLM says so: nothing is sampled until they do.
+"""
 
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from contract.inference_servers import ARGUMENTS, CPU, PYTHON
 from integration.audit import audit
@@ -22,6 +27,7 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.rollout import RolloutGroup
 
 STEPS = 14
+WRONG = "computes with other weights than those of policy"
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,11 +45,20 @@ def run(tmp_path: Path) -> Iterator[Run]:
             f"inference.{role}.python": PYTHON,
             f"inference.{role}.args": json.dumps(ARGUMENTS),
         }
-    it = Run(tmp_path, STEPS, Supervised(tmp_path), sets=sets, environ=CPU)
+    losing = ["--worker-extension-cls", "losing_worker.LosingExtension"]
+    sets["inference.policy.args"] = json.dumps([*ARGUMENTS, *losing])
+    environ = {**CPU, "LOSING": str(tmp_path / "losing")}
+    it = Run(tmp_path, STEPS, Supervised(tmp_path), sets=sets, environ=environ)
     # heads of 32: vLLM's attention on a CPU has none smaller
     save_policy(build_tiny_policy(0, width=64, layers=1, heads=2, max_length=64), tmp_path / "model")
     with it:
         yield it
+
+
+async def status(run: Run) -> str:
+    """What `lachesis status` prints."""
+    command = [sys.executable, "-m", "lachesis", "status", *run.arguments]
+    return (await anyio.run_process(command, env=run.environ, check=False)).stdout.decode()
 
 
 def vllm_of(pid: int) -> list[int]:
@@ -75,6 +90,15 @@ async def test_weights_flow_to_vllm_and_a_killed_one_comes_back_on_the_newest(ru
     os.kill(service, signal.SIGKILL)  # the service itself: its vLLM must not stay behind
     await until(lambda: not any(alive(pid) for pid in processes), 300)
     await run.wait_for_step(before + 3, 1800)
+
+    losing = run.folder / "losing"
+    losing.touch()
+    with anyio.fail_after(1800):
+        while WRONG not in (said := await status(run)):
+            assert run.process.poll() is None, run.tail()
+    losing.unlink()
+    print(next(line for line in said.splitlines() if WRONG in line))
+    await run.wait_for_step(run.step() + 1, 1800)
     everyone = [pid for name in ("inference-policy", "inference-teacher") for pid in vllm_of(run.pids()[name])]
     assert await run.wait(1800) == 0, run.tail()
     assert not any(alive(pid) for pid in everyone)

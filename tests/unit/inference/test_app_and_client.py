@@ -395,6 +395,58 @@ async def test_answers_that_no_column_holds_are_data_errors(tokens):
             await client.generate([1], 1)
 
 
+UPDATE_PATHS = (
+    *("/pause", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+    *("/reset_prefix_cache", "/resume"),
+)
+RIGHT, OTHER = "b" * 64, "c" * 64
+
+
+def updated(*workers):
+    """A client of a fake vLLM whose workers say that of their weights, and the paths that it was asked for."""
+    routes, asked = dict.fromkeys(UPDATE_PATHS, (200, {})), []
+    routes["/collective_rpc"] = (200, {"results": list(workers)})
+
+    def answer(request):
+        asked.append(request.url.path)
+        status, body = routes[request.url.path]
+        return httpx.Response(status, json=body)
+
+    return InferenceClient(ClientConfig(url=URL), transport=httpx.MockTransport(answer)), asked
+
+
+@pytest.mark.parametrize("workers", [[{"digest": RIGHT}] * 2, [{"digest": OTHER, "rounded": OTHER}]])
+async def test_vllm_goes_on_once_every_worker_computes_with_the_weights_of_the_version(workers):
+    client, asked = updated(*workers)
+    async with client:
+        assert await client.update_weights("/w/1", f"1-a-{RIGHT[:12]}") is None
+    assert asked[-2:] == ["/collective_rpc", "/resume"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason"),
+    [
+        ([{"digest": RIGHT}, {"digest": OTHER}], f"policy 1-a-{RIGHT[:12]}, .* is {OTHER[:12]}, not {RIGHT[:12]}"),
+        ([{"digest": RIGHT, "rounded": OTHER}], f"digest is {RIGHT[:12]}, not {OTHER[:12]}"),
+        ([], "which weights it computes with is not known"),
+        (["no such method"], "which weights it computes with is not known"),
+    ],
+)
+async def test_vllm_stays_paused_where_a_worker_computes_with_other_weights_or_does_not_say(workers, reason):
+    client, asked = updated(*workers)
+    async with client:
+        with pytest.raises(InfrastructureError, match=reason):
+            await client.update_weights("/w/1", f"1-a-{RIGHT[:12]}")
+    assert asked[-1] == "/collective_rpc"
+
+
+async def test_weights_that_vllm_holds_in_a_form_of_its_own_are_named_and_served():
+    client, asked = updated({"unknown": ["experts.0.weight"]})
+    async with client:
+        assert "1 tensors in a form of its own (experts.0.weight)" in await client.update_weights("/w/1", "1-a-b")
+    assert asked[-1] == "/resume"
+
+
 def received(line):
     """What the server says next. It may hang up on what it never read, which resets the connection: it says no more."""
     try:
