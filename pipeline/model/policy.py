@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named, load_tokenizer, tokenizer_from
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
-from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
+from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer, tokenizer_hash
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
 
@@ -122,7 +122,7 @@ def save_policy(policy: PolicyModel, folder: str | Path) -> None:
         policy.model.get_base_model().save_pretrained(folder, state_dict=policy_tensors(policy.model))
     else:
         policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    save_tokenizer(policy.tokenizer, folder)
 
 
 def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> PolicyModel:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import string
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -20,7 +21,14 @@ from transformers import PreTrainedTokenizerFast
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ALPHABET", "CHAT_TEMPLATE", "build_character_tokenizer", "common_beginning", "tokenizer_hash"]
+__all__ = [
+    "ALPHABET",
+    "CHAT_TEMPLATE",
+    "build_character_tokenizer",
+    "common_beginning",
+    "save_tokenizer",
+    "tokenizer_hash",
+]
 
 ALPHABET = string.printable[:95] + "\n"
 """Printable ASCII and the newline. Any other character becomes the unknown token."""
@@ -73,6 +81,21 @@ def common_beginning(prompts: Iterable[str]) -> str:
     first, last = ordered[0], ordered[-1]  # what these two share, all between them share
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+    """Write a tokenizer with its chat template into `folder`, in words that transformers 4 and 5 both read.
+
+    Version 5 names a class that version 4 does not have, and lists further special tokens where it wants a mapping.
+    """
+    tokenizer.save_pretrained(folder)
+    path = Path(folder) / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,11 +1,19 @@
 """The local model and tokenizer: size, chat template, round trip through a folder, identity of the hash."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
-from lachesis.pipeline.model.tokenizer import ALPHABET, build_character_tokenizer, common_beginning, tokenizer_hash
+from lachesis.pipeline.model.tokenizer import (
+    ALPHABET,
+    build_character_tokenizer,
+    common_beginning,
+    save_tokenizer,
+    tokenizer_hash,
+)
 from lachesis.schemas.errors import ConfigError
 
 PHRASE = "Spell this word backward: "
@@ -92,3 +100,19 @@ def test_tokenizer_without_template_is_refused(tmp_path):
     save_policy(policy, tmp_path)
     with pytest.raises(ConfigError, match="a chat template"):
         load_model(tmp_path)
+
+
+def test_a_saved_tokenizer_is_in_words_that_transformers_4_reads_as_well(tmp_path):
+    """Version 4 knows no class TokenizersBackend, and wants a mapping of `extra_special_tokens`."""
+    saved = build_character_tokenizer(max_length=64, phrases=["spell "])
+    save_tokenizer(saved, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["additional_special_tokens"] == ["<|sep|>"]
+    assert "extra_special_tokens" not in settings
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer_hash(loaded) == tokenizer_hash(saved)
+    assert loaded.all_special_ids == saved.all_special_ids
+    assert loaded.decode([1, 20, 3, 2], skip_special_tokens=True) == saved.decode(
+        [1, 20, 3, 2], skip_special_tokens=True
+    )
