@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# Those of one copy of the weights take longer: make vllm VLLM_TESTS="tests/integration/test_vllm_*.py"
-VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm.py
+VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
 .PHONY: demo demo-smollm2 test slow attack chaos mutations fuzz vllm atropos lint lock audit clean

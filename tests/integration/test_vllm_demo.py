@@ -19,8 +19,14 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo's model is made once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("transport", ["shared_memory", "files"])
-def test_the_demo_trains_a_policy_that_vllm_serves(tmp_path: Path, transport: str) -> None:
+def test_the_demo_trains_a_policy_that_vllm_serves(tmp_path: Path, cache: Path, transport: str) -> None:
     folder = tmp_path / "run"
     sets = {
         "inference.policy.kind": "vllm",
@@ -38,7 +44,7 @@ def test_the_demo_trains_a_policy_that_vllm_serves(tmp_path: Path, transport: st
             *(sys.executable, "-m", "lachesis", "demo", "--run", "smoke", "--folder", folder, "--no-gate"),
             *("--deadline", "3400", "--steps", str(STEPS), *arguments),
         ],
-        env={**os.environ, **CPU, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        env={**os.environ, **CPU, "XDG_CACHE_HOME": str(cache)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
