@@ -237,6 +237,7 @@ class InferenceClient:
         server holds other weights than these, or an exchange that broke off leaves open which (InfrastructureError).
         Tokens must not come from them under a wrong name; update again.
         """
+        not_compared: str | None = None
         with anyio.CancelScope(shield=True):
             await self.pause("keep")
             torn = False
@@ -247,16 +248,20 @@ class InferenceClient:
                 try:
                     await self._request("POST", "/finish_weight_update", json={"weight_version": version})
                     await self._request("POST", "/reset_prefix_cache")
-                    return await self._compare_loaded(version)
+                    not_compared = await self._compare_loaded(version)
                 except InfrastructureError:
                     torn = True
                     raise
             finally:
                 if not torn:
                     await self.resume()
+        return not_compared
 
     async def loaded_weights(self) -> list[LoadedWeights] | None:
-        """Return what each of vLLM's workers says of the weights that it computes with; None: it is another server."""
+        """Return what each of vLLM's workers says of the weights that it computes with.
+
+        None: it is another server.
+        """
         try:
             answer = await self._json("POST", "/collective_rpc", _WorkerReplies, json={"method": "loaded_digest"})
         except _NoSuchRouteError:

@@ -55,9 +55,9 @@ class WorkerExtension:
     weight_transfer_engine: FileTransfer
 
     def loaded_digest(self) -> dict[str, Any]:
-        """Return a `LoadedWeights` of the weights that this worker computes with, read from its model's memory.
+        """Return a `LoadedWeights` of the weights that this worker computes with.
 
-        For `/collective_rpc`.
+        It is read from its model's memory. For `/collective_rpc`.
         """
         return self.weight_transfer_engine.loaded()
 

@@ -84,7 +84,7 @@ def common_beginning(prompts: Iterable[str]) -> str:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
-    """Write a tokenizer with its chat template into `folder`, in words that transformers 4 and 5 both read.
+    """Write a tokenizer with its chat template into `folder`, as transformers 4 and 5 both read it.
 
     Version 5 names a class that version 4 does not have, and lists further special tokens where it wants a mapping.
     """

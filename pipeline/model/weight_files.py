@@ -105,7 +105,8 @@ def read_weights(
 def travel_dtype(path: str | Path) -> str:
     """Return what the weights of a file that `write_weights` made were rounded to; float32: they were not."""
     with safe_open(path, framework="pt") as file:
-        return (file.metadata() or {}).get(_ROUNDED, "float32")
+        labels: dict[str, str] = file.metadata() or {}
+    return labels.get(_ROUNDED, "float32")
 
 
 def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVersion] = ()) -> list[Path]:
