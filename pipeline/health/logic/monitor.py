@@ -117,7 +117,7 @@ class EnvMonitor:
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
-        self._lag = 0
+        self._lag = 0  # largest of the batches since steps were reported: a report tells of several windows
         self.windows = {"groups": 0, "batches": 0}
         self.standing = EnvironmentStanding()
         self._begin_groups()
@@ -200,8 +200,11 @@ class EnvMonitor:
 
     @property
     def batches_full(self) -> bool:
-        """Whether enough batches are in to be judged."""
-        return self._batches_seen >= _BATCHES
+        """Whether batches are to be judged: eight are in, or the trainer reports too large a step."""
+        seen = self._batches_seen
+        if seen and self._step_size.ends_early and StepSizeCheck.name not in self._config.off:
+            return True
+        return seen >= _BATCHES
 
     def evaluate(self) -> list[Alert]:
         """Judge the open window of groups and begin the next."""
@@ -229,7 +232,9 @@ class EnvMonitor:
         }
         results = [self._result(name, finding) for name, finding in found.items() if name not in self._config.off]
         first = min((ref.seq for ref in self._batches), default=None)
-        self._batches, self._batches_seen, self._lag = [], 0, 0
+        self._batches, self._batches_seen = [], 0
+        if step_size.severity != "idle":
+            self._lag = 0
         self.windows["batches"] += 1
         self._stand(results, first, self.windows["batches"] - 1)
         return results
@@ -313,6 +318,7 @@ class EnvMonitor:
             "after": self._after,
             "evaluated_ns": self._held_out.judged_ns,
             "step_size": self._step_size.state_dict(),
+            "lag": self._lag,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -331,6 +337,7 @@ class EnvMonitor:
         self._held_out.judged_ns = state.get("evaluated_ns", 0)
         if "step_size" in state:  # written by this version or a later one
             self._step_size.load_state_dict(state["step_size"])
+            self._lag = state.get("lag", 0)
 
 
 def _at_least(severity: Severity, other: Severity) -> bool:

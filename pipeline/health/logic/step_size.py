@@ -27,6 +27,7 @@ class StepSizeCheck:
     set), or entropy below .3 of what it was within 32 steps, warns.
     Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
     reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
+    Of the first two steps only those count that no large step came before: the tokens of later ones are behind it.
     Tokens of the very policy that trains them must agree, so their difference is never explained by the step.
     """
 
@@ -36,12 +37,19 @@ class StepSizeCheck:
         self._max_kl = max_step_kl
         self.explanation: str | None = None
         self._steps: list[Mismatch] = []
-        self._start: list[float | None] = []  # k3 of the first steps
+        self._start: list[float | None] = []  # k3 of the first steps, up to the first large one
+        self._moved = False  # whether a large step was among them
         self._entropies: deque[float] = deque(maxlen=_FAST_STEPS)
 
     def record_steps(self, steps: Sequence[Mismatch]) -> None:
         """Take in the steps of a report."""
         self._steps += steps
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a step recorded since the last time is too large, which ends a window of batches."""
+        allowed = self._max_kl
+        return allowed is not None and any(kl > allowed for kl in finite(step.step_kl for step in self._steps))
 
     def evaluate(self, lag: int, examples: Sequence[str]) -> CheckResult:
         """Evaluate the steps recorded since the last time, and forget them.
@@ -50,7 +58,11 @@ class StepSizeCheck:
         where the steps are no reason.
         """
         steps, self._steps, self.explanation = self._steps, [], None
-        self._start += [step.k3 for step in steps[: _START_STEPS - len(self._start)]]
+        for step in steps:
+            if self._moved or len(self._start) == _START_STEPS:
+                break
+            self._start.append(step.k3)
+            self._moved = step.step_kl is not None and step.step_kl > _EXPLAINING_KL
         moves = list(finite(step.step_kl for step in steps))
         largest, left = max(moves, default=None), self._entropy_left(list(finite(step.entropy for step in steps)))
         if largest is None and left is None:
@@ -87,9 +99,10 @@ class StepSizeCheck:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is remembered of the steps."""
-        return {"start": self._start, "entropies": list(self._entropies)}
+        return {"start": self._start, "moved": self._moved, "entropies": list(self._entropies)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
         self._start = list(state["start"])
+        self._moved = state.get("moved", False)
         self._entropies = deque((float(value) for value in state["entropies"]), maxlen=_FAST_STEPS)

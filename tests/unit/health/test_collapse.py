@@ -111,8 +111,8 @@ def test_a_restart_in_an_open_window_comes_to_the_same(groups):
     assert run(restart=True) == calm
 
 
-def batches(groups, monitor, lag, number=20):
-    for n in range(8):
+def add_batches(monitor, lag, number=20, count=8):
+    for n in range(count):
         refs = [
             GroupRef(
                 group=f"{n:031x}{k}", seq=100 * n + k + 1, env="e", sequences=1, tokens=1,
@@ -121,6 +121,14 @@ def batches(groups, monitor, lag, number=20):
             for k in range(4)
         ]  # fmt: skip
         monitor.batch(number + n, refs)
+
+
+def batches(monitor, lag, number=20):
+    add_batches(monitor, lag, number)
+    return judged(monitor)
+
+
+def judged(monitor):
     return {result.check: result for result in monitor.judge_batches()}
 
 
@@ -144,11 +152,11 @@ def test_steps_too_large_are_told_apart_from_tokens_of_another_policy(groups, fi
     step_size, rollout_training = found
     monitor = EnvMonitor(HealthConfig())
     monitor.trained([first] * 4)
-    batches(groups, monitor, lag, number=8)
+    batches(monitor, lag, number=8)
     restarted = EnvMonitor(HealthConfig())
     restarted.load_state_dict(msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict())))
     restarted.trained([later] * 4)
-    results = batches(groups, restarted, lag)
+    results = batches(restarted, lag)
     assert results["step_size"].severity == step_size
     assert results["rollout_training"].severity == rollout_training
     if step_size == "halt":
@@ -168,12 +176,65 @@ def test_old_reports_are_read(groups):
 def test_a_step_is_too_large_by_what_the_run_allows(groups, allowed, moved, severity):
     monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=allowed))
     monitor.trained([AGREE] * 3 + [Mismatch(0.01, 0.001, 1.0, 0.95, moved, 1.8)])
-    result = batches(groups, monitor, 1)["step_size"]
+    result = batches(monitor, 1)["step_size"]
     assert (result.severity, result.value, result.threshold) == (severity, moved, allowed)
 
 
 def test_a_step_that_the_run_allows_still_explains_why_rollouts_fall_behind(groups):
     monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.5))
     monitor.trained([AGREE] * 3 + [Mismatch(0.5, 1.4, 1.0, 0.2, 0.3, 1.8)])
-    results = batches(groups, monitor, 1)
+    results = batches(monitor, 1)
     assert (results["step_size"].severity, results["rollout_training"].severity) == ("halt", "warn")
+
+
+RECORDED = [
+    Mismatch(*figures)
+    for figures in (
+        (0.0, 0.0, 1.0, 1.0, 3.7585, 0.4141),
+        (3.2681, 2.7252, 0.4571, 0.0369, 28.7741, 0.7109),
+        (4.0375, 13.5239, 10.4863, 0.0071, 18.8245, 0.4869),
+        (4.0291, 3.8778, 0.8487, 0.0836, 506.2493, 0.3831),
+        (0.8785, 1.0525, 1.174, 0.2253, 2.3492, 0.6009),
+    )
+]
+"""What the trainer of the demo reported of its first steps with thirty times its learning rate, 4 groups a step."""
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_first_step_that_is_too_large_is_named_with_the_report_of_it(restarts):
+    """What the second step's tokens disagree by is the first step's doing."""
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
+    add_batches(monitor, 2, number=0, count=8)
+    assert monitor.batches_full
+    assert judged(monitor)["step_size"].severity == "idle"
+    if restarts:
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
+        monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
+        monitor.load_state_dict(state)
+    add_batches(monitor, 0, number=8, count=1)  # those of the report were 2 steps behind
+    assert not monitor.batches_full
+    monitor.trained(RECORDED)
+    assert monitor.batches_full
+    results = judged(monitor)
+    assert (results["step_size"].severity, results["rollout_training"].severity) == ("halt", "warn")
+    assert "the step is too large" in results["step_size"].reason
+    assert monitor.standing.cause == "step_size"
+
+
+def test_a_report_of_steps_that_the_run_allows_waits_for_eight_batches():
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
+    add_batches(monitor, 1, count=7)
+    monitor.trained([AGREE] * 4)
+    assert not monitor.batches_full
+    unwatched = EnvMonitor(HealthConfig(off=["step_size"]), RunSettings(max_step_kl=0.1))
+    add_batches(unwatched, 1, count=7)
+    unwatched.trained(RECORDED)
+    assert not unwatched.batches_full
+
+
+def test_tokens_that_disagreed_before_any_step_are_of_another_policy():
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
+    add_batches(monitor, 1)
+    monitor.trained([Mismatch(0.5, 1.4, 1.0, 0.2, 3.8, 1.8), *RECORDED[1:]])
+    results = judged(monitor)
+    assert (results["step_size"].severity, results["rollout_training"].severity) == ("warn", "halt")
