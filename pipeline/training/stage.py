@@ -193,6 +193,7 @@ class _Trainer:
         self.times: list[StepTimes] = []  # of the steps since the last report
         self.mismatches: list[Mismatch] = []
         self.large_step: str | None = None  # what was said of the last step, if it was too large
+        self.large_step_reported = False  # whether a report of this life told of one
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
@@ -279,8 +280,9 @@ class _Trainer:
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
-        due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
-        if due or fill_a_report(self.drops) or self._finished():
+        every = self.config.training.checkpoint_every
+        due = self.learner.steps // every > self.checkpointed // every  # its multiples, also after one between them
+        if due or fill_a_report(self.drops) or self._finished() or self._has_first_large_step():
             await self._checkpoint()
 
     async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:
@@ -330,6 +332,11 @@ class _Trainer:
             )  # fmt: skip
         self.drops += drops
         self.dropped += len(selected.dropped)
+
+    def _has_first_large_step(self) -> bool:
+        """Whether the last step was too large, was taken all the same, and no report tells of such a one."""
+        taken = self.config.training.learner.on_large_step == "warn"
+        return taken and self.large_step is not None and not self.large_step_reported
 
     def _tell_large_step(self, metrics: StepMetrics) -> None:
         """Warn of the first of several steps that were too large; the note stays until one is not."""
@@ -413,6 +420,7 @@ class _Trainer:
             needed_bytes=checkpoint_bytes(self.policy, self.learner),
         )
         self.checkpointed = self.learner.steps
+        self.large_step_reported = self.large_step_reported or self.large_step is not None
         self.learner.gathered = None
         await self.report(state, latest_checkpoint(folder))
         await self._point_to_best()

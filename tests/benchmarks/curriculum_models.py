@@ -25,15 +25,17 @@ import msgspec
 
 TARGETS = {"tiny": 0.55, "smollm2": 0.30}
 """Held-out rates to reach, about midway between what the demo of each model starts from and ends with."""
-STEPS = {"tiny": 100, "smollm2": 12}
+STEPS = {"tiny": 100, "smollm2": 6}
 SETTINGS = {
     "tiny": ["evaluate.every_steps=10", "evaluate.items_between=200"],
     "smollm2": [
         "batching.batch_size=32",
         "evaluate.every_steps=3",
-        "evaluate.items=48",
-        "evaluate.items_between=48",
+        "evaluate.items=20",
+        "evaluate.items_between=20",
         "evaluate.samples=2",
+        "environments.sums.max_new_tokens=12",
+        "evaluation.sums.max_new_tokens=12",
     ],
 }
 """The same tasks in every evaluation of a seed. SmolLM2 in small: a step of the demo's takes half a minute."""
@@ -160,7 +162,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", choices=list(TARGETS), default="tiny")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), help="the first two are compared")
-    parser.add_argument("--steps", type=int, help="optimizer steps; 100 for tiny, 12 for smollm2")
+    parser.add_argument("--steps", type=int, help="optimizer steps; 100 for tiny, 6 for smollm2")
     parser.add_argument("--target", type=float, help="held-out rate to reach; 0.55 for tiny, 0.30 for smollm2")
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds a run may take")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="one setting more of every run")

@@ -183,6 +183,26 @@ async def test_it_trains_in_order_publishes_checkpoints_and_reports(lab, model, 
     assert [msgspec.json.decode(row)["train/step"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("learner", "steps"),
+    [
+        ({"max_step_kl": 1e-12}, [1, 3, 6]),  # every step is too large: the first is told of at once
+        ({"max_step_kl": 1e-12, "on_large_step": "shorten"}, [3, 6]),
+        ({"max_step_kl": 100.0}, [3, 6]),
+    ],
+)
+async def test_the_first_step_that_is_too_large_is_reported_at_once(lab, model, config, learner, steps):
+    """The health checks learn of it by the report. The other checkpoints stay at multiples of `checkpoint_every`."""
+    await fill(lab, model)
+    training = msgspec.structs.replace(
+        config.training, checkpoint_every=3, learner=LearnerConfig(learning_rate=1e-2, **learner)
+    )
+    await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
+    found = await reports(lab)
+    assert [report.step for report in found] == steps
+    assert [mismatch.step_kl is not None for report in found for mismatch in report.mismatches] == [True] * STEPS
+
+
 def an_evaluation(step, rates):
     return EvalEvent(
         run="r",

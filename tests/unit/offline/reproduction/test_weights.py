@@ -22,7 +22,7 @@ from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.subjects import ROLLOUTS
 
 STEPS = 6
-OTHER = LearnerConfig(learning_rate=3e-2, beta1=0.5, beta2=0.8, weight_decay=0.1, temperature=0.7)
+OTHER = LearnerConfig(max_step_kl=None, learning_rate=3e-2, beta1=0.5, beta2=0.8, weight_decay=0.1, temperature=0.7)
 
 
 @pytest.fixture(autouse=True)
