@@ -282,8 +282,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The HTTP gateway, which runs if an environment's kind is gateway."""
     inference: dict[str, InferenceConfig] = {}
     """Inference servers by role: [inference.policy], [inference.teacher] (further ones teacher-NAME) and
-    [inference.eval], each with url, kind, model, tokenizer, host, port, advertise, threads and engine, or python and
-    args for vLLM. Default empty: `lachesis up` starts the reference server for each role it needs."""
+    [inference.eval], each with url, kind, model, tokenizer, host, port, advertise, threads and engine, or python, gpus
+    and args for vLLM. Default empty: `lachesis up` starts the reference server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
     weights: WeightsConfig = WeightsConfig()

@@ -56,7 +56,10 @@ class _ScheduledEnv:
 
 
 async def run_evaluator(service: Service, config: RunConfig) -> None:
-    """Evaluate on the schedule until the service drains, or until the run's last policy is evaluated."""
+    """Evaluate on the schedule until the service drains, or until the run's last policy is evaluated.
+
+    In a run that observes, the trainer is another's: no policy is the last one.
+    """
     async with (
         service.until_drained(),  # an evaluation cut short leaves nothing behind
         open_role(
@@ -94,7 +97,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                             one.schedule.done = step
                 except _PolicyRefusedError as error:
                     evaluator.set_note("policy", f"policy {record.version} was not evaluated: {error}")
-                if config.training.steps is not None and step >= config.training.steps:
+                if config.mode == "train" and config.training.steps is not None and step >= config.training.steps:
                     return  # evaluated, or refused: there will be no other
 
 

@@ -70,6 +70,9 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Limits of the reference server."""
     python: ProgramPath | None = None
     """Interpreter of the environment that vLLM is installed in. Default None: the one that runs the service."""
+    gpus: list[Annotated[int, Meta(ge=0)]] = []
+    """GPUs that vLLM sees, as CUDA_VISIBLE_DEVICES numbers them: of several servers on one machine each needs its own.
+    Default empty: all that the service sees."""
     args: list[str] = []
     """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
 

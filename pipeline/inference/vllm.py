@@ -130,7 +130,7 @@ async def start_vllm(
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_environment(folder, role, tokenizer_hash) | secrets,
+            env=_environment(folder, role, tokenizer_hash) | _visible_gpus(settings.gpus) | secrets,
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then
         )
@@ -178,6 +178,10 @@ def _environment(folder: Path, role: str, tokenizer_hash: str) -> dict[str, str]
         WEIGHTS_FOLDER: str(folder / "weights"),
         TOKENIZER_HASH: tokenizer_hash,
     }
+
+
+def _visible_gpus(gpus: list[int]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
 
 
 def _free_port() -> int:

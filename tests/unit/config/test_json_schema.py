@@ -11,7 +11,13 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = ("deploy/compose/run.toml", "services/demo/demo.toml", "services/demo/smollm2.toml")
+EXAMPLES = (
+    "deploy/compose/run.toml",
+    "deploy/examples/gsm8k_1gpu.toml",
+    "deploy/examples/gsm8k_8gpu.toml",
+    "services/demo/demo.toml",
+    "services/demo/smollm2.toml",
+)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import anyio
+import msgspec
 import pytest
 
 from lachesis import Environment, Task
@@ -197,6 +198,15 @@ async def test_a_last_policy_that_is_refused_does_not_hold_the_run_open(lab, ser
         async with lab.running(evaluator, "evaluator", drain=False):
             pass
     assert not await measured(lab)
+
+
+async def test_where_the_trainer_is_anothers_it_goes_on_after_the_last_policy(lab, server):
+    config = msgspec.structs.replace(CONFIG, mode="observe")
+    await publish(lab, 30)
+    async with lab.running(lambda service: run_evaluator(service, config), "evaluator"):
+        await lab.until(evaluated(lab, 30))
+        await publish(lab, 40)
+        await lab.until(evaluated(lab, 40))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,17 @@ async def test_it_is_given_the_package_and_none_of_the_secrets(tmp_path, monkeyp
     assert (tmp_path / "ls").read_text().split()[0] == "lachesis"
 
 
+@pytest.mark.parametrize(("gpus", "seen"), [([], "0,1"), ([1], "1"), ([4, 5, 6], "4,5,6")])
+async def test_it_sees_the_gpus_that_are_its_own(tmp_path, monkeypatch, gpus, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    script = interpreter(tmp_path, f"echo $CUDA_VISIBLE_DEVICES > {tmp_path}/env")
+    settings = InferenceConfig(kind="vllm", python=str(script), gpus=gpus)
+    async with start_vllm(settings, "m", role="policy", folder=tmp_path, tokenizer_hash="h", token="t") as it:
+        with anyio.fail_after(20), pytest.raises(StartupError, match="code 0"):
+            await it.ready()
+    assert (tmp_path / "env").read_text() == f"{seen}\n"
+
+
 async def test_key_and_token_are_in_its_environment_alone(tmp_path, caplog):
     caplog.set_level("INFO")
     script = f"echo $LACHESIS_VLLM_TOKEN-$LACHESIS_VLLM_KEY > {tmp_path}/env; echo $0 $@ > {tmp_path}/argv"
