@@ -141,6 +141,30 @@ async def test_a_row_says_what_became_of_the_group_and_what_everybody_made_of_it
         await read_group(lab.bus, CONFIG, "f" * 32)
 
 
+async def test_the_groups_of_an_optimizer_step_are_found_by_the_ledger(lab, monkeypatch) -> None:
+    """Without reading what lies after them, wherever in a long ledger the step is."""
+    monkeypatch.setattr(group_reader, "_FIRST_MESSAGES", 1)
+    made = [lab.group(n) for n in range(300)]
+    await lab.extend_ledger(*([one] for one in made))
+    read = []
+    original = group_reader.read_rollouts
+
+    async def noting(bus, config, envs, *, first, last):
+        read.append((first, last))
+        return await original(bus, config, envs, first=first, last=last)
+
+    monkeypatch.setattr(group_reader, "read_rollouts", noting)
+    for step in (1, 2, 150, 299, 300):
+        rows = await listed(lab, GroupFilter(step=NumberRange(step, step)))
+        assert [(row.group, row.step) for row in rows] == [(made[step - 1].id, step)]
+    assert [last - first for first, last in read] == [0] * 5
+    assert [row.step for row in await listed(lab, GroupFilter(step=NumberRange(4, 6)))] == [6, 5, 4]
+    assert len(await listed(lab, GroupFilter(step=NumberRange(299, None)))) == 2
+    assert len(await listed(lab, GroupFilter(step=NumberRange(None, 2)))) == 2
+    for none in (NumberRange(301, 400), NumberRange(None, 0), NumberRange(-5, -1), NumberRange(float("nan"), None)):
+        assert await listed(lab, GroupFilter(step=none)) == []
+
+
 async def test_of_a_group_that_is_stored_twice_the_first_is_judged(lab) -> None:
     group = lab.group(1)
     first = await lab.store(group)
