@@ -1,5 +1,6 @@
 """Groups as people look at them: rows, filters, one with its samples, and reading them newest first."""
 
+import time
 from contextlib import aclosing
 from typing import Any
 
@@ -163,6 +164,18 @@ async def test_the_groups_of_an_optimizer_step_are_found_by_the_ledger(lab, monk
     assert len(await listed(lab, GroupFilter(step=NumberRange(None, 2)))) == 2
     for none in (NumberRange(301, 400), NumberRange(None, 0), NumberRange(-5, -1), NumberRange(float("nan"), None)):
         assert await listed(lab, GroupFilter(step=none)) == []
+
+
+@pytest.mark.parametrize("ahead_ms", [-600_000, -50, 0, 10_000, 59_000])
+async def test_a_group_is_found_by_its_id_whatever_its_producers_clock(lab, ahead_ms) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    for n in range(100):
+        await lab.store(lab.group(n, id=f"{now_ms:012x}{n:020x}"))
+    wanted = lab.group(100, id=f"{now_ms + ahead_ms:012x}{100:020x}")
+    await lab.store(wanted)
+    for n in range(101, 200):
+        await lab.store(lab.group(n, id=f"{now_ms:012x}{n:020x}"))
+    assert (await read_group(lab.bus, CONFIG, wanted.id)).item == wanted.item
 
 
 async def test_of_a_group_that_is_stored_twice_the_first_is_judged(lab) -> None:
