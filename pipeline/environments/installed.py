@@ -1,4 +1,4 @@
-"""Finds the environments of installed packages, by their files and entry points, without importing any.
+"""Finds the environments of installed packages by files and entry points, without importing any.
 
 Looked into are packages that need lachesis-rl, atroposlib or verifiers, and the modules that entry points of the group
 `lachesis.environments` name (`name = "module:Class"`), editable installs among them. Guarantees that a package that

@@ -41,7 +41,10 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_environments(config: RunConfig, folders: Sequence[Path]) -> list[CatalogEntry]:
-    """Return the environments of the configuration, of the files in `folders`, of packages, and the built-in ones."""
+    """Return the environments that can be selected.
+
+    Those of the configuration, of files in `folders`, of installed packages, and the built-in ones.
+    """
     found = [
         CatalogEntry(name=name, section=name, kind=None, description=f"in the configuration: {env.kind}")
         for name, env in config.environments.items()

@@ -120,9 +120,10 @@ async def first_seq_of_last(bus: Bus, stream: str, filters: list[str], count: in
 
 
 async def seqs_of_steps(bus: Bus, config: RunConfig, first: int, last: int) -> tuple[int, int] | None:
-    """Return the lowest and the highest sequence of ROLLOUTS in the batches of optimizer steps `first` to `last`.
+    """Return the lowest and the highest sequence in the batches of steps `first` to `last`.
 
-    None: no such batch is stored. The ledger is entered by halving, so that an old step is found as fast as a new one.
+    They are sequences of ROLLOUTS; None: no such batch is stored. The ledger is entered by halving, so that an old
+    step is found as fast as a new one.
     """
     subject = subjects.ledger(config.run, config.training.name)
     usage = await bus.usage(subjects.LEDGER)

@@ -1,4 +1,6 @@
-"""The states that a run has saved at Tinker, in a file beside its checkpoints, so that none outlives its checkpoint.
+"""Keeps record of the states that a run has saved at Tinker, so that none outlives its checkpoint.
+
+The record is a file beside the checkpoints.
 
 Guarantees that a state is on record before a checkpoint names it, and is forgotten only once Tinker has deleted it.
 What could not be deleted is tried again at the next checkpoint. A trainer that is killed between Tinker's answer and
@@ -38,7 +40,7 @@ def needed_states(folder: Path) -> set[str]:
 
 
 def read_tinker_state(path: Path) -> TinkerState:
-    """Return what the checkpoint at `path` is at Tinker. Raises `CheckpointError` where that cannot be read."""
+    """Return what a checkpoint is at Tinker. Raises `CheckpointError` where that cannot be read."""
     try:
         return from_json(TINKER_STATE, TinkerState, read_small_file(path / TINKER_STATE))
     except FileNotFoundError as error:
@@ -50,7 +52,10 @@ def read_tinker_state(path: Path) -> TinkerState:
 
 
 def record_state(folder: Path, state: str) -> set[str]:
-    """Put a state on record that was just saved; return all there are, those of checkpoints without a record too."""
+    """Put a state on record that was just saved, and return all there are.
+
+    Those of checkpoints that were made before there was a record are added.
+    """
     states = {state} | _read_saved_states(folder) | needed_states(folder)
     write_saved_states(folder, states)
     return states
