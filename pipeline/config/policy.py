@@ -93,7 +93,9 @@ class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if value == before.get(path):
                 continue
             if rule.locked:
-                raise ConfigError(f"{path}: locked by the operator's policy; it stays {before.get(path)!r}")
+                raise ConfigError(
+                    f"{path}: locked by the operator's policy; it stays {before.get(path)!r} and cannot be {value!r}"
+                )
             if value is not None and not rule.allows(value):
                 raise ConfigError(f"{path}: {value!r} is not allowed by the operator's policy: {rule.describe()}")
 

@@ -232,8 +232,7 @@ class TinkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     context_length: PositiveInt = 32768
     """Longest prompt and completion together, tokens. Default 32768."""
     sampler_ttl_s: Annotated[int, Meta(ge=3600)] = 86400
-    """Seconds that Tinker keeps the weights of a step for samplers; checkpoints are kept until you delete them.
-    Default 86400, a day."""
+    """Seconds that Tinker keeps the weights of a step for samplers. Default 86400, a day."""
 
 
 class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

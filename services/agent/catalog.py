@@ -1,4 +1,4 @@
-"""The environments that an agent can select: configured, built-in, and found in source.
+"""The environments that an agent can select: configured, built-in, installed, and found in source.
 
 Nothing is imported to find them.
 """
@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environments.installed import scan_installed
 from lachesis.pipeline.environments.load import BUILTIN
 from lachesis.pipeline.environments.source_files import scan_files
-from lachesis.pipeline.environments.source_scan import EnvironmentField, Family
+from lachesis.pipeline.environments.source_scan import EnvironmentField, Family, FoundEnvironment
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name
 
@@ -40,31 +41,40 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_environments(config: RunConfig, folders: Sequence[Path]) -> list[CatalogEntry]:
-    """Return the environments of the configuration, of the files in `folders`, and the built-in ones."""
+    """Return the environments that can be selected.
+
+    Those of the configuration, of files in `folders`, of installed packages, and the built-in ones.
+    """
     found = [
         CatalogEntry(name=name, section=name, kind=None, description=f"in the configuration: {env.kind}")
         for name, env in config.environments.items()
     ]
     for folder in folders:
         for file in scan_files(folder):
-            found += [
-                CatalogEntry(
-                    name=env.name,
-                    section=_section(env.name),
-                    kind=f"{Path(file.path).absolute()}:{env.name}",
-                    family=env.family,
-                    file_path=str(Path(file.path).absolute()),
-                    description=(env.docstring or "").partition("\n")[0] or None,
-                    fields=env.fields,
-                    problem=None if env.family == "lachesis" else _foreign(env.family),
-                )
-                for env in file.environments
-            ]
+            path = str(Path(file.path).absolute())
+            found += [_entry(env, env.name, f"{path}:{env.name}", path) for env in file.environments]
+    found += [
+        _entry(one.environment, one.entry_point or one.environment.name, one.kind, one.path)
+        for one in scan_installed().environments
+    ]
     found += [
         CatalogEntry(name=name, section=_section(name), kind=name, family="lachesis", description="built in")
         for name in sorted(BUILTIN)
     ]
     return _unique(found)
+
+
+def _entry(env: FoundEnvironment, name: str, kind: str, path: str) -> CatalogEntry:
+    return CatalogEntry(
+        name=name,
+        section=_section(name),
+        kind=kind,
+        family=env.family,
+        file_path=path,
+        description=(env.docstring or "").partition("\n")[0] or None,
+        fields=env.fields,
+        problem=None if env.family == "lachesis" else _foreign(env.family),
+    )
 
 
 def select_environment(name: str, entries: Sequence[CatalogEntry]) -> CatalogEntry:

@@ -38,6 +38,7 @@ COMMON = (
     "evaluate.items",
 )
 """Settings that are shown where no section is asked for, besides those of the environment."""
+_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 _LIMITS = {"minimum": "min", "exclusiveMinimum": "above", "maximum": "max", "exclusiveMaximum": "below"}
 
 
@@ -107,6 +108,7 @@ class RunDraft:
         edits = {one: kept for one, kept in self.edits.items() if one != path and not one.startswith(f"{path}.")}
         if value is not None:
             edits |= _leaves(path, value)
+        _check_own(entry, edits)
         loaded = self._load(entry, edits)
         self.policy.check(values_by_path(self._load(entry, {})), values_by_path(loaded))
         self.edits = edits
@@ -139,6 +141,8 @@ class RunDraft:
 
     def _field(self, path: str, value: Any, before: Any, description: str, names: Mapping[str, str]) -> DraftField:
         rule, schema = self.policy.rule(path), _schema_at(self._schema, path)
+        if path == "run" and path not in self.edits:
+            value = before = f"{self._selected().section}-{{timestamp}}"
         return DraftField(
             name=path,
             type=_type_of(schema),
@@ -196,6 +200,18 @@ class RunDraft:
             evaluation={name: env for name, env in loaded.config.evaluation.items() if name == entry.section},
         )
         return LoadedConfig(config, loaded.origins)
+
+
+def _check_own(entry: CatalogEntry, edits: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a setting of the environment itself is not of the plain type that its source says."""
+    for field in entry.fields:
+        path = f"environments.{entry.section}.params.{field.name}"
+        kinds = _PLAIN.get(field.type or "")
+        value = edits.get(path)
+        if kinds is None or value is None:
+            continue
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ConfigError(f"{path}: expected `{field.type}`, got {value!r}")
 
 
 def _leaves(path: str, value: Any) -> dict[str, Any]:

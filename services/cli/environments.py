@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lachesis.pipeline.environments.installed import InstalledEnvironments, scan_installed
 from lachesis.pipeline.environments.load import BUILTIN
 from lachesis.pipeline.environments.source_files import SourceFile, scan_files
 from lachesis.pipeline.safe_text import printable_lines
@@ -35,12 +36,14 @@ def env_list(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the built-in environments and their tasks, and those in the source files of folders."""
+    """List the built-in environments and their tasks, those of installed packages, and those in folders."""
     datasets, missing = _datasets()
+    installed = scan_installed()
     files = [file for place in folder or () for file in scan_files(place)]
     if as_json:
         builtin = {"builtin": sorted(BUILTIN), "reasoning_gym": datasets, "missing": missing}
-        print_json({**builtin, "files": msgspec.to_builtins(files)})
+        found = {"installed": msgspec.to_builtins(installed.environments), "problems": installed.problems}
+        print_json({**builtin, **found, "files": msgspec.to_builtins(files)})
         return
     print("built in: " + ", ".join(sorted(BUILTIN)))
     print("your own: module:Class, or path/to/file.py:Class")
@@ -49,6 +52,7 @@ def env_list(
     else:
         print(f"reasoning_gym: {len(datasets)} datasets, as params.dataset")
         print("\n".join(f"  {name}" for name in datasets))
+    _print_installed(installed)
     if folder:
         _print_files(files)
 
@@ -81,9 +85,24 @@ def env_show(
         )
 
 
+def _print_installed(installed: InstalledEnvironments) -> None:
+    rows = [
+        (one.kind, one.environment.family, one.package, _about(one.environment.docstring))
+        for one in installed.environments
+    ]
+    if rows:
+        print_table(("installed", "family", "package", "about"), rows)
+    for problem in installed.problems:
+        print(printable(problem))
+
+
+def _about(docstring: str | None) -> str | None:
+    return (docstring or "").partition("\n")[0] or None
+
+
 def _print_files(files: list[SourceFile]) -> None:
     rows = [
-        (env.name, env.family, f"{file.path}:{env.line}", (env.docstring or "").partition("\n")[0] or None)
+        (env.name, env.family, f"{file.path}:{env.line}", _about(env.docstring))
         for file in files
         for env in file.environments
     ]

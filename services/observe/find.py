@@ -6,6 +6,7 @@ in steps that grow, and left once nothing more can come.
 """
 
 from collections.abc import Sequence
+from contextlib import aclosing, suppress
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
@@ -17,7 +18,7 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs
 
-__all__ = ["find_rollout", "first_seq_of_last", "read_rollouts", "start_at"]
+__all__ = ["find_rollout", "first_seq_of_last", "read_rollouts", "seqs_of_steps", "start_at"]
 
 _HEX = frozenset("0123456789abcdef")
 _ID_DIGITS = 32
@@ -25,6 +26,11 @@ _TIME_DIGITS = 12
 _SKEW_NS = 60_000_000_000
 """How far a producer's clock may be ahead of the server's."""
 _REACH_MESSAGES = 1024
+_NEAR_MESSAGES = 64
+"""How near to what is looked for a stream is entered: what lies between is read and decoded."""
+_SMALL_SKEW_NS = 100_000_000
+_FIRST_LOOK_MESSAGES = 4096
+"""Messages in which a whole id is looked for as if all clocks agreed, before the skew is allowed for."""
 _MAX_MATCHES = 5
 _EVENTS: dict[str, type[ScoreEvent | RewardEvent | TeacherEvent | DeadLetter]] = {
     "score": ScoreEvent,
@@ -82,7 +88,7 @@ async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) 
     while (start := usage.last - reach + 1) > usage.first and not await _is_older(bus, stream, filters, start, time_ns):
         end, reach = start, 8 * reach
     start = max(start, usage.first)
-    while end - start > _REACH_MESSAGES:  # what lies at `start` is older, what lies at `end` is not
+    while end - start > _NEAR_MESSAGES:  # what lies at `start` is older, what lies at `end` is not
         middle = (start + end) // 2
         if await _is_older(bus, stream, filters, middle, time_ns):
             start = middle
@@ -113,8 +119,55 @@ async def first_seq_of_last(bus: Bus, stream: str, filters: list[str], count: in
         reach *= 8
 
 
+async def seqs_of_steps(bus: Bus, config: RunConfig, first: int, last: int) -> tuple[int, int] | None:
+    """Return the lowest and the highest sequence in the batches of steps `first` to `last`.
+
+    They are sequences of ROLLOUTS; None: no such batch is stored. The ledger is entered by halving, so that an old
+    step is found as fast as a new one.
+    """
+    subject = subjects.ledger(config.run, config.training.name)
+    usage = await bus.usage(subjects.LEDGER)
+    start, end = usage.first, usage.last + 1
+    while end - start > _NEAR_MESSAGES:  # before `start` lie none of these batches
+        middle = (start + end) // 2
+        entry = await _next_entry(bus, subject, middle)
+        if entry is not None and entry.next_batch < first:
+            start = middle
+        else:
+            end = middle
+    seqs: list[int] = []
+    async with bus.read(subjects.LEDGER, [subject], start=start, follow=False) as messages:
+        async for message in messages:
+            try:
+                entry = decode(LedgerEntry, message.data)
+            except SchemaError:
+                continue
+            if entry.batch is not None:
+                if entry.batch.number + 1 > last:
+                    break
+                if entry.batch.number + 1 >= first:
+                    seqs += [ref.seq for ref in entry.batch.groups]
+    return (min(seqs), max(seqs)) if seqs else None
+
+
+async def _next_entry(bus: Bus, subject: str, start: int) -> LedgerEntry | None:
+    """Return the first entry of the ledger from `start` on that can be read."""
+    async with bus.read(subjects.LEDGER, [subject], start=start, follow=False, max_bytes=1 << 16) as messages:
+        async for message in messages:
+            with suppress(SchemaError):
+                return decode(LedgerEntry, message.data)
+    return None
+
+
 async def _is_older(bus: Bus, stream: str, filters: Sequence[str], start: int, time_ns: int) -> bool:
-    """Whether the first message from `start` on was stored before `time_ns`."""
+    """Whether what lies at `start` was stored before `time_ns`: the message there, else the next one on `filters`.
+
+    A reader would fetch hundreds of messages for the one that is asked for.
+    """
+    with suppress(NotFoundError):
+        async with aclosing(bus.fetch(stream, [start])) as found:
+            async for message in found:
+                return message.time_ns < time_ns
     async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
         async for message in messages:
             return message.time_ns < time_ns
@@ -125,8 +178,13 @@ async def _member(bus: Bus, config: RunConfig, name: str) -> RolloutTimeline:
     found: list[RolloutTimeline] = []
     if len(name) >= _TIME_DIGITS:
         made_ns = int(name[:_TIME_DIGITS], 16) * 1_000_000
-        start = await start_at(bus, subjects.ROLLOUTS, [subjects.rollout(config.run)], made_ns - _SKEW_NS)
-        found = await _members(bus, config, name, start)
+        filters = [subjects.rollout(config.run)]
+        if len(name) == _ID_DIGITS:
+            start = await start_at(bus, subjects.ROLLOUTS, filters, made_ns - _SMALL_SKEW_NS)
+            found = await _members(bus, config, name, start, start + _FIRST_LOOK_MESSAGES)
+        if not found:
+            start = await start_at(bus, subjects.ROLLOUTS, filters, made_ns - _SKEW_NS)
+            found = await _members(bus, config, name, start)
     if not found and len(name) < _ID_DIGITS:
         found = await _members(bus, config, name, 1)
     if not found:
@@ -140,12 +198,17 @@ async def _member(bus: Bus, config: RunConfig, name: str) -> RolloutTimeline:
     return found[0]
 
 
-async def _members(bus: Bus, config: RunConfig, name: str, start: int) -> list[RolloutTimeline]:
-    """Return the rollouts from `start` on whose ids have `name` in them, no more than are needed to say so."""
+async def _members(bus: Bus, config: RunConfig, name: str, start: int, end: int | None = None) -> list[RolloutTimeline]:
+    """Return the rollouts from `start` on whose ids have `name` in them, no more than are needed to say so.
+
+    None at `end` or beyond.
+    """
     found: dict[str, RolloutTimeline] = {}
     filters = [subjects.rollout(config.run)]
     async with bus.read(subjects.ROLLOUTS, filters, start=start, headers_only=True, follow=False) as messages:
         async for message in messages:
+            if end is not None and message.seq >= end:
+                break
             rollout = _read_member(message)
             if rollout is not None and name in rollout.plan.group:
                 found.setdefault(rollout.plan.group, rollout)

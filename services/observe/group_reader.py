@@ -3,6 +3,7 @@
 Reads the streams alone, a stretch of ROLLOUTS at a time, so that memory does not grow with the history.
 """
 
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
@@ -17,8 +18,16 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.services.observe.find import find_rollout, read_rollouts
-from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, group_row, group_view, has_text
+from lachesis.services.observe.find import find_rollout, read_rollouts, seqs_of_steps
+from lachesis.services.observe.groups import (
+    GroupFilter,
+    GroupRow,
+    GroupView,
+    NumberRange,
+    group_row,
+    group_view,
+    has_text,
+)
 from lachesis.services.observe.rollout import decided_seqs
 
 __all__ = ["GroupPage", "follow_groups", "newest_groups", "read_group", "read_group_page"]
@@ -26,6 +35,9 @@ __all__ = ["GroupPage", "follow_groups", "newest_groups", "read_group", "read_gr
 _FIRST_MESSAGES = 128
 _MAX_MESSAGES = 2048
 """Messages of ROLLOUTS that are read at a time: few at first, more where few of them are wanted."""
+
+
+_LAST_STEP = (1 << 53) - 1
 
 
 class GroupPage(NamedTuple):
@@ -95,13 +107,27 @@ async def newest_groups(
 async def _stretches(bus: Bus, config: RunConfig, wanted: GroupFilter, before: int | None) -> AsyncGenerator[_Stretch]:
     """Yield the history backward, a stretch of ROLLOUTS at a time."""
     usage = await bus.usage(subjects.ROLLOUTS)
-    newest = high = usage.last if before is None else min(usage.last, before - 1)
+    first, last = usage.first, usage.last if before is None else min(usage.last, before - 1)
+    if wanted.step is not None:
+        within = await seqs_of_steps(bus, config, *_steps_in(wanted.step))
+        if within is None:
+            return
+        first, last = max(first, within[0]), min(last, within[1])
+    newest = high = last
     reach = _FIRST_MESSAGES
-    while high >= usage.first:
-        low = max(usage.first, high - reach + 1)
+    while high >= first:
+        low = max(first, high - reach + 1)
         rows = await _wanted_rows(bus, config, wanted, low, high)
-        yield _Stretch(rows[::-1], low, newest - low + 1, newest - usage.first + 1)
+        yield _Stretch(rows[::-1], low, newest - low + 1, newest - first + 1)
         high, reach = low - 1, min(2 * reach, _MAX_MESSAGES)
+
+
+def _steps_in(steps: NumberRange) -> tuple[int, int]:
+    """Return the first and the last optimizer step in a range of numbers."""
+    low, high = steps.low, steps.high
+    first = 1 if low is None or low < 1 else math.ceil(low) if low <= _LAST_STEP else _LAST_STEP
+    last = _LAST_STEP if high is None or high > _LAST_STEP else math.floor(high) if high >= 1 else 0
+    return first, last
 
 
 async def follow_groups(bus: Bus, config: RunConfig, wanted: GroupFilter) -> AsyncGenerator[GroupRow]:

@@ -21,7 +21,9 @@ __all__ = ["Chart", "ChartLine", "CurveReader", "chart_values"]
 MAX_POINTS = 500
 """Points of a line at most: beyond, pairs of neighbours are merged into their mean."""
 _MAX_LINES = 12
-"""Lines of a chart: environments beyond are left out."""
+"""Lines of a chart: environments or raters beyond are left out."""
+_MAX_CHARTS = 32
+"""Charts: ratings of environments beyond are left out."""
 _READ_BYTES = 32 << 20
 """Bytes of the log that one call reads; the next call goes on there."""
 
@@ -34,7 +36,7 @@ class ChartLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart by its name: reward, held_out, end_to_end_p99, staleness or difficulty."""
+    """A chart by its name: reward, held_out, end_to_end_p99, staleness, difficulty, or ratings/ENV."""
 
     name: str
     lines: list[ChartLine]
@@ -46,7 +48,9 @@ def chart_values(figures: Mapping[str, float]) -> Iterator[tuple[str, str, float
     if step is None:
         return
     for name, value in figures.items():
-        match name.split("/"):
+        match name.split("/", 3):
+            case ["reward", env, "rater", rater]:
+                yield f"ratings/{env}", rater, step, value
             case ["reward", "mean"]:
                 yield "reward", "all", step, value
             case ["reward", env, "mean"]:
@@ -108,6 +112,8 @@ class CurveReader:
             except SchemaError:
                 continue  # a crash of the machine can tear a line
             for chart, line, step, value in chart_values(figures):
+                if chart not in self._curves and len(self._curves) >= _MAX_CHARTS:
+                    continue
                 lines = self._curves.setdefault(chart, {})
                 if line in lines or len(lines) < _MAX_LINES:
                     lines.setdefault(line, _Curve()).add(step, value)

@@ -29,7 +29,7 @@ class ContractServer:
             [sys.executable, "-m", "tinker_contract.server", *arguments],
             env=os.environ | {"PYTHONPATH": str(tests)}, stdin=subprocess.DEVNULL, stdout=None, stderr=None,
         )  # fmt: skip
-        with anyio.fail_after(120):
+        with anyio.fail_after(600):
             async with httpx.AsyncClient() as client:
                 while True:
                     try:

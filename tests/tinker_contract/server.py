@@ -10,6 +10,7 @@ training are in memory, and gone when the process is killed. Every request is wr
 
 import asyncio
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from lachesis.pipeline.model.policy import load_model
 
 PROTOBUF = "application/x-protobuf"
+REFUSAL = {"error": "tokens are out of range", "category": "user"}
 NUMPY = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
 
 
@@ -131,6 +133,8 @@ class Server:
             return JSONResponse({"sampler_id": name, "base_model": base, "model_path": path})
         if name.startswith("sessions/"):
             return Response(status_code=204)
+        if name.startswith("training_runs/"):
+            return self.deleted(name.removeprefix("training_runs/").replace("/checkpoints/", "/"))
         if name == "forward_backward":
             body = pb.ForwardBackwardRequest.FromString(await request.body())
             return self.trained(body.model_id, body.seq_id, name, lambda model: model.forward_backward(body), body)
@@ -143,6 +147,8 @@ class Server:
         if model is None:
             return JSONResponse({"detail": f"there is no model {model_id}"}, 404)
         request_id = f"{model_id}:{seq_id}"
+        if body is not None and self.refuses(body):
+            self.results[request_id] = REFUSAL
         if request_id not in self.results:
             self.results[request_id] = compute(model)
             noted = {"request": name, "model": model_id, "seq": seq_id}
@@ -150,6 +156,25 @@ class Server:
                 noted["sequences"] = [datum.model_input_spans[0].prompt_tokens.sequence_id for datum in body.data]
             self.note(**noted)
         return JSONResponse({"request_id": request_id, "model_id": model_id})
+
+    def refuses(self, body):
+        """Whether a sequence of a group is in the data that the file `refused` names, one a line."""
+        file = self.folder / "refused"
+        named = file.read_text().split() if file.exists() else []
+        ids = [datum.model_input_spans[0].prompt_tokens.sequence_id for datum in body.data]
+        found = any(each.partition("/")[0] in named for each in ids)
+        if found:
+            self.note(request="refused", sequences=ids)
+        return found
+
+    def deleted(self, name):
+        """Delete a saved state."""
+        place = self.folder / name
+        if not place.is_dir():
+            return JSONResponse({"detail": f"there is no checkpoint {name}"}, 404)
+        shutil.rmtree(place)
+        self.note(request="delete", path=f"tinker://{name}")
+        return Response(status_code=204)
 
     def promised(self, request_id, result, **more):
         self.results[request_id] = result
@@ -268,7 +293,7 @@ def build(folder, source, key):
     server = Server(Path(folder), source, key)
     setattr(server, "client/config", server.client_config)
     setattr(server, "client/dynamic_config", server.client_config)
-    return Starlette(routes=[Route("/api/v1/{name:path}", server.handle, methods=["GET", "POST"])])
+    return Starlette(routes=[Route("/api/v1/{name:path}", server.handle, methods=["GET", "POST", "DELETE"])])
 
 
 if __name__ == "__main__":

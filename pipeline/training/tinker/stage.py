@@ -3,7 +3,9 @@
 Guarantees, as of the trainer here: a batch is trained in the order of the ledger and exactly once relative to the
 weights, since a checkpoint names the state at Tinker and the ledger's position together; a step is reported as trained
 only once its checkpoint is on disk; a trainer that starts again loads that state, whatever was trained at Tinker since,
-and goes on under a new lineage. Unusable groups are dropped with reasons; a batch without a usable one is void.
+and goes on under a new lineage. Unusable groups are dropped with reasons; a batch without a usable one is void. So is
+one that Tinker refuses, after which the trainer begins again at its newest checkpoint. A state is deleted at Tinker
+once no checkpoint names it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -43,34 +46,41 @@ from lachesis.pipeline.training.resume_checks import check_resumable, refuse_los
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
 from lachesis.pipeline.training.sequences import TrainableBatch
-from lachesis.pipeline.training.tinker.client import TinkerClient, TinkerTrainer, open_client
+from lachesis.pipeline.training.tinker.client import BatchRefusedError, TinkerClient, TinkerTrainer, open_client
 from lachesis.pipeline.training.tinker.datums import datum_of
 from lachesis.pipeline.training.tinker.key import read_key
 from lachesis.pipeline.training.tinker.names import base_model_of, tokenizer_of
+from lachesis.pipeline.training.tinker.saved_states import (
+    TINKER_STATE,
+    TinkerState,
+    needed_states,
+    read_tinker_state,
+    record_state,
+    write_saved_states,
+)
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import (
+    AccessError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    SchemaError,
+)
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Mismatch, StepTimes, VoidBatch
 from lachesis.schemas.values import from_json
 
-__all__ = ["TinkerState", "run_tinker_trainer"]
+__all__ = ["run_tinker_trainer"]
 
 log = logging.getLogger("lachesis")
 
-TINKER_STATE = "tinker.json"
 _CHECKPOINT_BYTES = 1 << 16
-
-
-class TinkerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint is at Tinker."""
-
-    state: str
-    """Path of weights and optimizer, tinker://..."""
-    base_model: str
-    rank: int
+_MAX_REFUSALS = 3
+"""Batches in a row that Tinker may refuse: beyond, it is not the batches that are wrong."""
 
 
 async def run_tinker_trainer(service: Service, config: RunConfig) -> None:
@@ -84,14 +94,12 @@ async def run_tinker_trainer(service: Service, config: RunConfig) -> None:
                 open_client(config.training.tinker, config.run) as client,
                 background() as tasks,
             ):
-                trainer = await _Trainer.restored(service, config, client, tracking)
-                await trainer.publish_policy()
-                tasks.start_soon(trainer.peer_metrics.listen, service)
                 tasks.start_soon(follow_incidents, service)
                 if tracking.tracks:
                     tasks.start_soon(track_alerts, service, config, tracking)
-                service.mark_ok()
-                await trainer.train()
+                refused: dict[int, str] = {}
+                while not await _train(service, config, client, tracking, refused):
+                    log.info("goes on from the newest checkpoint, without the batches that Tinker refused")
     except InfrastructureError:
         if not service.draining.is_set():
             raise
@@ -100,12 +108,40 @@ async def run_tinker_trainer(service: Service, config: RunConfig) -> None:
         )
 
 
+async def _train(
+    service: Service, config: RunConfig, client: TinkerClient, tracking: Tracking, refused: dict[int, str]
+) -> bool:
+    """Train from the newest checkpoint on, and return whether that is done.
+
+    Where Tinker refuses a batch, it is added to `refused`, by its number with the reason, and there is more to do.
+    """
+    trainer = await _Trainer.restored(service, config, client, tracking, refused)
+    await trainer.publish_policy()
+    async with background() as tasks:
+        tasks.start_soon(trainer.peer_metrics.listen, service)
+        service.mark_ok()
+        try:
+            await trainer.train()
+        except BatchRefusedError as error:
+            number = trainer.steps
+            refused[number] = str(error)
+            if all(before in refused for before in range(number - _MAX_REFUSALS + 1, number + 1)):
+                raise ConfigError(
+                    f"Tinker refused {_MAX_REFUSALS} batches in a row, {number} the last of them: {error}; see "
+                    "training.tinker in the configuration, and `lachesis verify` for the batches"
+                ) from error
+            return False
+    return True
+
+
 class _Trainer:
     def __init__(
         self,
         service: Service,
         config: RunConfig,
         *,
+        client: TinkerClient,
+        refused: Mapping[int, str],
         adapters: TinkerTrainer,
         steps: int,
         feed: BatchFeed,
@@ -114,6 +150,8 @@ class _Trainer:
     ) -> None:
         self.service = service
         self.config = config
+        self.client = client
+        self.refused = refused
         self.adapters = adapters
         self.steps = steps
         self.checkpointed = steps
@@ -132,7 +170,14 @@ class _Trainer:
         self.newest: LedgerBatch | None = None
 
     @classmethod
-    async def restored(cls, service: Service, config: RunConfig, client: TinkerClient, tracking: Tracking) -> _Trainer:
+    async def restored(
+        cls,
+        service: Service,
+        config: RunConfig,
+        client: TinkerClient,
+        tracking: Tracking,
+        refused: Mapping[int, str],
+    ) -> _Trainer:
         """Return a trainer at the newest checkpoint, or at the beginning.
 
         A checkpoint whose report was cut off is reported now. Raises as `check_resumable` and `refuse_lost`.
@@ -162,7 +207,17 @@ class _Trainer:
         steps = 0 if state is None else state.step
         await tracking.resume(steps)
         limits = TrainerLimits(tokenizer_hash(tokenizer), len(tokenizer))
-        trainer = cls(service, config, adapters=adapters, steps=steps, feed=feed, tracking=tracking, limits=limits)
+        trainer = cls(
+            service,
+            config,
+            client=client,
+            refused=refused,
+            adapters=adapters,
+            steps=steps,
+            feed=feed,
+            tracking=tracking,
+            limits=limits,
+        )
         if state is not None and path is not None and (feed.report is None or feed.report.step < state.step):
             trainer.voids, trainer.drops = list(state.voids), list(state.drops)
             await trainer.report(state, path)
@@ -226,6 +281,9 @@ class _Trainer:
             await self._checkpoint()
 
     def _select(self, batch: LedgerBatch) -> TrainableBatch:
+        """Return what can be trained of a batch. Raises `DataError` where nothing can."""
+        if batch.batch.number in self.refused:
+            raise DataError(self.refused[batch.batch.number])
         seed = self.config.seed if self.config.training.shuffle_advantages else None
         return batch.select(self.limits, shuffle_seed=seed)
 
@@ -283,6 +341,7 @@ class _Trainer:
         settings = self.config.training
         folder = self.config.path / CHECKPOINTS
         saved = await self.adapters.save(f"{self.config.run}-{self.lineage}-{self.steps:08d}")
+        on_record = await anyio.to_thread.run_sync(record_state, folder, saved)
         there = TinkerState(state=saved, base_model=base_model_of(self.config), rank=settings.tinker.rank)
         state = TrainerState(
             step=self.steps,
@@ -305,8 +364,20 @@ class _Trainer:
         )
         self.checkpointed = self.steps
         await self.report(state, path)
+        await self._delete_needless_states(folder, on_record)
         if self.newest is not None:
             self.tracking.log_samples(readable_samples(self.newest.groups))
+
+    async def _delete_needless_states(self, folder: Path, on_record: set[str]) -> None:
+        """Delete at Tinker the states that no checkpoint names any more; what cannot be is left to the next call."""
+        kept = await anyio.to_thread.run_sync(needed_states, folder)
+        try:
+            for path in sorted(on_record - kept):
+                await self.client.delete(path)
+                on_record = on_record - {path}
+        except (AccessError, InfrastructureError) as error:
+            log.warning("a saved state that is not needed stays until the next checkpoint: %s", error)
+        await anyio.to_thread.run_sync(write_saved_states, folder, on_record)
 
     async def report(self, state: TrainerState, path: Path) -> None:
         """Report a checkpoint that is on disk."""
@@ -345,12 +416,8 @@ def mismatch_of(data: list[tinker.Datum], forward: tinker.ForwardBackwardOutput)
 def _load(path: Path) -> tuple[TrainerState, TinkerState]:
     """Return what a checkpoint holds. Raises `CheckpointError` where it is damaged, or another trainer's."""
     verify_sums(path)
+    there = read_tinker_state(path)
     try:
-        state = from_json(STATE, TrainerState, read_small_file(path / STATE))
-        return state, from_json(TINKER_STATE, TinkerState, read_small_file(path / TINKER_STATE))
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f'checkpoint {path} is none of a trainer at Tinker: set training.backend = "torch", or start a new run'
-        ) from error
+        return from_json(STATE, TrainerState, read_small_file(path / STATE)), there
     except (OSError, SchemaError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error

@@ -17,6 +17,8 @@ const CHARTS = {
   difficulty: ["Sampled difficulty", (v) => number(v)],
 };
 
+const RATINGS = "ratings/"; // and an environment: a chart of its raters
+
 // ---- elements
 
 function element(name, attributes = {}, ...children) {
@@ -293,8 +295,9 @@ class Overview extends View {
 }
 
 function ratersText(rewards) {
-  const raters = Object.values(rewards).flatMap((one) => Object.entries(one.raters));
-  return raters.map(([name, value]) => `${name} ${number(value)}`).join(", ");
+  const rated = Object.entries(rewards).filter(([, one]) => Object.keys(one.raters).length);
+  const words = ([env, one]) => (rated.length > 1 ? `${env}: ` : "") + Object.entries(one.raters).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+  return rated.map(words).join("; ");
 }
 
 function checksTable(results) {
@@ -329,11 +332,14 @@ class Charts {
     if (text === this.known) return;
     this.known = text;
     const byName = new Map(charts.map((chart) => [chart.name, chart.lines]));
-    this.place.replaceChildren(...Object.entries(CHARTS).map(([name, [title, format]]) => lineChart(title, byName.get(name) ?? [], format)));
+    const ratings = [...byName.keys()].filter((name) => name.startsWith(RATINGS)).sort();
+    this.place.replaceChildren(...Object.entries(CHARTS).map(([name, [title, format]]) => lineChart(title, byName.get(name) ?? [], format)),
+      ...ratings.map((name) => lineChart(`Mean rating by rater, ${name.slice(RATINGS.length)}`, byName.get(name), number, name.slice(RATINGS.length))));
   }
 }
 
-function lineChart(title, lines, format) {
+/** Lines over optimizer steps. A click, or Enter, leads to the groups of the step, those of `env` alone if one is given. */
+function lineChart(title, lines, format, env = null) {
   const drawnLines = lines.filter((line) => line.points.length);
   const newest = drawnLines.map((line) => line.points[line.points.length - 1][1]);
   const head = element("div", { class: "chart-head" }, element("h3", {}, title), element("span", { class: "small" }, newest.length ? newest.map(format).join(" / ") : "-"));
@@ -368,7 +374,7 @@ function lineChart(title, lines, format) {
     caption.replaceChildren(...(at === null ? [] : [element("span", {}, `step ${number(at)}`)]), ...drawnLines.map((line, i) => {
       const point = at === null ? null : line.points.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
       return element("span", {}, element("span", { class: "key", style: { background: `var(--line-${(i % 6) + 1})` } }), line.name, point ? ` ${format(point[1])}` : "");
-    }));
+    }), ...(at === null || at < 1 ? [] : [element("span", { class: "quiet" }, "click: its groups")]));
   };
   const stepAt = (event) => {
     const box = svg.getBoundingClientRect();
@@ -378,7 +384,13 @@ function lineChart(title, lines, format) {
   svg.addEventListener("pointermove", (event) => mark(stepAt(event)));
   svg.addEventListener("pointerleave", () => mark(null));
   svg.addEventListener("blur", () => mark(null));
+  const open = () => {
+    if (marked === null || marked < 1) return;
+    location.hash = `#/rollouts?${new URLSearchParams({ ...(env === null ? {} : { env }), step: String(Math.round(marked)) })}`;
+  };
+  svg.addEventListener("click", (event) => { mark(stepAt(event)); open(); });
   svg.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") open();
     if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
     event.preventDefault();
     const steps = [...new Set(all.map((point) => point[0]))].sort((a, b) => a - b);
@@ -513,7 +525,10 @@ class GroupPage extends View {
     this.draw();
   }
   failed() {
-    if (!this.detail) { this.main.replaceChildren(link("#/rollouts", "All rollouts")); this.goesOn = false; }
+    if (this.detail) return;
+    const again = element("button", { type: "button", onclick: () => { this.main.replaceChildren(element("p", { class: "quiet" }, "Loading...")); this.poll(); } }, "Try again");
+    this.main.replaceChildren(element("div", { class: "bar" }, again, link("#/rollouts", "All rollouts")));
+    this.goesOn = false;
   }
   draw() {
     const { view, timeline } = this.detail;

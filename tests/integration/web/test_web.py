@@ -25,7 +25,10 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
         stored = {await made.store(one): one for one in groups}
         await made.judge(stored)
         (tmp_path / "runs" / RUN / "metrics.jsonl").write_text(
-            "".join(f'{{"train/step": {n}.0, "reward/mean": 0.{n}}}\n' for n in range(1, 6))
+            "".join(
+                f'{{"train/step": {n}.0, "reward/mean": 0.{n}, "reward/sums/rater/length": 0.{n}}}\n'
+                for n in range(1, 6)
+            )
         )
         yield made
 
@@ -55,6 +58,8 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
         charts = (await client.get("/api/series")).json()["charts"]
         reward = next(chart for chart in charts if chart["name"] == "reward")
         assert [value for line in reward["lines"] for _, value in line["points"]] == [0.1, 0.2, 0.3, 0.4, 0.5]
+        raters = next(chart for chart in charts if chart["name"] == "ratings/sums")
+        assert [(line["name"], line["points"][-1]) for line in raters["lines"]] == [("length", [5.0, 0.5])]
         first = (await client.get("/api/groups", params={"limit": 4})).json()
         rest = (await client.get("/api/groups", params={"before": first["before"]})).json()
         assert [row["seq"] for row in first["groups"] + rest["groups"]] == [6, 5, 4, 3, 2, 1]
@@ -161,6 +166,7 @@ async def test_a_browser_shows_the_run_and_runs_nothing_of_it(world: World, tmp_
         overview = await anyio.to_thread.run_sync(shown, f"{url}#/")
         assert "Training reward" in overview
         assert "Step 5" in overview
+        assert "Mean rating by rater, sums" in overview
         alone = await anyio.to_thread.run_sync(shown, f"{url}#/revisions")
         assert "has only its live revision" in alone
         browser = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts?item=FORGED")

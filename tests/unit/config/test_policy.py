@@ -32,7 +32,7 @@ def test_the_nearest_rule_counts() -> None:
         (FieldRule(max=2), True, "2 or less"),
         (FieldRule(max=1), "2", "1 or less"),
         (FieldRule(choices=["x", "y"]), "z", "one of x, y"),
-        (FieldRule(locked=True), 2, "a.b: locked by the operator's policy; it stays 1.5"),
+        (FieldRule(locked=True), 2, "a.b: locked by the operator's policy; it stays 1.5 and cannot be 2"),
     ],
 )
 def test_a_change_that_is_not_allowed_is_refused(rule: FieldRule, value: object, says: str) -> None:
@@ -55,6 +55,21 @@ def test_a_file_adds_to_a_preset(tmp_path: Path) -> None:
     assert policy.values("sums")["environments.sums.longest_tokens"] == 8192
     assert policy.names["group_size"] == "environments.*.samples"
     assert load_policy("rl") is PRESETS["rl"]
+
+
+def test_the_preset_has_the_defaults_that_users_of_such_tools_know() -> None:
+    policy, names = PRESETS["rl"], PRESETS["rl"].names
+    given = policy.values("sums")
+    locked = {name for name, path in names.items() if policy.rule(path).locked}
+    assert locked == {
+        "tokenizer_name", "rollout_server_url", "max_token_length", "max_num_workers", "total_steps", "lora_rank",
+        "learning_rate", "max_token_trainer_length",
+    }  # fmt: skip
+    values = {name: given.get(path.replace("*", "sums")) for name, path in names.items()}
+    assert {name: value for name, value in values.items() if value is not None} == {
+        "max_token_length": 8192, "max_num_workers": 2048, "total_steps": 2500, "lora_rank": 32, "learning_rate": 4e-5,
+        "max_token_trainer_length": 9000, "group_size": 16, "batch_size": 128,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Groups as people look at them: rows, filters, one with its samples, and reading them newest first."""
 
+import time
 from contextlib import aclosing
 from typing import Any
 
@@ -139,6 +140,42 @@ async def test_a_row_says_what_became_of_the_group_and_what_everybody_made_of_it
     assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
     with pytest.raises(NotFoundError, match="no rollout of run r"):
         await read_group(lab.bus, CONFIG, "f" * 32)
+
+
+async def test_the_groups_of_an_optimizer_step_are_found_by_the_ledger(lab, monkeypatch) -> None:
+    """Without reading what lies after them, wherever in a long ledger the step is."""
+    monkeypatch.setattr(group_reader, "_FIRST_MESSAGES", 1)
+    made = [lab.group(n) for n in range(300)]
+    await lab.extend_ledger(*([one] for one in made))
+    read = []
+    original = group_reader.read_rollouts
+
+    async def noting(bus, config, envs, *, first, last):
+        read.append((first, last))
+        return await original(bus, config, envs, first=first, last=last)
+
+    monkeypatch.setattr(group_reader, "read_rollouts", noting)
+    for step in (1, 2, 150, 299, 300):
+        rows = await listed(lab, GroupFilter(step=NumberRange(step, step)))
+        assert [(row.group, row.step) for row in rows] == [(made[step - 1].id, step)]
+    assert [last - first for first, last in read] == [0] * 5
+    assert [row.step for row in await listed(lab, GroupFilter(step=NumberRange(4, 6)))] == [6, 5, 4]
+    assert len(await listed(lab, GroupFilter(step=NumberRange(299, None)))) == 2
+    assert len(await listed(lab, GroupFilter(step=NumberRange(None, 2)))) == 2
+    for none in (NumberRange(301, 400), NumberRange(None, 0), NumberRange(-5, -1), NumberRange(float("nan"), None)):
+        assert await listed(lab, GroupFilter(step=none)) == []
+
+
+@pytest.mark.parametrize("ahead_ms", [-600_000, -50, 0, 10_000, 59_000])
+async def test_a_group_is_found_by_its_id_whatever_its_producers_clock(lab, ahead_ms) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    for n in range(100):
+        await lab.store(lab.group(n, id=f"{now_ms:012x}{n:020x}"))
+    wanted = lab.group(100, id=f"{now_ms + ahead_ms:012x}{100:020x}")
+    await lab.store(wanted)
+    for n in range(101, 200):
+        await lab.store(lab.group(n, id=f"{now_ms:012x}{n:020x}"))
+    assert (await read_group(lab.bus, CONFIG, wanted.id)).item == wanted.item
 
 
 async def test_of_a_group_that_is_stored_twice_the_first_is_judged(lab) -> None:

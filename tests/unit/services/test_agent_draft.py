@@ -76,6 +76,9 @@ def test_a_setting_is_known_by_its_path_its_name_in_the_environment_and_other_na
         ("learning_rate", 1.0, r"training\.learner\.learning_rate: locked"),
         ("training", {"learner": {"learning_rate": 1.0}}, r"training\.learner\.learning_rate: locked"),
         ("model", "another", "model: locked"),
+        ("largest", "x", r"environments\.sums\.params\.largest: expected `int`, got 'x'"),
+        ("largest", True, r"environments\.sums\.params\.largest: expected `int`, got True"),
+        ("estimator", 1, r"unknown setting 'environments\.sums\.estimator'"),
         ("nonsense", 1, "unknown setting"),
         ("a=1\nb", 1, "names no setting"),
         ("", 1, "names no setting"),
@@ -108,6 +111,15 @@ def test_settings_are_shown_with_types_limits_and_locks(base: Path) -> None:
     assert {field.name for field in draft.fields("training.lora")} <= {"training.lora"}
     assert "training.threads" in {field.name for field in draft.fields("training")}
     assert {"training", "batching", "environments"} <= set(draft.sections())
+
+
+def test_a_run_that_nobody_names_is_shown_by_environment_and_time(base: Path) -> None:
+    draft = draft_of(base, "Sums", load_policy("rl"))
+    (shown,) = [field for field in draft.fields() if field.known_as == "wandb_name"]
+    assert (shown.current_value, shown.default, shown.locked) == ("sums-{timestamp}", "sums-{timestamp}", False)
+    draft.edit("wandb_name", "mine")
+    (shown,) = [field for field in draft.fields() if field.known_as == "wandb_name"]
+    assert shown.current_value == "mine"
 
 
 def test_passwords_are_not_shown(base: Path) -> None:

@@ -17,7 +17,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.config import TinkerConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import AccessError, InfrastructureError, StartupError, leaves
+from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError, leaves
 
 tinker = pytest.importorskip("tinker", reason="the extra `tinker` is not installed")
 
@@ -124,7 +124,7 @@ async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no
     async def three_steps():
         return [report.step for report in await reports(lab)] == [2] and len(server.requests("optim_step")) == 3
 
-    with anyio.fail_after(200):
+    with anyio.fail_after(900):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(train_until_the_server_forgets)
             await lab.until(three_steps, 100)
@@ -148,6 +148,83 @@ async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no
     undisturbed = server.folder / state_path(calm).removeprefix("tinker://") / "weights"
     assert after != undisturbed
     assert after.read_bytes() == undisturbed.read_bytes()
+
+
+async def test_a_batch_that_tinker_refuses_is_void_and_the_run_goes_on_as_if_it_had_never_been(
+    lab, model, config, server, tmp_path
+):
+    """The third of five, after which nothing was saved but the first two: the others are trained once more, or once."""
+    await fill(lab, model)
+    (server.folder / "refused").write_text(f"{200:032x}")
+    with anyio.fail_after(900):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert len(server.requests("refused")) == 1
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4, 5]
+    (void,) = [void for report in found for void in report.voids]
+    assert void.batch == 2
+    assert "Tinker refused the batch" in void.reason
+    assert "tokens are out of range" in void.reason
+    models = {}
+    for each in server.requests("forward_backward"):
+        models.setdefault(each["model"], []).append(int(each["sequences"][0][:32], 16) // 100)
+    assert list(models.values()) == [[0, 1], [3, 4]]
+    figures = [json.loads(line).get("train/step") for line in (config.path / "metrics.jsonl").read_text().splitlines()]
+    assert [step for step in figures if step] == [1, 2, 4, 5]
+
+
+async def test_a_refused_batch_takes_no_trained_step_with_it(lab, model, config, server):
+    """The fourth, when the third is in no saved state yet: the third is trained again, on the state of the second."""
+    await fill(lab, model)
+    (server.folder / "refused").write_text(f"{300:032x}")
+    with anyio.fail_after(900):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    models = {}
+    for each in server.requests("forward_backward"):
+        models.setdefault(each["model"], []).append(int(each["sequences"][0][:32], 16) // 100)
+    assert list(models.values()) == [[0, 1, 2], [2, 4]]
+    assert [[void.batch for void in report.voids] for report in await reports(lab)] == [[], [3], []]
+
+
+async def test_where_every_batch_is_refused_the_trainer_ends_and_says_so(lab, model, config, server):
+    await fill(lab, model)
+    (server.folder / "refused").write_text("\n".join(f"{100 * number:032x}" for number in range(STEPS)))
+    with anyio.fail_after(900), pytest.raises((ConfigError, BaseExceptionGroup)) as ended:
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    (leaf,) = leaves(ended.value)
+    assert isinstance(leaf, ConfigError)
+    assert "Tinker refused 3 batches in a row, 2 the last of them" in str(leaf)
+    assert "tokens are out of range" in str(leaf)
+
+
+async def test_states_that_no_checkpoint_names_are_deleted_at_tinker(lab, model, config, server):
+    training = msgspec.structs.replace(config.training, checkpoint_every=1, checkpoints_kept=2)
+    config = msgspec.structs.replace(config, training=training)
+    await fill(lab, model)
+    with anyio.fail_after(900):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+    checkpoints = config.path / "checkpoints"
+    named = {json.loads(path.read_text())["state"] for path in checkpoints.glob("step-*/tinker.json")}
+    there = {f"tinker://{path.relative_to(server.folder)}" for path in server.folder.glob("*/weights/*")}
+    assert len(named) == 2
+    assert there == named == set(json.loads((checkpoints / "tinker_states.json").read_text()))
+    assert len(server.requests("delete")) == STEPS - 2
+
+
+async def test_a_state_that_cannot_be_deleted_is_tried_again(lab, model, config, server):
+    """What is on record and gone at Tinker is no error; what is there goes with the next checkpoint."""
+    checkpoints = config.path / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    left = server.folder / "of-before" / "weights" / "s"
+    left.mkdir(parents=True)
+    record = ["tinker://of-before/weights/s", "tinker://of-before/weights/gone"]
+    (checkpoints / "tinker_states.json").write_text(json.dumps(record))
+    await fill(lab, model, 2)
+    training = msgspec.structs.replace(config.training, steps=2)
+    with anyio.fail_after(900):
+        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
+    assert not left.exists()
+    assert json.loads((checkpoints / "tinker_states.json").read_text()) == [state_path(config)]
 
 
 async def test_a_key_that_is_missing_or_refused_ends_the_start_with_one_clear_error(lab, config, monkeypatch):
