@@ -3,7 +3,8 @@
 Pure, except for the check whether a model's folder exists.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
-`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`.
+`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`; of
+`EnvironmentParams`, which are the environment's own, `path` is a file or folder unless it is a URL.
 """
 
 import types
@@ -14,13 +15,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-__all__ = ["CodePath", "FilePath", "ModelPath", "ProgramPath", "code_name", "resolve_paths"]
+__all__ = ["CodePath", "EnvironmentParams", "FilePath", "ModelPath", "ProgramPath", "code_name", "resolve_paths"]
 
 _KEY = "path"
 FilePath = Annotated[str, Meta(extra={_KEY: "file"})]
 ProgramPath = Annotated[str, Meta(extra={_KEY: "program"})]
 ModelPath = Annotated[str, Meta(extra={_KEY: "model"})]
 CodePath = Annotated[str, Meta(extra={_KEY: "code"})]
+EnvironmentParams = Annotated[dict[str, Any], Meta(extra={_KEY: "params"})]
 
 
 def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: str = "") -> Any:
@@ -29,6 +31,8 @@ def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: st
     `base_of` returns the folder that the setting of a dotted path is relative to.
     """
     hint, marker = _unwrap(kind)
+    if marker == "params":
+        return _environment_params(tree, base_of(f"{path}.path"))
     if marker is not None:
         return _absolute(marker, tree, base_of(path)) if isinstance(tree, str) else tree
     if isinstance(tree, dict) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
@@ -58,6 +62,11 @@ def _unwrap(hint: Any) -> tuple[Any, str | None]:
         hint, *notes = get_args(hint)
         return hint, next((note.extra[_KEY] for note in notes if isinstance(note, Meta) and note.extra), None)
     return hint, None
+
+
+def _environment_params(params: Any, base: Path) -> Any:
+    place = params.get("path") if isinstance(params, dict) else None
+    return {**params, "path": _join(base, place)} if isinstance(place, str) and "://" not in place else params
 
 
 def _absolute(marker: str, text: str, base: Path) -> str:

@@ -22,6 +22,12 @@ inference.eval = {python = "python3"}
 [environments.words]
 kind = "envs/words.py:Words"
 params = {file = "stays.jsonl"}
+[environments.rows]
+kind = "dataset"
+params = {path = "data/rows.jsonl", prompt = "question"}
+[environments.far]
+kind = "dataset"
+params = {path = "https://example.org/rows.jsonl"}
 [environments.sums]
 kind = "package.module:Sums"
 scoring.raters = [{rater = "rate.py:half"}, {rater = "exact_match"}]
@@ -51,6 +57,9 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     assert config.role("eval").python == "python3"
     assert config.environments["words"].kind == f"{here / 'envs/words.py'}:Words"
     assert config.environments["words"].params == {"file": "stays.jsonl"}  # what it means, the environment knows
+    rows = {"path": str(here / "data/rows.jsonl"), "prompt": "question"}
+    assert config.environments["rows"].params == rows
+    assert config.environments["far"].params == {"path": "https://example.org/rows.jsonl"}
     assert config.environments["sums"].kind == "package.module:Sums"
     assert [one.rater for one in config.scoring_of("sums").raters] == [f"{here / 'rate.py'}:half", "exact_match"]
     assert [one.rater for one in config.scoring.raters] == [f"{here / 'rate.py'}:all"]
@@ -59,6 +68,9 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     environ = {"LACHESIS_NATS__CA_FILE": "ca.pem"}
     given = load(RunConfig, file=home / "run.toml", environ=environ, sets=["model=models", "folder=~/out"]).config
     assert (given.model, given.folder) == (str(away / "models"), str(Path.home() / "out"))
+    sets = ["environments.rows.params.path=rows.jsonl"]
+    for given_rows, place in (({"sets": sets}, away / "rows.jsonl"), ({"sets": ()}, home / "data/rows.jsonl")):
+        assert load(RunConfig, file=home / "run.toml", **given_rows).config.environments["rows"].params["path"] == str(place)
     assert given.nats is not None
     assert (given.nats.ca_file, given.nats.nkey_folder) == (str(away / "ca.pem"), str(home / "keys"))
 
