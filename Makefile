@@ -47,6 +47,7 @@ vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it; the longest first.
+# CI leaves out test_a_stock_environment_samples_the_policy_and_is_trained_on (four steps; with a key; with vLLM).
 ATROPOS_TESTS ?= tests/integration/gateway/test_atropos_learning.py tests/integration/gateway/test_atropos.py tests/integration/atropos \
   tests/integration/gateway/test_trainer.py::test_the_librarys_own_batch_client_takes_each_batch_once
 atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
