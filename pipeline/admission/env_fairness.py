@@ -1,11 +1,13 @@
-"""Divides the remaining capacity fairly among environments. Pure.
+"""Divides the remaining capacity among environments by their weights in a batch. Pure.
 
-Guarantees that an environment below its part is not overtaken: what it waits for is kept for it as soon as that much is
-free, longest wait first; and that part of the capacity is open to it at once, which those above their part cannot take.
-Parts are in proportion to the environments' weights in a batch, so that each can make what its batches need.
+Part of the capacity is split by weight: an environment that holds less than its part goes before all that hold more
+than theirs, and the part is kept free for it. Among equals, those that want more than there is are granted sequences in
+proportion to their weights, to within one group. So each has at least its share of what is generated, as long as it
+asks for that much and its part is enough for what it has under way.
 An environment that does not ask reserves nothing, so a silent one blocks nobody.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +19,11 @@ __all__ = ["EnvFairness"]
 
 @dataclass(slots=True)
 class _WaitingEnv:
+    """An environment that was refused not long ago; `since_s`: its last grant, or its first refusal."""
+
     sequences: int
     since_s: float
+    refused_s: float
 
 
 class EnvFairness:
@@ -38,6 +43,9 @@ class EnvFairness:
         self._held: Counter[str] = Counter()
         self._asked_s: dict[str, float] = {}
         self._waiting: dict[str, _WaitingEnv] = {}
+        self._granted: dict[str, float] = {}
+        """Sequences granted to each, divided by its weight; `_turn` is where the last one that was granted stood."""
+        self._turn = 0.0
 
     def hold(self, env: str, sequences: int) -> None:
         self._held[env] += sequences
@@ -49,45 +57,79 @@ class EnvFairness:
         """Return why `env` gets no `sequences` of the `free` ones, None if it does."""
         self._forget(now_s)
         self._asked_s[env] = now_s
-        below = self._held[env] == 0 or self._held[env] + sequences <= self._part(env)
-        left = free - self._kept_for_others(env, free, below=below)
-        if sequences <= left:
-            self._waiting.pop(env, None)
+        claim = self._claim(env, sequences, free)
+        waiting = self._waiting.get(env)
+        if sequences <= claim:
+            start = self._start(env)
+            self._turn = max(self._turn, start)
+            self._granted[env] = start + sequences / self._weight(env)
+            if waiting is not None:
+                waiting.since_s = now_s
             return None
-        if below:
-            self._waiting.setdefault(env, _WaitingEnv(sequences, now_s)).sequences = sequences
+        if waiting is None:
+            self._granted[env] = self._start(env)
+            self._waiting[env] = _WaitingEnv(sequences, now_s, now_s)
+        else:
+            waiting.sequences, waiting.refused_s = sequences, now_s
         used = self._capacity - free
         if sequences > free:
             return f"{used} of {self._capacity} sequences are outstanding; some must be trained or dropped first"
-        kept = free - left
         return (
-            f"{used} of {self._capacity} sequences are outstanding, {kept:g} are kept for environments that have less"
+            f"{used} of {self._capacity} sequences are outstanding, {free - claim:g} are kept for environments that "
+            "have less"
         )
+
+    def _claim(self, env: str, sequences: int, free: float) -> float:
+        """Return how much of `free` may go to `env` now: so much that what all that wait were granted is in proportion.
+
+        The one that was granted least for its weight may take all of it, or rounding to groups would leave a rest to
+        nobody; of several such ones that which has waited longest.
+        """
+        below = self._is_below(env, sequences)
+        if not below:
+            others = (other for other in self._asked_s if other != env)
+            free -= sum(max(0.0, self._part(other) - self._held[other]) for other in others)
+        rivals = {
+            other: one.since_s
+            for other, one in self._waiting.items()
+            if other != env and one.sequences <= free and self._is_below(other, one.sequences) == below
+        }
+        own = self._waiting.get(env)
+        turn = (self._start(env), own.since_s if own else math.inf)
+        if all(turn <= (self._start(other), since_s) for other, since_s in rivals.items()):
+            return free
+        level, weights, pool = math.inf, 0.0, free
+        for name in sorted([env, *rivals], key=self._start):  # as water fills a vessel of steps
+            if self._start(name) >= level:
+                break
+            weights += self._weight(name)
+            pool += self._start(name) * self._weight(name)
+            level = pool / weights
+        return max(0.0, (level - self._start(env)) * self._weight(env))
+
+    def _is_below(self, env: str, sequences: int) -> bool:
+        return self._held[env] == 0 or self._held[env] + sequences <= self._part(env)
 
     def _part(self, env: str) -> float:
         """Return what is reserved for `env`, one of those that ask, in sequences."""
         return self._most_reserved * self._weight(env) / sum(map(self._weight, self._asked_s))
 
+    def _start(self, env: str) -> float:
+        """Return where `env` stands among those that wait. What it did not ask for earlier is not made up for, and
+        what it was refused only up to the capacity."""
+        lag = self._capacity / self._weight(env) if env in self._waiting else 0.0
+        return max(self._granted.get(env, 0.0), self._turn - lag)
+
     def _weight(self, env: str) -> float:
         return self._weights.get(env, 1.0)
 
-    def _kept_for_others(self, env: str, free: int, *, below: bool) -> float:
-        kept = 0.0
-        own = self._waiting.get(env)
-        for other, wait in sorted(self._waiting.items(), key=lambda item: item[1].since_s):
-            overtaken = other != env and not (below and own is not None and own.since_s <= wait.since_s)
-            if overtaken and kept + wait.sequences <= free:
-                kept += wait.sequences
-        if not below:
-            others = [other for other in self._asked_s if other != env and other not in self._waiting]
-            kept += sum(max(0.0, self._part(other) - self._held[other]) for other in others)
-        return kept
-
     def _forget(self, now_s: float) -> None:
-        """Drop who has gone silent: its part after a lease period, its place in the queue after a few retries."""
+        """Drop who has gone silent: its part after a lease period, its place among the waiting after a few retries."""
         patience_s = 4 * self._config.retry_s + 1.0
+        for env, one in list(self._waiting.items()):
+            if now_s - one.refused_s > patience_s:
+                del self._waiting[env]
         for env, asked_s in list(self._asked_s.items()):
-            if now_s - asked_s > patience_s:
-                self._waiting.pop(env, None)
             if now_s - asked_s > self._config.lease_s:
                 del self._asked_s[env]
+                self._granted.pop(env, None)

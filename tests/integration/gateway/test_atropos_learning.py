@@ -16,7 +16,6 @@ from contextlib import aclosing
 from pathlib import Path
 from statistics import mean
 
-import anyio
 import pytest
 
 from lachesis.pipeline.config.load import load
@@ -67,10 +66,29 @@ KILLS = ((4, "gateway"), (8, "inference-policy"), (12, "nats-server"), (16, "gat
 
 
 @pytest.mark.timeout(540)
-def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy_and_broker(
+async def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy_and_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = _run_across_kills(tmp_path)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["train/step"] for step in steps] == list(range(1, STEPS + 1))
+    assert steps[0]["logprobs/diff"] < 1e-3, "tokens or logprobs are not those that were sampled"
+    shares, groups = await _history(load(RunConfig, file=run / "run.toml").config)
+    print("sequences trained:", dict(shares))
+    assert shares["spelling"] > 1.2 * shares["short"] > 0, "a share that stays empty for a moment goes to the others"
+    third = len(groups) // 3
+    rates = [mean(map(_pass_rate, part)) for part in (groups[:third], groups[-third:])]
+    print(f"pass rate of the first and the last third of {len(groups)} groups: {rates[0]:.3f}, {rates[1]:.3f}")
+    assert rates[1] > rates[0] + 0.04
+    assert len({(group.producer, group.epoch, group.counter) for group in groups}) == len(groups)
+    # a word may be drawn twice and answered alike, but by newer weights
+    rows = [(b"".join(s.tokens.tobytes() + s.logprobs.tobytes() for s in group.sequences)) for group in groups]
+    assert len(set(rows)) == len(rows), "what a client sent again is stored once"
+
+
+def _run_across_kills(tmp_path: Path) -> Path:
+    """Run the environments against `lachesis up` to its last step; return the run's folder."""
     demo = demo_config(DemoOptions(folder=tmp_path / "demo"))
     shutil.copytree(prepare(demo, cache_folder(os.environ, tmp_path / "cache")).folder, tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
@@ -108,20 +126,7 @@ def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_policy
                 process.terminate()
                 process.wait()
     assert killed == [name for _, name in KILLS]
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [step["train/step"] for step in steps] == list(range(1, STEPS + 1))
-    assert steps[0]["logprobs/diff"] < 1e-3, "tokens or logprobs are not those that were sampled"
-    shares, groups = anyio.run(_history, load(RunConfig, file=run / "run.toml").config)
-    print("sequences trained:", dict(shares))
-    assert shares["spelling"] > 1.2 * shares["short"] > 0, "a share that stays empty for a moment goes to the others"
-    third = len(groups) // 3
-    rates = [mean(map(_pass_rate, part)) for part in (groups[:third], groups[-third:])]
-    print(f"pass rate of the first and the last third of {len(groups)} groups: {rates[0]:.3f}, {rates[1]:.3f}")
-    assert rates[1] > rates[0] + 0.04
-    assert len({(group.producer, group.epoch, group.counter) for group in groups}) == len(groups)
-    # a word may be drawn twice and answered alike, but by newer weights
-    rows = [(b"".join(s.tokens.tobytes() + s.logprobs.tobytes() for s in group.sequences)) for group in groups]
-    assert len(set(rows)) == len(rows), "what a client sent again is stored once"
+    return run
 
 
 def _steps(run: Path) -> int:

@@ -47,8 +47,9 @@ longest_tokens = 64
 kind = "gateway"
 longest_tokens = 64
 [batching]
-batch_size = 8
+batch_size = {batch_size}
 max_staleness = 2
+mix = {mix}
 [flow]
 lease_s = 5.0
 retry_s = 0.05
@@ -64,15 +65,29 @@ STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
 
 
 class World:
-    """`batches` are those trained so far; `worst` is the most sequences that the governor ever counted."""
+    """`batches` are those trained so far; `worst` is the most sequences that the governor ever counted.
 
-    def __init__(self, bus: NatsBus, server: Any, folder: Path, *, mode: str = "train") -> None:
+    A step of the played trainer takes `step_s`.
+    """
+
+    def __init__(
+        self,
+        bus: NatsBus,
+        server: Any,
+        folder: Path,
+        *,
+        mode: str = "train",
+        batch_size: int = 8,
+        mix: str = "{}",
+        step_s: float = 0.0,
+    ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)  # held as `lachesis up` does
         self.port = self._listener.getsockname()[1]
         self._trains = mode == "train"
+        self._step_s = step_s
         self.bus = bus
         self.file = folder / "run.toml"
-        self.file.write_text(CONFIG.format(port=self.port, mode=mode))
+        self.file.write_text(CONFIG.format(port=self.port, mode=mode, batch_size=batch_size, mix=mix))
         (folder / "token").write_text(server.token)
         self.arguments = ["--config", str(self.file), "--nats", server.url, "--set", f"nats.token_file={folder}/token"]
         self.config: RunConfig = load(RunConfig, file=self.file).config
@@ -136,6 +151,7 @@ class World:
             async for entry in entries:
                 if entry.batch is not None:
                     await self.trains.wait()
+                    await anyio.sleep(self._step_s)
                     self.batches.append(entry.batch)
                     await self._publish(len(self.batches))
 

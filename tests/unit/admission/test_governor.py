@@ -11,6 +11,7 @@ from lachesis.pipeline.admission.logic import Governor
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
+from lachesis.pipeline.ledger.selection import select
 from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
@@ -375,6 +376,62 @@ def test_one_fast_and_fifteen_slow_environments_all_get_their_part(staleness: in
     rounds = min(done[env] for env in slow)
     assert rounds * 8 >= 0.3 * 64 * trained / 16, "a slow environment starves"
     assert done["fast"] * 8 >= 64 * trained / 16, "the fast one gets less than an equal part"
+
+
+@pytest.mark.parametrize(
+    ("mix", "generates_s", "share"),
+    [
+        ({"fast": 3.0, "slow": 1.0}, 1.0, 0.25),
+        ({"fast": 1.0, "slow": 3.0}, 1.0, 0.75),
+        ({"fast": 9.0, "slow": 1.0}, 4.0, 0.1),
+        ({"fast": 1.0, "slow": 9.0}, 1.0, 0.9),
+        ({"fast": 1.0}, 1.0, 0.5),
+    ],
+)
+def test_two_environments_of_different_speed_have_their_shares_of_the_batches(
+    mix: dict[str, float], generates_s: float, share: float
+) -> None:
+    """Each wants more than there is. The fast one needs no time for a group; a step takes four seconds."""
+    config = BatchingConfig(batch_size=64, max_staleness=2, mix=mix)
+    it = governor(batching=config)
+    running: dict[tuple[str, int], tuple[float, str]] = {}
+    ready: list[GroupRef] = []
+    batched: list[Counter[str]] = []
+    asks_s = dict.fromkeys([(env, i) for env in ("fast", "slow") for i in range(40)], 0.0)
+    seq = trained = 0
+    step_ends_s = 4.0
+    for tick in range(1600):
+        now = tick / 20
+        for who, (until_s, lease) in list(running.items()):
+            if until_s <= now:
+                del running[who]
+                seq += 1
+                it.member(seq, who[0], plan(4, lease), now)
+                ready.append(
+                    GroupRef(group="g", seq=seq, env=who[0], advantages=[0.0], sequences=4, tokens=1, policy_step=0)
+                )
+        for who, asks_from_s in asks_s.items():
+            if who in running or asks_from_s > now:
+                continue
+            reply = it.answer_request(acquire(who[0]), now)
+            asks_s[who] = now if reply.granted else now + 0.25
+            if reply.lease is not None:
+                running[who] = (now + (generates_s if who[0] == "slow" else 0.0), reply.lease)
+        while chosen := select(ready, 64, mix=mix):
+            ready = [ref for ref in ready if ref not in chosen]
+            resolved = ResolvedSet(min((ref.seq for ref in ready), default=seq + 1) - 1)
+            for ref in chosen:
+                resolved.mark(ref.seq)
+            it.entry(entry(resolved, len(batched) + 1, batch(len(batched), 64)))
+            batched.append(Counter(ref.env for ref in chosen))
+        if now >= step_ends_s and trained < len(batched):
+            trained += 1
+            it.trained(trained)
+            step_ends_s = now + 4.0
+        assert it.outstanding <= it.capacity
+    assert trained >= 19, "the trainer never waits"
+    later = sum(batched[5:], Counter())  # at the start the one that needs no time fills what there is
+    assert later["slow"] / later.total() == pytest.approx(share, abs=0.04)
 
 
 class Bound(RuleBasedStateMachine):
