@@ -70,7 +70,8 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     assert (given.model, given.folder) == (str(away / "models"), str(Path.home() / "out"))
     sets = ["environments.rows.params.path=rows.jsonl"]
     for given_rows, place in (({"sets": sets}, away / "rows.jsonl"), ({"sets": ()}, home / "data/rows.jsonl")):
-        assert load(RunConfig, file=home / "run.toml", **given_rows).config.environments["rows"].params["path"] == str(place)
+        found = load(RunConfig, file=home / "run.toml", **given_rows).config.environments["rows"]
+        assert found.params["path"] == str(place)
     assert given.nats is not None
     assert (given.nats.ca_file, given.nats.nkey_folder) == (str(away / "ca.pem"), str(home / "keys"))
 
