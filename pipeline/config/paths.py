@@ -3,26 +3,25 @@
 Pure, except for the check whether a model's folder exists.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
-`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`; of
-`EnvironmentParams`, which are the environment's own, `path` is a file or folder unless it is a URL.
+`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`. What the
+parameters of others' code mean is not known; of our own, a struct says in `FILE_PARAMS` which one is a file, by kind.
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-__all__ = ["CodePath", "EnvironmentParams", "FilePath", "ModelPath", "ProgramPath", "code_name", "resolve_paths"]
+__all__ = ["CodePath", "FilePath", "ModelPath", "ProgramPath", "code_name", "resolve_paths"]
 
 _KEY = "path"
 FilePath = Annotated[str, Meta(extra={_KEY: "file"})]
 ProgramPath = Annotated[str, Meta(extra={_KEY: "program"})]
 ModelPath = Annotated[str, Meta(extra={_KEY: "model"})]
 CodePath = Annotated[str, Meta(extra={_KEY: "code"})]
-EnvironmentParams = Annotated[dict[str, Any], Meta(extra={_KEY: "params"})]
 
 
 def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: str = "") -> Any:
@@ -31,13 +30,12 @@ def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: st
     `base_of` returns the folder that the setting of a dotted path is relative to.
     """
     hint, marker = _unwrap(kind)
-    if marker == "params":
-        return _environment_params(tree, base_of(f"{path}.path"))
     if marker is not None:
         return _absolute(marker, tree, base_of(path)) if isinstance(tree, str) else tree
     if isinstance(tree, dict) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint, include_extras=True)
         inner = {key: hints.get(key, Any) for key in tree}
+        tree = _with_file_param(hint, tree, base_of, path)
     elif isinstance(tree, dict) and get_origin(hint) is dict:
         inner = dict.fromkeys(tree, get_args(hint)[1])
     elif isinstance(tree, list) and get_origin(hint) is list:
@@ -64,9 +62,15 @@ def _unwrap(hint: Any) -> tuple[Any, str | None]:
     return hint, None
 
 
-def _environment_params(params: Any, base: Path) -> Any:
-    place = params.get("path") if isinstance(params, dict) else None
-    return {**params, "path": _join(base, place)} if isinstance(place, str) and "://" not in place else params
+def _with_file_param(
+    hint: type[msgspec.Struct], tree: dict[str, Any], base_of: Callable[[str], Path], path: str
+) -> dict[str, Any]:
+    files: Mapping[Any, str] = getattr(hint, "FILE_PARAMS", {})
+    params, name = tree.get("params"), files.get(tree.get("kind"))
+    if name is None or not isinstance(params, dict) or not isinstance(params.get(name), str):
+        return tree
+    base = base_of(f"{path}.params.{name}".strip("."))
+    return {**tree, "params": {**params, name: _join(base, params[name])}}
 
 
 def _absolute(marker: str, text: str, base: Path) -> str:

@@ -1,7 +1,7 @@
 """The configuration of a run: one struct, made of the structs that the stages' own folders define."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -9,7 +9,7 @@ from msgspec import Meta
 from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
-from lachesis.pipeline.config.paths import CodePath, EnvironmentParams, FilePath, ModelPath
+from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
@@ -53,11 +53,13 @@ _BYTES_PER_SAMPLE = 4096
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
 
+    FILE_PARAMS: ClassVar = {"dataset": "path"}
+
     kind: CodePath
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
     generates elsewhere and publishes over HTTP (see gateway)."""
-    params: EnvironmentParams = {}
-    """Keyword arguments of the environment. A file in `path` is relative to the file that this is written in."""
+    params: dict[str, Any] = {}
+    """Keyword arguments of the environment. The `path` of a dataset is relative to the file that this is written in."""
     samples: PositiveInt = 8
     """Samples in a group. Default 8."""
     max_new_tokens: PositiveInt = 256

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -33,11 +33,20 @@ def bind_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, st
         raise ValueError(f"missing argument{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}")
     bound = {}
     for name, value in given.items():
+        hint = hints.get(name, Any) if name in named else Any
         try:
-            bound[name] = msgspec.convert(value, hints.get(name, Any) if name in named else Any, strict=strict)
+            bound[name] = msgspec.convert(value, hint, strict=strict)
         except msgspec.ValidationError as error:
-            raise ValueError(f"argument {name!r}: {error}") from error
+            allowed = f"; known: {', '.join(map(str, choices))}" if (choices := _choices(hint)) else ""
+            raise ValueError(f"argument {name!r}: {error}{allowed}") from error
     return bound
+
+
+def _choices(hint: Any) -> list[Any]:
+    """Return the values that an annotation lists, alone or beside other types."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for part in get_args(hint) if get_origin(part) is Literal for choice in get_args(part)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

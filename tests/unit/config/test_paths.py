@@ -25,9 +25,9 @@ params = {file = "stays.jsonl"}
 [environments.rows]
 kind = "dataset"
 params = {path = "data/rows.jsonl", prompt = "question"}
-[environments.far]
-kind = "dataset"
-params = {path = "https://example.org/rows.jsonl"}
+[environments.own]
+kind = "package.module:Own"
+params = {path = "v1/items"}
 [environments.sums]
 kind = "package.module:Sums"
 scoring.raters = [{rater = "rate.py:half"}, {rater = "exact_match"}]
@@ -59,7 +59,7 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     assert config.environments["words"].params == {"file": "stays.jsonl"}  # what it means, the environment knows
     rows = {"path": str(here / "data/rows.jsonl"), "prompt": "question"}
     assert config.environments["rows"].params == rows
-    assert config.environments["far"].params == {"path": "https://example.org/rows.jsonl"}
+    assert config.environments["own"].params == {"path": "v1/items"}
     assert config.environments["sums"].kind == "package.module:Sums"
     assert [one.rater for one in config.scoring_of("sums").raters] == [f"{here / 'rate.py'}:half", "exact_match"]
     assert [one.rater for one in config.scoring.raters] == [f"{here / 'rate.py'}:all"]
