@@ -3,8 +3,8 @@
 Pure, except for the check whether a model's folder exists.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
-`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`. What the
-parameters of others' code mean is not known; of our own, a struct says in `FILE_PARAMS` which one is a file, by kind.
+`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`. What
+the parameters of others' code mean is not known; of our own, `FILE_PARAMS` of a struct says which is a file, by kind.
 """
 
 import types
