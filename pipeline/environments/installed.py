@@ -73,7 +73,9 @@ def scan_installed(path: list[str] | None = None) -> InstalledEnvironments:
             for value, point in named.items()
             if value not in found
         ]
-    return InstalledEnvironments(environments=sorted(found.values(), key=lambda one: one.kind), problems=problems)
+    # a package can come twice: the backport importlib_metadata, once imported, finds each again
+    environments = sorted(found.values(), key=lambda one: one.kind)
+    return InstalledEnvironments(environments=environments, problems=list(dict.fromkeys(problems)))
 
 
 def _modules(
