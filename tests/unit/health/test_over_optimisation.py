@@ -18,12 +18,13 @@ def judge(groups, make):
     monitor = EnvMonitor(HealthConfig())
     groups.windows(monitor, 4, lambda _: groups.score(ratings=make(0.0)))
     found = groups.windows(monitor, WINDOWS, lambda i: groups.score(ratings=make(i / (64 * WINDOWS))))
-    return monitor, {results["over_optimisation"].severity for results in found}
+    results = [one["over_optimisation"] for one in found]
+    return monitor, {one.severity for one in results}, {one.reason for one in results}
 
 
 def test_a_rater_of_brevity_that_falls_while_most_rise_only_warns(groups):
     """Thinking longer helps: what the answers are worth rises, and only the rater of brevity falls."""
-    monitor, severities = judge(
+    monitor, severities, _ = judge(
         groups, lambda far: rated(groups, exact=0.3 + far, similar=0.3 + far, brief=0.7 - 0.3 * far)
     )
     assert severities <= {"idle", "ok", "warn"}
@@ -32,11 +33,12 @@ def test_a_rater_of_brevity_that_falls_while_most_rise_only_warns(groups):
 
 
 def test_most_raters_falling_while_the_score_rises_still_quarantines(groups):
-    monitor, severities = judge(
+    monitor, severities, reasons = judge(
         groups, lambda far: rated(groups, exact=0.5 - 0.2 * far, similar=0.5 - 0.2 * far, style=0.5 + far)
     )
     assert "quarantine" in severities
     assert monitor.standing.cause == "over_optimisation"
+    assert any("; rising: style; falling: exact, similar" in (reason or "") for reason in reasons)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -49,6 +51,6 @@ def test_raters_that_come_together_as_answers_come_to_be_alike_are_healthy(group
         noise = 0.06 * (1 - 0.5 * far)
         return {name: [value + groups.rng.gauss(0, noise) for value in skill] for name in ("exact", "similar", "judge")}
 
-    monitor, severities = judge(groups, make)
+    monitor, severities, _ = judge(groups, make)
     assert severities <= {"idle", "ok"}
     assert monitor.standing.quarantined_from is None
