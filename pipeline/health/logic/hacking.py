@@ -57,13 +57,14 @@ class OverOptimisation(Check):
         rising, parting, agreeing = (slopes.pop(name, None) or 0.0 for name in ("score", "variance", "alpha"))
         value = min(rising, max(parting, -agreeing if parting >= 0 else 0.0))
         severity, threshold = graded(value, [(2.0, "warn"), (4.0, "quarantine")])
-        rising_raters = sorted(name for name, t in slopes.items() if t is not None and t > 2)
-        falling_raters = sorted(name for name, t in slopes.items() if t is not None and t < -2)
+        raters = {name.removeprefix("rater "): t for name, t in sorted(slopes.items()) if t is not None}
+        rising_raters = [name for name, t in raters.items() if t > 2]
+        falling_raters = [name for name, t in raters.items() if t < -2]
         if severity == "ok":
             return CheckResult("ok", value, threshold)
         parted = f"variance t = {parting:.1f}, alpha t = {agreeing:.1f}"
         reason = f"the score rises (t = {rising:.1f}) while the raters part ({parted})"
-        for names, what in ((rising_raters, "rising"), (falling_raters, "falling")):
+        for names, what in ((rising_raters, "rising raters"), (falling_raters, "falling raters")):
             reason += f"; {what}: {', '.join(names)[:200]}" if names else ""
         if not falling_raters or len(falling_raters) < len(rising_raters):
             return CheckResult("warn", value, 2.0, reason, _most_at_odds(window))

@@ -38,7 +38,7 @@ def test_most_raters_falling_while_the_score_rises_still_quarantines(groups):
     )
     assert "quarantine" in severities
     assert monitor.standing.cause == "over_optimisation"
-    assert any("; rising: style; falling: exact, similar" in (reason or "") for reason in reasons)
+    assert any("; rising raters: style; falling raters: exact, similar" in (reason or "") for reason in reasons)
 
 
 @pytest.mark.parametrize("seed", range(3))
