@@ -191,10 +191,10 @@ def _conclude(demo: _Demo, prepared: PreparedModel, *, gate: bool) -> DemoSummar
         "history": path / "nats" if config.nats is None else None,
         "metrics": path / METRICS_FILE,
         "logs": path / "logs",
-        "model": path / "checkpoints",
+        "model": prepared.folder,
+        "trained": newest_checkpoint(path),
         "config": demo.file,
     }
-    places["model"] = newest_checkpoint(path) or places["model"]
     summary = summarize(
         config,
         demo.observed,

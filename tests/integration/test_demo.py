@@ -87,7 +87,7 @@ def test_a_short_demo_runs_to_its_end(folder: Path) -> None:
     assert "step 3/3" in output
     assert "\x1b[" not in output
     assert not left_running(folder)
-    assert (Path(summary["places"]["model"]) / "model.safetensors").is_file()
+    assert (Path(summary["places"]["trained"]) / "model.safetensors").is_file()
 
 
 def test_a_killed_supervisor_is_started_again(folder: Path) -> None:

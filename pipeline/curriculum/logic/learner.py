@@ -116,7 +116,8 @@ class NamedItemLearner(PoolLearner):
 
     without_item = (
         "name no item in group_overrides.curriculum_item, or one for which there is no room "
-        f"({MAX_NAMED_ITEMS} items, {MAX_NAMES_BYTES} bytes of names); the curriculum learns nothing from them"
+        f"({MAX_NAMED_ITEMS} items, {MAX_NAMES_BYTES} bytes of names); they are trained on, and the curriculum learns "
+        "nothing from them"
     )
 
     def __init__(self, env: str, config: CurriculumConfig) -> None:
