@@ -4,7 +4,7 @@ Pure, except for the check whether a model's folder exists.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
 `ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`. What
-the parameters of others' code mean is not known; of our own, `FILE_PARAMS` of a struct says which is a file, by kind.
+the parameters of others' code mean is not known; of our own, `PARAM_PATHS` of a struct says it by kind.
 """
 
 import types
@@ -35,7 +35,7 @@ def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: st
     if isinstance(tree, dict) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = get_type_hints(hint, include_extras=True)
         inner = {key: hints.get(key, Any) for key in tree}
-        tree = _with_file_param(hint, tree, base_of, path)
+        tree = _with_param_paths(hint, tree, base_of, path)
     elif isinstance(tree, dict) and get_origin(hint) is dict:
         inner = dict.fromkeys(tree, get_args(hint)[1])
     elif isinstance(tree, list) and get_origin(hint) is list:
@@ -62,15 +62,19 @@ def _unwrap(hint: Any) -> tuple[Any, str | None]:
     return hint, None
 
 
-def _with_file_param(
+def _with_param_paths(
     hint: type[msgspec.Struct], tree: dict[str, Any], base_of: Callable[[str], Path], path: str
 ) -> dict[str, Any]:
-    files: Mapping[Any, str] = getattr(hint, "FILE_PARAMS", {})
-    params, name = tree.get("params"), files.get(tree.get("kind"))
-    if name is None or not isinstance(params, dict) or not isinstance(params.get(name), str):
+    kinds: Mapping[Any, Mapping[str, str]] = getattr(hint, "PARAM_PATHS", {})
+    given, markers = tree.get("params"), kinds.get(tree.get("kind"), {})
+    if not isinstance(given, dict):
         return tree
-    base = base_of(f"{path}.params.{name}".strip("."))
-    return {**tree, "params": {**params, name: _join(base, params[name])}}
+    paths = {
+        name: _absolute(marker, given[name], base_of(f"{path}.params.{name}".strip(".")))
+        for name, marker in markers.items()
+        if isinstance(given.get(name), str)
+    }
+    return {**tree, "params": given | paths}
 
 
 def _absolute(marker: str, text: str, base: Path) -> str:

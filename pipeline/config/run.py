@@ -53,13 +53,13 @@ _BYTES_PER_SAMPLE = 4096
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
 
-    FILE_PARAMS: ClassVar = {"dataset": "path"}
+    PARAM_PATHS: ClassVar = {"dataset": {"path": "file"}, "atropos": {"place": "code", "python": "program"}}
 
     kind: CodePath
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
     generates elsewhere and publishes over HTTP (see gateway)."""
     params: dict[str, Any] = {}
-    """Keyword arguments of the environment. The `path` of a dataset is relative to the file that this is written in."""
+    """Keyword arguments of the environment. Paths in those of built-in kinds are relative to this file."""
     samples: PositiveInt = 8
     """Samples in a group. Default 8."""
     max_new_tokens: PositiveInt = 256

@@ -47,7 +47,7 @@ def test_it_joins_what_the_configuration_says_of_the_environment(invoke, tmp_pat
     env = config.environments["words"]
     assert (env.kind, env.samples) == ("atropos", 4)
     assert env.params == {
-        "place": "words.py:Words",
+        "place": f"{tmp_path / 'words.py'}:Words",
         "python": sys.executable,
         "items": 40,
         "settings": {

@@ -25,6 +25,9 @@ params = {file = "stays.jsonl"}
 [environments.rows]
 kind = "dataset"
 params = {path = "data/rows.jsonl", prompt = "question"}
+[environments.chess]
+kind = "atropos"
+params = {place = "chess.py:Chess", python = "atropos/bin/python", items = 9}
 [environments.own]
 kind = "package.module:Own"
 params = {path = "v1/items"}
@@ -59,6 +62,8 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     assert config.environments["words"].params == {"file": "stays.jsonl"}  # what it means, the environment knows
     rows = {"path": str(here / "data/rows.jsonl"), "prompt": "question"}
     assert config.environments["rows"].params == rows
+    chess = {"place": f"{here / 'chess.py'}:Chess", "python": str(here / "atropos/bin/python"), "items": 9}
+    assert config.environments["chess"].params == chess
     assert config.environments["own"].params == {"path": "v1/items"}
     assert config.environments["sums"].kind == "package.module:Sums"
     assert [one.rater for one in config.scoring_of("sums").raters] == [f"{here / 'rate.py'}:half", "exact_match"]
