@@ -59,7 +59,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
     generates elsewhere and publishes over HTTP (see gateway)."""
     params: dict[str, Any] = {}
-    """Keyword arguments of the environment. Paths in those of built-in kinds are relative to this file."""
+    """Keyword arguments of the environment. Paths in those of built-in kinds are relative to the configuration file."""
     samples: PositiveInt = 8
     """Samples in a group. Default 8."""
     max_new_tokens: PositiveInt = 256

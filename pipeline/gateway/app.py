@@ -51,6 +51,10 @@ log = logging.getLogger("lachesis")
 Handler = Callable[[Request], Awaitable[Any]]
 
 _RETRY_AFTER_S = 5
+_START_S = 5.0
+"""Seconds after its start in which nobody need be heard yet."""
+_SILENT_S = 120.0
+"""Seconds in which an environment asks for something; atroposlib's asks for its status all the time."""
 _READERS = 8
 """Bodies unpacked and converted at once, so that what they take in memory is bounded."""
 _SMALL_BODY_BYTES = 64 << 10
@@ -127,6 +131,27 @@ class Gateway:
         self._registering = anyio.Lock()
         self.outstanding: int | None = None
         self.refused = 0
+        self._heard_s: dict[str, float] = {}
+        self._since_s = anyio.current_time()
+
+    def silent_environments(self) -> list[str]:
+        """Return the environments that have not asked for anything for long, and have nothing under way here.
+
+        None where all steps are taken: they end then.
+        """
+        steps = self._config.training.steps
+        if self._trainers is None and steps is not None and self._step() >= steps:
+            return []
+        now_s = anyio.current_time()
+        return [
+            env
+            for env in self._intake.envs
+            if not self._intake.held_sequences[env]
+            and now_s > (self._heard_s[env] + _SILENT_S if env in self._heard_s else self._since_s + _START_S)
+        ]
+
+    def _hear(self, env: str) -> None:
+        self._heard_s[env] = anyio.current_time()
 
     def answer(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Turn a handler's value into JSON, and its errors into the API's answers."""
@@ -194,6 +219,7 @@ class Gateway:
         number = await self._env_id(request)
         registry = self._store.registry
         registered = registry.of(number)
+        self._hear(registered.env)
         size = registered.request.group_size
         own = self._intake.held_sequences[registered.env] + self._store.buffers[registered.env].sequences(number)
         return {
@@ -233,6 +259,7 @@ class Gateway:
     async def register_env(self, request: Request) -> Any:
         asked = read_json(RegisterEnv, await self._small_body(request))
         env = environment_of(asked.desired_name, self._intake.envs)
+        self._hear(env)
         if asked.group_size > self._config.batching.batch_size:
             raise DataError(
                 f"group_size is {asked.group_size}, but a batch has {self._config.batching.batch_size} sequences and "
@@ -303,6 +330,8 @@ class Gateway:
             body = unpacked(request, data, most)
             caller = parent_span(request.headers.get("traceparent", ""))
             items = await self._intake.convert_groups(body, several=several, caller=caller)
+        for env in {item.env for item in items}:
+            self._hear(env)
         return await self._intake.store(items)
 
     async def _small_body(self, request: Request) -> bytes:

@@ -75,6 +75,8 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
                 tasks.start_soon(weights.follow, service.bus, service.revision, env)
             tasks.start_soon(_follow_governor, service, gateway)
             tasks.start_soon(_show, service, gateway, intake, port)
+            url = _url(config.gateway, port) if token is None else f'"$(cat {config.path / GATEWAY_URL})"'
+            tasks.start_soon(_tell_silence, service, gateway, envs, url)
             tasks.start_soon(server.stop_on_drain, service)  # what waits for a lease is answered 503
             service.mark_ok()
             await server.serve_until_cancelled([listener])
@@ -98,6 +100,24 @@ async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -
     while True:
         own = {"gateway/port": port, "gateway/refused": gateway.refused}
         service.vitals.metrics = own | intake.figures()
+        await anyio.sleep(_FIGURES_S)
+
+
+async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url: str) -> None:
+    """Say which environments are silent: those of other projects are started by a person.
+
+    `url` is what they are given.
+    """
+    waits = False
+    while True:
+        silent = gateway.silent_environments()
+        text = f"nothing is heard of {', '.join(silent)}: is it running? Start it with --env.rollout_server_url {url}"
+        if len(silent) == len(envs):
+            service.mark_waiting("waiting", text)
+        elif waits:
+            service.mark_ok()
+        waits = len(silent) == len(envs)
+        service.set_note("environments", text if silent and not waits else None)
         await anyio.sleep(_FIGURES_S)
 
 
