@@ -6,6 +6,7 @@ shown as it is written. Base classes are followed within the text alone; one fro
 """
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
@@ -197,8 +198,33 @@ def _parameters(node: _Function) -> Iterator[EnvironmentField]:
     defaults: list[ast.expr | None] = [None] * (len(given) - len(node.args.defaults))
     pairs = [*zip(given, [*defaults, *node.args.defaults], strict=True)]
     pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    helps = _parameter_helps(ast.get_docstring(node) or "", [one.arg for one, _ in pairs])
     for one, default in pairs:
-        yield EnvironmentField(name=one.arg, type=_text(one.annotation), default=_text(default))
+        yield EnvironmentField(
+            name=one.arg, type=_text(one.annotation), default=_text(default), help=helps.get(one.arg)
+        )
+
+
+def _parameter_helps(docstring: str, names: list[str]) -> dict[str, str]:
+    """Return what a docstring says of the parameters.
+
+    It follows "`name`:" in a text, or "name:" or "name (type):" in a list, and ends where another one or a new paragraph
+    begins. "`a`, `b`:" says it of both.
+    """
+    text = docstring[:_MAX_TEXT_CHARS]
+    found: dict[str, re.Match[str]] = {}
+    for name in names:
+        match = re.search(rf"(?:^[ ]*|`){re.escape(name)}`?(?:, `\w+`)*(?: \([^()\n]*\))?:\s", text, re.MULTILINE)
+        if match is not None:
+            found[name] = match
+    starts = [match.start() for match in found.values()]
+    starts += [match.start() for match in re.finditer(r"\n\s*\n|\bRaises\b", text)]
+    helps = {}
+    for name, match in found.items():
+        end = min((start for start in starts if start >= match.end()), default=len(text))
+        if said := " ".join(text[match.end() : end].split()):
+            helps[name] = encodable(said)
+    return helps
 
 
 def _annotated(kind: ast.ClassDef) -> Iterator[EnvironmentField]:

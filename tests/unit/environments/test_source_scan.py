@@ -72,6 +72,29 @@ def test_environments_of_ours_and_of_verifiers_are_found_with_their_parameters()
     assert builtin.name == "SpellBackward"
 
 
+def test_the_help_of_parameters_is_what_their_docstring_says_of_them() -> None:
+    source = b'''
+import verifiers as vf
+def load_environment(split="train", items=9, seed=0, rows=None) -> vf.Environment:
+    """Load it.
+
+    Args:
+        split (str): which part,
+            one of two
+        items: how many
+
+    `seed`, `rows`: of the draw. A size: not a parameter. Raises ValueError.
+    """
+'''
+    (found,) = find_environments(source)
+    assert {one.name: one.help for one in found.fields} == {
+        "split": "which part, one of two",
+        "items": "how many",
+        "seed": "of the draw. A size: not a parameter.",
+        "rows": "of the draw. A size: not a parameter.",
+    }
+
+
 def test_classes_of_other_packages_and_circles_of_bases_are_no_environments() -> None:
     assert find_environments(b"from jinja2 import Environment\nclass A(Environment): ...") == []
     assert find_environments(b"def load_environment(name): ...") == []
