@@ -208,7 +208,7 @@ def _parameters(node: _Function) -> Iterator[EnvironmentField]:
 def _parameter_helps(docstring: str, names: list[str]) -> dict[str, str]:
     """Return what a docstring says of the parameters.
 
-    It follows "`name`:" in a text, or "name:" or "name (type):" in a list, and ends where another one or a new paragraph
+    It follows "`name`:" in a text, or "name:" or "name (type):" in a list, and ends where another one or a paragraph
     begins. "`a`, `b`:" says it of both.
     """
     text = docstring[:_MAX_TEXT_CHARS]
