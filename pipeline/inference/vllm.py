@@ -33,6 +33,7 @@ from lachesis.pipeline.inference.protocol import (
     TRANSFER_BACKEND,
     WEIGHTS_FOLDER,
 )
+from lachesis.pipeline.inference.vllm_owner import OWNER
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["Vllm", "start_vllm"]
@@ -130,9 +131,12 @@ async def start_vllm(
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_environment(folder, role, tokenizer_hash) | _visible_gpus(settings.gpus) | secrets,
+            env=_environment(folder, role, tokenizer_hash)
+            | _visible_gpus(settings.gpus)
+            | {OWNER: str(os.getpid())}
+            | secrets,
             start_new_session=True,
-            preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then
+            preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then; see vllm_owner
         )
     except OSError as error:
         raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error

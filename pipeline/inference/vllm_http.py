@@ -17,6 +17,7 @@ import msgspec
 from lachesis.pipeline.inference.access import VLLM_CALLERS_PATHS, ServerAccess
 from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 from lachesis.pipeline.inference.vllm_generate import VllmRefusal, answer_by_vllm
+from lachesis.pipeline.inference.vllm_owner import end_with_owner
 from lachesis.schemas.errors import DataError
 
 __all__ = ["VllmMiddleware"]
@@ -29,6 +30,7 @@ class VllmMiddleware:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        end_with_owner()
         self._hash = os.environ[TOKENIZER_HASH]
         # taken out before anything that vLLM starts could read them
         token, key = os.environ.pop(CONTROL_TOKEN), os.environ.pop(SAMPLING_KEY, None)

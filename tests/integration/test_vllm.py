@@ -26,7 +26,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.rollout import RolloutGroup
 
-STEPS = 14
+STEPS = 30
 WRONG = "computes with other weights than those of policy"
 
 pytestmark = [
