@@ -1,7 +1,7 @@
 """Ends vLLM once the service that started it is gone, even if vLLM's own shutdown never ends.
 
 Runs inside vLLM's process, on the standard library. The kernel sends vLLM SIGTERM when the service dies, and its engine
-ends; but its server, asked to end while generation was paused, was seen to wait for ever.
+ends; but its server was once seen to wait for ever then, deaf to further signals.
 """
 
 import logging
