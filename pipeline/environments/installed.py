@@ -60,7 +60,7 @@ def scan_installed(path: list[str] | None = None) -> InstalledEnvironments:
     for package in islice(distributions(path=where), _MAX_PACKAGES):
         named = {point.value: point.name for point in package.entry_points if point.group == ENTRY_POINTS}
         name = encodable(str(package.name))
-        for module, file in _modules(package, named, where, problems):
+        for module, file in _modules(package, name, named, where, problems):
             for source in _scan(file, name, problems):
                 for environment in source.environments:
                     kind = f"{module}:{environment.name}"
@@ -79,13 +79,13 @@ def scan_installed(path: list[str] | None = None) -> InstalledEnvironments:
 
 
 def _modules(
-    package: Distribution, named: Iterable[str], where: list[str], problems: list[str]
+    package: Distribution, name: str, named: Iterable[str], where: list[str], problems: list[str]
 ) -> Iterator[tuple[str, Path]]:
     """Yield the modules of a package that may hold environments, each with its file."""
     if _needs_framework(package):
         files = [file for file in package.files or () if file.suffix == ".py" and ".." not in file.parts]
         if len(files) > _MAX_FILES:
-            problems.append(f"{package.name}: of its {len(files)} Python files the first {_MAX_FILES} were read")
+            problems.append(f"{name}: of its {len(files)} Python files the first {_MAX_FILES} were read")
         for file in files[:_MAX_FILES]:
             parts = file.parent.parts if file.stem == "__init__" else (*file.parent.parts, file.stem)
             yield ".".join(parts), Path(str(package.locate_file(file)))

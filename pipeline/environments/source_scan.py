@@ -69,6 +69,11 @@ class FoundEnvironment(Struct, frozen=True, kw_only=True):
     fields: list[EnvironmentField] = []
     """Its settings."""
 
+    @property
+    def summary(self) -> str | None:
+        """The first line of its docstring. None: it has none."""
+        return (self.docstring or "").partition("\n")[0] or None
+
 
 def find_environments(source: bytes) -> list[FoundEnvironment]:
     """Return the environments that a module defines at its top level, in their order.

@@ -112,11 +112,11 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
     while True:
         silent = gateway.silent_environments()
         text = f"nothing is heard of {', '.join(silent)}: is it running? Start it with --env.rollout_server_url {url}"
-        if len(silent) == len(envs):
+        waited, waits = waits, len(silent) == len(envs)
+        if waits:
             service.mark_waiting("waiting", text)
-        elif waits:
+        elif waited:
             service.mark_ok()
-        waits = len(silent) == len(envs)
         service.set_note("environments", text if silent and not waits else None)
         await anyio.sleep(_FIGURES_S)
 

@@ -71,7 +71,7 @@ def _entry(env: FoundEnvironment, name: str, kind: str, path: str) -> CatalogEnt
         kind=kind,
         family=env.family,
         file_path=path,
-        description=(env.docstring or "").partition("\n")[0] or None,
+        description=env.summary,
         fields=env.fields,
         problem=None if env.family == "lachesis" else _foreign(env.family),
     )

@@ -86,25 +86,16 @@ def env_show(
 
 
 def _print_installed(installed: InstalledEnvironments) -> None:
-    rows = [
-        (one.kind, one.environment.family, one.package, _about(one.environment.docstring))
-        for one in installed.environments
-    ]
+    rows = [(one.kind, one.environment.family, one.package, one.environment.summary) for one in installed.environments]
     if rows:
         print_table(("installed", "family", "package", "about"), rows)
     for problem in installed.problems:
         print(printable(problem))
 
 
-def _about(docstring: str | None) -> str | None:
-    return (docstring or "").partition("\n")[0] or None
-
-
 def _print_files(files: list[SourceFile]) -> None:
     rows = [
-        (env.name, env.family, f"{file.path}:{env.line}", _about(env.docstring))
-        for file in files
-        for env in file.environments
+        (env.name, env.family, f"{file.path}:{env.line}", env.summary) for file in files for env in file.environments
     ]
     print_table(("environment", "family", "place", "about"), rows)
     for file in files:

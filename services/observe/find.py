@@ -6,7 +6,7 @@ in steps that grow, and left once nothing more can come.
 """
 
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
@@ -165,9 +165,7 @@ async def _is_older(bus: Bus, stream: str, filters: Sequence[str], start: int, t
     A reader would fetch hundreds of messages for the one that is asked for.
     """
     with suppress(NotFoundError):
-        async with aclosing(bus.fetch(stream, [start])) as found:
-            async for message in found:
-                return message.time_ns < time_ns
+        return (await bus.get(stream, start)).time_ns < time_ns
     async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
         async for message in messages:
             return message.time_ns < time_ns
