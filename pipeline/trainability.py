@@ -7,7 +7,7 @@ Pure. What an edge can know is refused there; what reaches a trainer all the sam
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.rollout import RolloutGroup, Sequences
 from lachesis.schemas.sequences import TEACHER_COLUMN
 
-__all__ = ["NO_TURN_REWARDS", "TrainerLimits", "why_nothing_to_train", "why_untrainable"]
+__all__ = ["NO_TURN_REWARDS", "TEXT_ALONE", "TrainerLimits", "TrainerReads", "why_nothing_to_train", "why_untrainable"]
 
 NO_TURN_REWARDS = (
     "rewards of single turns are not trained on; add them up into the reward of the sample, or assign credit yourself "
@@ -28,23 +28,33 @@ _MAX_QUOTED_CHARS = 80
 """Characters of a foreign tokenizer's hash or column's name that a reason repeats."""
 
 
+class TrainerReads(NamedTuple):
+    """What a trainer reads besides text tokens: further columns by name, and attachments."""
+
+    columns: frozenset[str] = frozenset()
+    attachments: bool = False
+
+
+TEXT_ALONE: Final = TrainerReads()
+"""Neither: the trainer of a run that sets no `training.inputs`, and the packed tensors of `lachesis.batches`."""
+
+
 class TrainerLimits(NamedTuple):
     """What a trainer can read. `tokenizer_hash` and `vocabulary` (the number of token ids) are None where unknown.
 
-    `text_only`: it reads text tokens alone, as the run's own trainer and the packed tensors of `lachesis.batches` do. A
-    trainer of one's own that reads the groups themselves may use attachments, columns and rewards of turns.
+    `reads`: what besides text tokens. None: whole groups, as a trainer of one's own may, with rewards of turns too.
     """
 
     tokenizer_hash: str | None = None
     vocabulary: int | None = None
-    text_only: bool = True
+    reads: TrainerReads | None = TEXT_ALONE
 
     @classmethod
-    def of(cls, policy: PolicyRecord | None, *, text_only: bool) -> TrainerLimits:
+    def of(cls, policy: PolicyRecord | None, reads: TrainerReads | None) -> TrainerLimits:
         """Return the limits that the run's policy record tells of."""
         if policy is None:
-            return cls(text_only=text_only)
-        return cls(policy.tokenizer_hash, policy.vocabulary, text_only)
+            return cls(reads=reads)
+        return cls(policy.tokenizer_hash, policy.vocabulary, reads)
 
 
 def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
@@ -59,10 +69,13 @@ def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
             f"tokenizer {group.tokenizer_hash[:12]!r} is not the trainer's, {limits.tokenizer_hash[:12]!r}; rollouts "
             "and trainer must use the same"
         )
-    if limits.text_only:
-        held = _held_besides_text(group)
+    if limits.reads is not None:
+        held = _unread(group, limits.reads)
         if held:
-            return f"{held}: this run's trainer reads text tokens alone and would train without; leave it out"
+            return (
+                f"{held}: this run's trainer reads {_named(limits.reads)} and would train without; leave it out, or "
+                "name in training.inputs what gives it to the model"
+            )
     return None if limits.vocabulary is None else _unknown_token(group, limits.vocabulary)
 
 
@@ -76,12 +89,19 @@ def why_nothing_to_train(group: RolloutGroup) -> str | None:
     return "nothing to train on: the loss mask lets in no token"
 
 
-def _held_besides_text(group: RolloutGroup) -> str:
+def _unread(group: RolloutGroup, reads: TrainerReads) -> str:
+    """Return what of the group is not read, "" if all is."""
     sequences = group.sequences
-    held = ["attachments"] * bool(group.attachments)
+    held = ["attachments"] * (bool(group.attachments) and not reads.attachments)
     held += ["turn_rewards"] * (sequences.turn_rewards is not None)
-    held += [name[:_MAX_QUOTED_CHARS] for name in sorted(set(sequences.columns) - _trained_or_needless(sequences))]
+    known = _trained_or_needless(sequences) | reads.columns
+    held += [name[:_MAX_QUOTED_CHARS] for name in sorted(set(sequences.columns) - known)]
     return ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
+
+
+def _named(reads: TrainerReads) -> str:
+    further = [*sorted(reads.columns), *["attachments"] * reads.attachments]
+    return f"text tokens and {', '.join(further)} alone" if further else "text tokens alone"
 
 
 def _trained_or_needless(sequences: Sequences) -> set[str]:

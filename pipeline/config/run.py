@@ -21,7 +21,8 @@ from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, TinkerConfig
+from lachesis.pipeline.trainability import TrainerReads
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, ModelInputConfig, TinkerConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
@@ -73,6 +74,11 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     longest_tokens: PositiveInt = 1024
     """Most tokens of one sequence, prompt included; what a lease reserves bytes for. A group that outgrows what was
     reserved is not stored. Default 1024."""
+    column_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Most bytes that a token's further columns take; routed_experts of int16 take 2 for each layer and expert. Default
+    0."""
+    attachment_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Most bytes that the attachments of a group take. Default 0."""
     success_rater: str | None = None
     """Rater whose calibrated rating tells whether a sample succeeded. Default None: the score itself."""
     success_threshold: float = 1.0
@@ -100,7 +106,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def largest_bytes(self) -> int:
         """Most that a group may weigh, bytes: what its lease reserves."""
-        return self.samples * (self.longest_tokens * _BYTES_PER_TOKEN + _BYTES_PER_SAMPLE)
+        per_token = _BYTES_PER_TOKEN + self.column_bytes
+        return self.samples * (self.longest_tokens * per_token + _BYTES_PER_SAMPLE) + self.attachment_bytes
 
     @property
     def is_foreign(self) -> bool:
@@ -168,6 +175,9 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lora: LoraConfig | None = None
     """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
     adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
+    inputs: list[ModelInputConfig] = []
+    """What the model is given of rollouts besides text tokens, each as { input = "routed_experts" }. A rollout that
+    holds more than is named here is refused where it comes in. Default: nothing more."""
     ranks: PositiveInt = 1
     """Processes of the trainer on this machine, each with a share of every batch and a GPU of its own, where there are
     GPUs. Under torchrun its number of processes counts. Default 1."""
@@ -200,6 +210,12 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The same in MLflow. Default None: no MLflow."""
     sample_rows: Annotated[int, Meta(ge=0)] = 16
     """Samples that these trackers get at each checkpoint, with their prompts and advantages. Default 16."""
+
+    @property
+    def reads(self) -> TrainerReads:
+        """Name what the trainer reads besides text tokens."""
+        columns = frozenset[str]().union(*(one.reads_columns for one in self.inputs))
+        return TrainerReads(columns, any(one.reads_attachments for one in self.inputs))
 
 
 class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -313,6 +329,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         self._check_weights()
         self._check_tinker()
+        self._check_inputs()
         for name, env in self.evaluation.items():
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
@@ -351,11 +368,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 'training.lora out, or take "files"'
             )
 
+    def _check_inputs(self) -> None:
+        inputs = [one.input for one in self.training.inputs]
+        if repeated := [name for name in inputs if inputs.count(name) > 1]:
+            raise ConfigError(f"training.inputs names {repeated[0]!r} twice")
+        teacher_kl = self.training.learner.loss.teacher_kl
+        if "sampling_mask" in inputs and teacher_kl != "sampled":
+            raise ConfigError(
+                f'training.learner.loss.teacher_kl is "{teacher_kl}", which needs logprobs of '
+                'tokens that training.inputs sampling_mask may exclude: set it to "sampled", or leave the input out'
+            )
+
     def _check_tinker(self) -> None:
         if self.training.backend != "tinker":
             return
         default = TrainingConfig()
-        for name in ("learner", "lora", "ranks", "sharding", "device", "attention"):
+        for name in ("learner", "lora", "inputs", "ranks", "sharding", "device", "attention"):
             if getattr(self.training, name) != getattr(default, name):
                 raise ConfigError(
                     f'training.{name} is set, but training.backend is "tinker", which trains elsewhere: leave it out; '
@@ -424,12 +452,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.path / NATS_FOLDER if self.nats is None else None
 
     @property
-    def trains_text_only(self) -> bool:
-        """Whether the run's own trainer trains it, which reads text tokens alone.
-
-        Another may read whole groups.
-        """
-        return self.mode == "train"
+    def trainer_reads(self) -> TrainerReads | None:
+        """Name what the run's own trainer reads besides text tokens; None where another trains."""
+        return self.training.reads if self.mode == "train" else None
 
     def advantage_of(self, env: str) -> AdvantageConfig:
         """Return how the rewards of an environment become advantages."""

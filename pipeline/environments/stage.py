@@ -40,7 +40,7 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
-from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
@@ -130,7 +130,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             held_out=held_out,
             seed=config.seed,
             single=single,
-            text_only=config.trains_text_only,
+            reads=config.trainer_reads,
         )
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed)
@@ -158,7 +158,7 @@ class _Producer:
         held_out: NDArray[np.int64],
         seed: int,
         single: SingleGroup | None = None,
-        text_only: bool = False,
+        reads: TrainerReads | None = None,
     ) -> None:
         self.service = service
         self.name = name
@@ -166,7 +166,7 @@ class _Producer:
         self.held_out = held_out
         self.single = single
         self.settings = settings
-        self.text_only = text_only
+        self.reads = reads
         self.inference = directory
         self.id = f"environment-{name}-{service.replica}"
         self.epoch = time.time_ns()
@@ -180,7 +180,7 @@ class _Producer:
         self.rng = np.random.default_rng([seed, self.epoch])
         self.sampler = self._sampler(np.ones(len(env), np.float32), "uniform")
         self.tokenizer_hash = ""
-        self.limits = TrainerLimits(text_only=False)
+        self.limits = TrainerLimits(reads=None)
         self.collect = CollectConfig(
             request_timeout_s=settings.timeout_s,
             lost_samples=settings.lost_samples,
@@ -237,7 +237,7 @@ class _Producer:
             async for entry in entries:
                 policy = decode(PolicyRecord, entry.value)
                 self.tokenizer_hash = policy.tokenizer_hash
-                self.limits = TrainerLimits.of(policy, text_only=self.text_only)
+                self.limits = TrainerLimits.of(policy, self.reads)
                 return
 
     async def work(self) -> None:
@@ -362,7 +362,8 @@ class _Producer:
         if len(group.sequences) > samples or len(data) > self.largest:
             raise DataError(
                 f"a group of item {group.item} has {len(group.sequences)} sequences and {len(data)} bytes, where its "
-                f"lease is for {samples} and {self.largest}; raise longest_tokens of environment {self.name}"
+                f"lease is for {samples} and {self.largest}; raise longest_tokens of environment {self.name}, or "
+                "column_bytes and attachment_bytes if it holds such"
             )
         return data
 

@@ -10,7 +10,7 @@ A head that does more than multiply (soft caps, scales) is found by comparing bo
 logits are taken whole.
 
 Dimension suffixes: B sequences, T tokens, N trained positions, H hidden width, V vocabulary, K given tokens, C = K + 1
-with all others as one.
+with all others as one, W tokens that a sampler left.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["LOGIT_BYTES", "SampledLogprobs", "token_logprobs"]
+__all__ = ["LOGIT_BYTES", "NOTHING_FURTHER", "PassInputs", "SampledLogprobs", "token_logprobs"]
 
 log = logging.getLogger("lachesis")
 
@@ -39,6 +39,21 @@ _Picked = tuple[torch.Tensor, ...]
 Slice = Callable[..., _Picked]
 _EXCLUDED = -1e4
 """Logprob of a token that is left out of a sum: finite, so that its gradient is 0 and not undefined."""
+
+
+class PassInputs(NamedTuple):
+    """What a pass takes besides tokens.
+
+    `arguments`: further ones of the model's forward pass. `allowed`: int64 [B,T,W], ids of the tokens that could be
+    sampled at each position, -1 for none; a position without any is over the whole vocabulary, and with None all are.
+    """
+
+    arguments: dict[str, Any] = {}
+    allowed: torch.Tensor | None = None
+
+
+NOTHING_FURTHER: Final = PassInputs()
+"""Tokens alone."""
 
 
 class SampledLogprobs:
@@ -68,64 +83,89 @@ class SampledLogprobs:
         return self._body is not None
 
     def __call__(
-        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None = None
+        self,
+        tokens_BT: torch.Tensor,
+        temperature: float,
+        mask_BT: torch.Tensor | None = None,
+        given: PassInputs = NOTHING_FURTHER,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropies [B,T].
 
         Float32 nats, at `temperature`; 0 in both at position 0 and where `mask_BT` is false. Rows are padded on the
         right, so causal attention alone keeps padding out of every real position, and no attention mask is needed.
         """
-        logprobs_BT, entropy_BT, _ = self._compute(tokens_BT, temperature, mask_BT, None)
+        logprobs_BT, entropy_BT, _ = self._compute(tokens_BT, temperature, mask_BT, None, given)
         return logprobs_BT, entropy_BT
 
     def with_alternatives(
-        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor, ids_BTK: torch.Tensor
+        self,
+        tokens_BT: torch.Tensor,
+        temperature: float,
+        mask_BT: torch.Tensor,
+        ids_BTK: torch.Tensor,
+        given: PassInputs = NOTHING_FURTHER,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return logprobs and entropies as a call does, and the logprobs of the tokens `ids_BTK`.
 
         Those are [B,T,K+1], with gradient; the last of them is the logprob of all other tokens together.
         """
-        logprobs_BT, entropy_BT, others_BTC = self._compute(tokens_BT, temperature, mask_BT, ids_BTK)
+        logprobs_BT, entropy_BT, others_BTC = self._compute(tokens_BT, temperature, mask_BT, ids_BTK, given)
         assert others_BTC is not None  # noqa: S101 - ids were given
         return logprobs_BT, entropy_BT, others_BTC
 
     def _compute(
-        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None, ids_BTK: torch.Tensor | None
+        self,
+        tokens_BT: torch.Tensor,
+        temperature: float,
+        mask_BT: torch.Tensor | None,
+        ids_BTK: torch.Tensor | None,
+        given: PassInputs,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        arguments = {"input_ids": tokens_BT, "use_cache": False, **given.arguments}
         with self._autocast(tokens_BT.device.type):
             if self._body is None:
-                hidden_BTH = self._model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]
+                hidden_BTH = self._model(**arguments).logits[:, :-1]
             else:
-                hidden_BTH = self._body(input_ids=tokens_BT, use_cache=False).last_hidden_state[:, :-1]
+                hidden_BTH = self._body(**arguments).last_hidden_state[:, :-1]
         wanted_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool) if mask_BT is None else mask_BT[:, 1:]
         at_N = wanted_BT.flatten().nonzero().squeeze(1)
-        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
-        targets_N = tokens_BT[:, 1:].flatten().index_select(0, at_N)
+        columns = {"targets_N": tokens_BT, "ids_NK": ids_BTK, "allowed_NW": given.allowed}
+        inputs = {
+            name: values_BT[:, 1:].flatten(0, 1).index_select(0, at_N)
+            for name, values_BT in columns.items()
+            if values_BT is not None
+        }
 
-        inputs = [hidden_NH, targets_N]
-        if ids_BTK is not None:
-            inputs.append(ids_BTK[:, 1:].flatten(0, 1).index_select(0, at_N))
-
-        def of_slice(hidden_NH: torch.Tensor, targets_N: torch.Tensor, *ids_NK: torch.Tensor) -> _Picked:
+        def of_slice(
+            hidden_NH: torch.Tensor,
+            targets_N: torch.Tensor,
+            ids_NK: torch.Tensor | None = None,
+            allowed_NW: torch.Tensor | None = None,
+        ) -> _Picked:
             with self._autocast(hidden_NH.device.type):
                 logits_NV = hidden_NH if self._head is None else self._head(hidden_NH)
-            return _pick(logits_NV.float() / temperature, targets_N, *ids_NK, entropy_gradient=self.entropy_gradient)
+            logits_NV = logits_NV.float() / temperature
+            if allowed_NW is not None:
+                logits_NV = _among(logits_NV, allowed_NW)
+            return _pick(logits_NV, targets_N, ids_NK, entropy_gradient=self.entropy_gradient)
 
-        logprobs_N, entropy_N, *others_NC = self._in_slices(of_slice, *inputs)
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
+        logprobs_N, entropy_N, *others_NC = self._in_slices(of_slice, hidden_NH=hidden_NH, **inputs)
         shape = tokens_BT[:, 1:].shape
         others_BTC = _spread_rows(others_NC[0], at_N, shape) if others_NC else None
         return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape), others_BTC
 
-    def _in_slices(
-        self, of_slice: Slice, hidden_NH: torch.Tensor, targets_N: torch.Tensor, *ids_NK: torch.Tensor
-    ) -> _Picked:
-        rows = len(targets_N)
+    def _in_slices(self, of_slice: Slice, **inputs: torch.Tensor) -> _Picked:
+        positions = rows = len(inputs["targets_N"])
         if self._head is not None:
             rows = max(1, LOGIT_BYTES // (4 * self._head.weight.shape[0]))
-        if len(targets_N) <= rows:
-            return of_slice(hidden_NH, targets_N, *ids_NK)
-        slices = zip(*(torch.split(values, rows) for values in (hidden_NH, targets_N, *ids_NK)), strict=True)
-        parts = [checkpoint(of_slice, *one, use_reentrant=False, preserve_rng_state=False) for one in slices]
+        if positions <= rows:
+            return of_slice(**inputs)
+        slices = zip(*(torch.split(values, rows) for values in inputs.values()), strict=True)
+        parts = [
+            checkpoint(of_slice, use_reentrant=False, preserve_rng_state=False, **dict(zip(inputs, one, strict=True)))
+            for one in slices
+        ]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _gives_the_same(self) -> bool:
@@ -161,13 +201,25 @@ def _pick(
 ) -> _Picked:
     """Return the logprobs [N] of the targets, the entropy [N], and the logprobs [N,C] of `ids_NK` and all others."""
     all_NV = torch.log_softmax(logits_NV, dim=-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy_N = torch.special.entr(all_NV.exp()).sum(-1)
+    if entropy_gradient:  # by the logprobs, whose gradient is 0 and not undefined where a probability is 0
+        entropy_N = -(all_NV.exp() * all_NV).sum(-1)
+    else:
+        with torch.no_grad():
+            entropy_N = torch.special.entr(all_NV.exp()).sum(-1)
     targets = all_NV.gather(-1, targets_N[:, None]).squeeze(-1)
     if ids_NK is None:
         return targets, entropy_N
     tail_N1 = all_NV.scatter(-1, ids_NK, _EXCLUDED).logsumexp(-1, keepdim=True)
     return targets, entropy_N, torch.cat([all_NV.gather(-1, ids_NK), tail_N1], dim=-1)
+
+
+def _among(logits_NV: torch.Tensor, allowed_NW: torch.Tensor) -> torch.Tensor:
+    """Return the logits with those of tokens that are not allowed so low that they count for nothing."""
+    vocabulary = logits_NV.shape[1]
+    kept_NV = torch.zeros(len(logits_NV), vocabulary + 1, dtype=torch.bool, device=logits_NV.device)
+    kept_NV.scatter_(1, torch.where(allowed_NW < 0, vocabulary, allowed_NW), value=True)
+    kept_NV = kept_NV[:, :vocabulary] | (allowed_NW < 0).all(1, keepdim=True)
+    return torch.where(kept_NV, logits_NV, _EXCLUDED)
 
 
 def _spread(values_N: torch.Tensor, at_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from lachesis.pipeline.config.run import RunConfig
@@ -54,12 +60,15 @@ class ModelSetup:
     """Seed of fresh adapters."""
     tokenizer: str | None = None
     """Folder or id of the tokenizer; None: it lies beside the weights."""
+    images: bool = False
+    """Whether the model is to take images: it is loaded whole, and its image processor with it."""
 
 
 def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
     """Return how the trainer of a run sets up its model on `device`."""
     training = config.training
-    return ModelSetup(device, training.attention, training.lora, config.model, config.seed, config.tokenizer)
+    images = any(one.input == "images" for one in training.inputs)
+    return ModelSetup(device, training.attention, training.lora, config.model, config.seed, config.tokenizer, images)
 
 
 class PolicyModel(NamedTuple):
@@ -72,6 +81,8 @@ class PolicyModel(NamedTuple):
     """`PreTrainedTokenizerFast` with a chat template."""
     tokenizer_hash: str
     """SHA-256 in hex of tokenizer and chat template; rollouts carry it."""
+    image_processor: Any = None
+    """Of a model that was loaded to take images."""
 
 
 def build_tiny_policy(
@@ -123,6 +134,8 @@ def save_policy(policy: PolicyModel, folder: str | Path) -> None:
     else:
         policy.model.save_pretrained(folder)
     save_tokenizer(policy.tokenizer, folder)
+    if policy.image_processor is not None:
+        policy.image_processor.save_pretrained(folder)
 
 
 def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> PolicyModel:
@@ -138,7 +151,8 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     source = find_named(str(path_or_hf_id), tokenizer=setup.tokenizer is None)
     tokenizer = tokenizer_from(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        kind = AutoModelForImageTextToText if setup.images else AutoModelForCausalLM
+        model = kind.from_pretrained(
             source.name,
             dtype=torch.float32,
             trust_remote_code=False,
@@ -146,11 +160,16 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
             local_files_only=source.local_files_only,
             attn_implementation=None if setup.attention == "auto" else setup.attention,
         )
+        processor = None
+        if setup.images:
+            processor = AutoImageProcessor.from_pretrained(
+                source.name, trust_remote_code=False, local_files_only=source.local_files_only
+            )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise cannot_load(source.name, error) from error
-    if setup.tokenizer is not None and len(tokenizer) > model.config.vocab_size:
+    if setup.tokenizer is not None and len(tokenizer) > model.config.get_text_config().vocab_size:
         raise ConfigError(
             f"tokenizer {setup.tokenizer!r} has {len(tokenizer)} tokens, model {source.name!r} knows "
             f"{model.config.vocab_size}: choose the tokenizer that the model was trained with"
         )
-    return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
+    return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer), processor)

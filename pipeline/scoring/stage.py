@@ -21,7 +21,7 @@ from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, r
 from lachesis.pipeline.scoring.logic.agreement import RaterAgreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
-from lachesis.pipeline.trainability import TrainerLimits, why_nothing_to_train, why_untrainable
+from lachesis.pipeline.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
@@ -53,7 +53,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     report = service.report_wait
     shared = EnvironmentScorer(config.scoring, None, explains=True, report=report)
     scorers = {env: load_scorer(config, env, explains=True, report=report) for env in config.environments}
-    limits = _Limits(service, text_only=config.trains_text_only)
+    limits = _Limits(service, config.trainer_reads)
     agreement: defaultdict[tuple[str, int | None], RaterAgreement] = defaultdict(RaterAgreement)
     in_force = ActivePromotion(service.bus, service.run, service.revision)
     promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
@@ -122,10 +122,10 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 class _Limits:
     """What the run's trainer can read, by the policy that it published; looked for once a second until there is one."""
 
-    def __init__(self, service: Service, *, text_only: bool) -> None:
+    def __init__(self, service: Service, reads: TrainerReads | None) -> None:
         self._service = service
-        self._text_only = text_only
-        self._limits = TrainerLimits(text_only=text_only)
+        self._reads = reads
+        self._limits = TrainerLimits(reads=reads)
         self._known = False
         self._next_s = float("-inf")
 
@@ -141,7 +141,7 @@ class _Limits:
             log.warning("the policy record cannot be read: %s", error)
         else:
             if policy is not None:
-                self._limits, self._known = TrainerLimits.of(policy, text_only=self._text_only), True
+                self._limits, self._known = TrainerLimits.of(policy, self._reads), True
         return self._limits
 
 

@@ -59,7 +59,7 @@ class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     by: str = "gateway"
     needs_logprobs: bool = True
-    limits: TrainerLimits = TrainerLimits(text_only=False)
+    limits: TrainerLimits = TrainerLimits(reads=None)
     temperature: float | None = None
 
 
@@ -97,7 +97,7 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
             version_spans=[VersionSpan(i, 0, 0) for i in range(len(lengths))],
             rewards={REWARD: list(data.scores)},
             token_advantages=_column("advantages", data.advantages, lengths),
-            columns=_columns(data, lengths, tokens, text_only=origin.limits.text_only),
+            columns=_columns(data, lengths, tokens, whole=origin.limits.reads is None),
             excluded_samples=_excluded(data),
         ),
         tokenizer_hash=origin.tokenizer_hash,
@@ -124,7 +124,7 @@ def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
         )
     if data.turn_rewards:  # unset, or null, says nothing
         raise SchemaError(f"turn_rewards: {NO_TURN_REWARDS}")
-    if data.images and origin.limits.text_only:
+    if data.images and origin.limits.reads is not None:
         raise SchemaError("images: this run's trainer reads text tokens alone and would train without; leave them out")
     if data.inference_logprobs is None and origin.needs_logprobs:
         raise SchemaError(
@@ -205,14 +205,14 @@ def _column(name: str, rows: list[list[float]] | None, lengths: Items[int]) -> b
 
 def _ignored(data: ScoredData, origin: GroupOrigin) -> dict[str, Any]:
     """Return what was sent and is not used: the run's own trainer computes the reference model's logprobs itself."""
-    return {"ignored": ["ref_logprobs"]} if origin.limits.text_only and data.ref_logprobs is not None else {}
+    return {"ignored": ["ref_logprobs"]} if origin.limits.reads is not None and data.ref_logprobs is not None else {}
 
 
-def _columns(data: ScoredData, lengths: Items[int], tokens: NDArray[np.int32], *, text_only: bool) -> dict[str, Column]:
-    """Return the further columns: for a trainer of text the teacher's logprobs of `tokens` [T], else all that came."""
+def _columns(data: ScoredData, lengths: Items[int], tokens: NDArray[np.int32], *, whole: bool) -> dict[str, Column]:
+    """Return the further columns: all for a trainer of `whole` groups, else the teacher's logprobs [T] alone."""
     found = {}
     reference = _column("ref_logprobs", data.ref_logprobs, lengths)
-    if reference is not None and not text_only:
+    if reference is not None and whole:
         found["ref_logprobs"] = Column(dtype="float32", data=reference)
     if (data.distill_token_ids is None) != (data.distill_logprobs is None):
         raise SchemaError("distill_token_ids, distill_logprobs: one came without the other")
@@ -221,7 +221,7 @@ def _columns(data: ScoredData, lengths: Items[int], tokens: NDArray[np.int32], *
         width = ids.shape[1]
         if width:
             found[TEACHER_COLUMN] = Column(dtype="float32", data=_teacher_logprobs(ids, logprobs, tokens))
-        if width and not text_only:
+        if width and whole:
             # token -1: that position has fewer than `width` alternatives, and its logprob means nothing
             found["distill_token_ids"] = Column(dtype="int32", data=as_bytes(ids, "int32"), width=width)
             found["distill_logprobs"] = Column(dtype="float32", data=as_bytes(logprobs, "float32"), width=width)

@@ -54,6 +54,8 @@ class PackedBatch:
     """[B]"""
     policy_steps: tuple[int, ...]
     """[B]"""
+    prepared: tuple[tuple[Any, ...], ...]
+    """[B]; see `TrainingSequence.prepared`."""
 
     @classmethod
     def idle(cls) -> PackedBatch:
@@ -73,6 +75,7 @@ class PackedBatch:
             lengths_B=torch.zeros(1, dtype=torch.int64),
             group_ids=(),
             policy_steps=(),
+            prepared=(),
         )
 
     @property
@@ -97,26 +100,28 @@ class PackedBatch:
         while start < self.sequences:
             rows = max(1, max_tokens // int(self.lengths_B[longest_first[start]]))
             rows_b = longest_first[start : start + rows]
-            yield rows_b, self._rows(rows_b)
+            yield rows_b, self.rows(rows_b)
             start += rows
 
     def of_group(self, group: str) -> PackedBatch:
         """Return the rows of one group, trimmed to the longest of them; `idle` where it has none."""
         rows = [row for row, name in enumerate(self.group_ids) if name == group]
-        return self._rows(torch.tensor(rows)) if rows else PackedBatch.idle()
+        return self.rows(torch.tensor(rows)) if rows else PackedBatch.idle()
 
     def to(self, device: torch.device) -> PackedBatch:
         """Return the batch with its tensors on `device`."""
         return self._each_tensor(lambda values: values.to(device))
 
-    def _rows(self, rows_b: torch.Tensor) -> PackedBatch:
-        width = int(self.lengths_B[rows_b].max())
+    def rows(self, rows_b: torch.Tensor, *, trimmed: bool = True) -> PackedBatch:
+        """Return some rows, int64 [b]; `trimmed`: to the longest of them."""
+        width = int(self.lengths_B[rows_b].max()) if trimmed else self.tokens_BT.shape[1]
         rows = rows_b.tolist()
         narrow = self._each_tensor(lambda values: values[rows_b] if values.dim() == 1 else values[rows_b, :width])
         return replace(
             narrow,
             group_ids=tuple(self.group_ids[row] for row in rows),
             policy_steps=tuple(self.policy_steps[row] for row in rows),
+            prepared=tuple(self.prepared[row] for row in rows),
         )
 
     def _each_tensor(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PackedBatch:
@@ -169,6 +174,7 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         lengths_B=torch.tensor([len(sequence.tokens) for sequence in sequences]),
         group_ids=tuple(sequence.group_id for sequence in sequences),
         policy_steps=tuple(sequence.policy_step for sequence in sequences),
+        prepared=tuple(sequence.prepared for sequence in sequences),
     )
 
 

@@ -37,7 +37,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.model.weight_files import weights_path, write_weights
-from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.trainability import TEXT_ALONE, TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.sequences import TrainableBatch
@@ -183,7 +183,7 @@ class BatchReader:
         By the run's policy, else what most of the batch's groups hold.
         """
         if self.feed.policy is not None:
-            return TrainerLimits.of(self.feed.policy, text_only=True)
+            return TrainerLimits.of(self.feed.policy, TEXT_ALONE)
         hashes = Counter(group.tokenizer_hash for _, group, _ in batch.groups)
         return TrainerLimits(hashes.most_common(1)[0][0] if hashes else None)
 

@@ -11,10 +11,20 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
+from lachesis.pipeline.config.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
-__all__ = ["LearnerConfig", "LoraConfig", "LossConfig", "TinkerConfig", "WarmStartConfig", "learner_on_record"]
+__all__ = [
+    "MODEL_INPUTS",
+    "LearnerConfig",
+    "LoraConfig",
+    "LossConfig",
+    "ModelInputConfig",
+    "TinkerConfig",
+    "WarmStartConfig",
+    "learner_on_record",
+]
 
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
@@ -24,6 +34,12 @@ _RATE_TIMES_ROOT = 0.2
 135 million of SmolLM2, while 3e-4 destroys it; at 1.6 to 40 billion it gives the 1e-6 to 5e-6 that the field uses."""
 _CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "dppo": (0.0, 0.0)}
 """Clip distances below and above by objective."""
+MODEL_INPUTS: dict[str, tuple[frozenset[str], bool]] = {
+    "routed_experts": (frozenset({"routed_experts"}), False),
+    "sampling_mask": (frozenset({"sampling_mask"}), False),
+    "images": (frozenset(), True),
+}
+"""The built-in inputs of a model: which columns each reads, and whether attachments."""
 _DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
 """Values of settings that early trainers had not."""
 
@@ -208,6 +224,54 @@ class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     targets: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter, such as ["q_proj", "v_proj"]; all-linear: every linear layer but the
     output head. Default all-linear."""
+
+
+class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What gives the model, or its loss, more of a rollout than text tokens; `training/inputs/` has how."""
+
+    input: CodePath
+    """A built-in one, or `module:Class` or `path/to/file.py:Class` of your own, a `lachesis.ModelInput`.
+
+    - routed_experts: experts of a mixture-of-experts model are those that the rollout was sampled with, from the column
+      `routed_experts` (rollout routing replay).
+    - sampling_mask: logprobs are over the tokens that the sampler left, from the column `sampling_mask`: ids that top-p
+      or top-k kept.
+    - images: attachments go through the model's own image processor."""
+    columns: list[str] | None = None
+    """Further columns of rollouts that your own reads; other services leave out what nobody reads, without importing
+    it. Default None: none; the built-in ones read those that they are called after."""
+    attachments: bool | None = None
+    """Whether your own reads attachments. Default None: it does not; of the built-in ones only images does."""
+    params: dict[str, Any] = {}
+    """Arguments of your own class, besides the model."""
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if self.input in MODEL_INPUTS:
+            if self.columns is not None or self.attachments is not None or self.params:
+                raise ConfigError(
+                    f"training.inputs {self.input!r} is built in: leave columns, attachments and params out"
+                )
+        elif ":" not in self.input:
+            raise ConfigError(
+                f"training.inputs: unknown input {self.input!r}; built in are {', '.join(MODEL_INPUTS)}; your own is "
+                "module:Class or path/to/file.py:Class"
+            )
+        elif not self.columns and not self.attachments:
+            raise ConfigError(
+                f"training.inputs {self.input!r}: say what it reads of rollouts, with columns = [...] or attachments = "
+                "true"
+            )
+
+    @property
+    def reads_columns(self) -> frozenset[str]:
+        """The further columns that it reads."""
+        return MODEL_INPUTS[self.input][0] if self.input in MODEL_INPUTS else frozenset(self.columns or ())
+
+    @property
+    def reads_attachments(self) -> bool:
+        """Whether it reads attachments."""
+        return MODEL_INPUTS[self.input][1] if self.input in MODEL_INPUTS else bool(self.attachments)
 
 
 class TinkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position
 from lachesis.pipeline.runtime.retries import WaitLog, is_infrastructure, retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.ranks.split import share_of
-from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
+from lachesis.pipeline.training.sequences import GroupInputs, TrainableBatch, select_trainable
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
@@ -81,15 +81,17 @@ class LedgerBatch:
         """The first policy version that each group was sampled with."""
         return self.versions_elsewhere | {ref.group: group.policy_versions[0] for ref, group, _ in self.groups}
 
-    def select(self, limits: TrainerLimits, *, shuffle_seed: int | None = None) -> TrainableBatch:
+    def select(
+        self, limits: TrainerLimits, *, inputs: GroupInputs | None = None, shuffle_seed: int | None = None
+    ) -> TrainableBatch:
         """Return what a trainer with these limits can use of the batch.
 
         Raises `DataError`, saying why, if nothing.
 
-        `shuffle_seed`: see `shuffled`.
+        `inputs`, `shuffle_seed`: see `select_trainable`.
         """
         unfetched = {seq: str(error) for seq, error in self.unfetched.items()}
-        selected = select_trainable(self.groups, limits, unfetched=unfetched, shuffle_seed=shuffle_seed)
+        selected = select_trainable(self.groups, limits, inputs=inputs, unfetched=unfetched, shuffle_seed=shuffle_seed)
         if not selected.sequences:
             first = next((selected.dropped[ref.seq] for ref in self.batch.groups if ref.seq in selected.dropped), "")
             raise DataError(f"none of the batch's {len(self.batch.groups)} groups can be trained; the first: {first}")

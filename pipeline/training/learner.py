@@ -20,11 +20,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.inputs.model_inputs import ModelInputs
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, whole
@@ -123,6 +124,8 @@ class Learner:
         self.ranks = ranks
         self.sharded = sharded
         self.trained = model if sharded is None else sharded.model
+        self.inputs = ModelInputs()
+        """What the model is given besides text tokens; `load_inputs` makes it for the model that is trained."""
         self.gathered: dict[str, dict[str, torch.Tensor]] | None = None
         """AdamW's state, made whole on rank 0 by `gather_optimizer` for a checkpoint; None: it was not."""
         self.device = next(self.trained.parameters()).device
@@ -202,25 +205,29 @@ class Learner:
         before.restore()
         raise DataError(describe_large_step(size, config, rate) or "the step was too large")
 
-    def _logprobs(self, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        return self._sampled(tokens_BT, self.config.temperature, mask_BT)[0]
+    def _logprobs(self, batch: PackedBatch) -> torch.Tensor:
+        with self.inputs.during(batch):
+            return self._sampled(batch.tokens_BT, self.config.temperature, batch.mask_BT, self.inputs.of(batch))[0]
 
-    def _policy_logprobs(self, micro: PackedBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def _policy_logprobs(
+        self, micro: PackedBatch, given: PassInputs
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return logprobs, entropies and, where the loss needs them, those of the teacher's likeliest tokens."""
         config, ids_BTK = self.config, micro.teacher_ids_BTK
         if config.loss.teacher_kl == "sampled" or ids_BTK is None:
-            return *self._sampled(micro.tokens_BT, config.temperature, micro.mask_BT), None
-        return self._sampled.with_alternatives(micro.tokens_BT, config.temperature, micro.mask_BT, ids_BTK)
+            return *self._sampled(micro.tokens_BT, config.temperature, micro.mask_BT, given), None
+        return self._sampled.with_alternatives(micro.tokens_BT, config.temperature, micro.mask_BT, ids_BTK, given)
 
-    def _reference_logprobs(self, micro: PackedBatch) -> torch.Tensor | None:
+    def _reference_logprobs(self, micro: PackedBatch, given: PassInputs) -> torch.Tensor | None:
+        """Return those of the reference model, which routes its own way; None: the loss needs none."""
         if not self.config.loss.kl_coef:
             return None
         with torch.no_grad():
             if self.reference is None:
                 with self.model.disable_adapter():
-                    return self._logprobs(micro.tokens_BT, micro.mask_BT)
+                    return self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT, given)[0]
             sampled = SampledLogprobs(self.reference, self._sampled.precision)
-            return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)[0]
+            return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT, given)[0]
 
     def non_finite_groups(self, batch: PackedBatch) -> list[str]:
         """Return the groups of all ranks whose loss or gradient is not finite by itself, in their order.
@@ -247,19 +254,22 @@ class Learner:
         for rows_b, part in self._microbatches(batch):
             micro = part.to(self.device)
             padded += micro.tokens_BT.numel()
-            logprobs_BT, entropy_BT, others_BTC = self._policy_logprobs(micro)
-            if len(rows_b):
-                before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
-            output = policy_loss(
-                logprobs_BT,
-                entropy_BT,
-                micro,
-                self.config.loss,
-                denominator=denominator,
-                reference_BT=self._reference_logprobs(micro),
-                others_BTC=others_BTC,
-            )
-            self._backward(output.loss)
+            given = self.inputs.of(micro)
+            reference_BT = self._reference_logprobs(micro, given)
+            with self.inputs.during(micro):
+                logprobs_BT, entropy_BT, others_BTC = self._policy_logprobs(micro, given)
+                if len(rows_b):
+                    before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
+                output = policy_loss(
+                    logprobs_BT,
+                    entropy_BT,
+                    micro,
+                    self.config.loss,
+                    denominator=denominator,
+                    reference_BT=reference_BT,
+                    others_BTC=others_BTC,
+                )
+                self._backward(output.loss)
             loss += output.loss.item()
             totals += torch.stack(output.sums)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -8,7 +8,7 @@ same groups give the same choice; and that the advantages of the others stay as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -23,7 +23,17 @@ from lachesis.schemas.ledger import MAX_DROP_REASON_CHARS, GroupDrops, GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.sequences import TEACHER_COLUMN
 
-__all__ = ["TrainableBatch", "select_trainable", "shuffled", "training_sequences"]
+__all__ = ["GroupInputs", "TrainableBatch", "select_trainable", "shuffled", "training_sequences"]
+
+
+class GroupInputs(Protocol):
+    """What `training.inputs` make of a group's sequences; see `training/inputs/`."""
+
+    def prepare_group(self, group: RolloutGroup) -> list[tuple[Any, ...]]:
+        """Return for each sequence what each input made of it.
+
+        Raises `DataError` where one cannot use the group.
+        """
 
 
 class TrainableBatch(NamedTuple):
@@ -53,19 +63,21 @@ def select_trainable(
     payloads: Sequence[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]],
     limits: TrainerLimits,
     *,
+    inputs: GroupInputs | None = None,
     unfetched: Mapping[int, str] | None = None,
     shuffle_seed: int | None = None,
 ) -> TrainableBatch:
     """Return the sequences of the groups that can be used, in the order given, and why the others cannot.
 
-    `unfetched` are groups of the batch that could not even be read. `shuffle_seed`: see `shuffled`.
+    `inputs`: what the model is given besides text tokens. `unfetched` are groups of the batch that could not even be
+    read. `shuffle_seed`: see `shuffled`.
     """
     dropped = dict(unfetched or {})
     refs, sequences = [], []
     for ref, group, teacher in payloads:
         used = ref if shuffle_seed is None else shuffled(ref, shuffle_seed)
         try:
-            found = training_sequences(used, group, teacher, limits)
+            found = training_sequences(used, group, teacher, limits, inputs)
         except DataError as error:
             dropped[ref.seq] = str(error)
         else:
@@ -75,7 +87,11 @@ def select_trainable(
 
 
 def training_sequences(
-    ref: GroupRef, group: RolloutGroup, teacher: TeacherLogprobs | None, limits: TrainerLimits
+    ref: GroupRef,
+    group: RolloutGroup,
+    teacher: TeacherLogprobs | None,
+    limits: TrainerLimits,
+    inputs: GroupInputs | None = None,
 ) -> list[TrainingSequence]:
     """Return the sequences of one group, each fit to be packed.
 
@@ -97,6 +113,7 @@ def training_sequences(
             f"a likeliest token of teacher {teacher and teacher.teacher} is {of_teacher.max_id}, the model knows "
             f"{limits.vocabulary}"
         )
+    prepared = None if inputs is None else inputs.prepare_group(group)
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
     found = []
@@ -116,6 +133,7 @@ def training_sequences(
             logprobs=sequence.logprobs,
             advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
             **columns,
+            prepared=() if prepared is None else prepared[i],
             group_id=group.id,
             sample=sample,
             index=i,

@@ -43,6 +43,7 @@ from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, save_checkpoint
 from lachesis.pipeline.training.checkpoint_folder import only_writer
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch, fill_a_report
+from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
@@ -183,7 +184,7 @@ class _Trainer:
         self.policy = policy
         self.learner = learner
         self.leader = leader
-        self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
+        self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads)
         self.feed = feed
         self.shared: SharedWeights | None = None
         self.lineage = os.urandom(3).hex()
@@ -217,6 +218,7 @@ class _Trainer:
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
         policy, learner, checkpoint = await resume(config, feed, leader.device)
         learner = await leader.join(policy, learner, feed)
+        learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
         await tracking.resume(learner.steps)
         trainer = cls(
             service,

@@ -26,8 +26,8 @@ PROBE_TOKENS = 4096
 MAX_HALVINGS = 10
 """After so many halvings, a thousandth of the step, what is left of it is not taken at all."""
 
-Logprobs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From tokens and mask [B,T] to the policy's logprobs [B,T] of the tokens under the mask."""
+Logprobs = Callable[[PackedBatch], torch.Tensor]
+"""From a batch to the policy's logprobs [B,T] of the tokens under its mask."""
 
 
 class StepSize(NamedTuple):
@@ -45,8 +45,7 @@ class StepProbe:
     Each rank has rows of its own share, and all get the same distance, so that they decide alike.
     """
 
-    tokens_BT: torch.Tensor
-    mask_BT: torch.Tensor
+    batch: PackedBatch
     logprobs_BT: torch.Tensor
     ranks: Ranks = ALONE
 
@@ -54,16 +53,16 @@ class StepProbe:
     def of(cls, batch: PackedBatch, logprobs_BT: torch.Tensor, device: torch.device, ranks: Ranks = ALONE) -> StepProbe:
         """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step."""
         rows = max(1, PROBE_TOKENS // ranks.size // batch.tokens_BT.shape[1])
-        every = slice(None, None, max(1, -(-batch.sequences // rows)))
-        return cls(
-            batch.tokens_BT[every].to(device), batch.mask_BT[every].to(device), logprobs_BT[every].to(device), ranks
-        )
+        if not batch.sequences:
+            return cls(batch.to(device), logprobs_BT.to(device), ranks)
+        every_b = torch.arange(0, batch.sequences, max(1, -(-batch.sequences // rows)))
+        return cls(batch.rows(every_b, trimmed=False).to(device), logprobs_BT[every_b].to(device), ranks)
 
     def kl(self, logprobs: Logprobs) -> float:
         """Return how far the policy is from where it was, nats a token."""
         with torch.no_grad():
-            after_BT = logprobs(self.tokens_BT, self.mask_BT)
-        moved = (after_BT - self.logprobs_BT)[self.mask_BT].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
+            after_BT = logprobs(self.batch)
+        moved = (after_BT - self.logprobs_BT)[self.batch.mask_BT].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         total, tokens = self.ranks.sum([float((moved.exp() - 1 - moved).sum()), moved.numel()])
         return total / tokens if tokens else 0.0
 

@@ -51,7 +51,9 @@ def train_batch(
     """
     with told_as_lost_rank(learner.ranks):
         unfetched = {seq: str(error) for seq, error in batch.unfetched.items()}
-        own = select_trainable(batch.groups, limits, unfetched=unfetched, shuffle_seed=shuffle_seed)
+        own = select_trainable(
+            batch.groups, limits, inputs=learner.inputs, unfetched=unfetched, shuffle_seed=shuffle_seed
+        )
         batch, selected = _agree(learner.ranks, batch, own)
         selected, metrics, packed = train_soundly(learner, selected, pad_id)
         tokens = learner.ranks.gather(msgspec.json.encode(token_figures(packed)))

@@ -162,7 +162,9 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
             advantages=[1.0 if i % 2 else -1.0 for i in range(n)],  # what they are does not matter here
         )
         payloads.append((ref, group, None))
-    selected = select_trainable(payloads, TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model)))
+    selected = select_trainable(
+        payloads, TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads)
+    )
     if not selected.sequences:
         why = next(iter(selected.dropped.values()), "there is none")
         return [

@@ -34,13 +34,14 @@ from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
-from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
+from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner, train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -75,7 +76,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
-    policy = load_model(config.model, ModelSetup(tokenizer=config.tokenizer))
+    policy = load_model(config.model, model_setup(config, torch.device("cpu")))
     bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)
     async with _serve_policy(policy, config.path / _FOLDER) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")
@@ -92,9 +93,10 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
             return False
         async with aclosing(feed.batches()) as batches:
             batch = await anext(batches)
-    limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
+    limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads)
     learner = Learner(policy.model, config.training.learner)
-    _, step, _ = train_soundly(learner, batch.select(limits), policy.tokenizer.pad_token_id or 0)
+    learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
+    _, step, _ = train_soundly(learner, batch.select(limits, inputs=learner.inputs), policy.tokenizer.pad_token_id or 0)
     console.print(
         f"optimizer step: loss {step.loss:.4g}, grad norm {step.grad_norm:.3g}, entropy {step.entropy:.3g}, "
         f"{step.trainable_tokens} trainable tokens of {step.tokens}, {step.seconds:.2f} s"

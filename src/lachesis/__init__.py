@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.training.batches import batches
+    from lachesis.pipeline.training.inputs.model_input import ModelInput
     from lachesis.schemas.errors import RaterUnavailable, ToolError
     from lachesis.schemas.rollout import Message
     from lachesis.services.notebook import open_run
@@ -27,6 +28,7 @@ __all__ = [
     "CurriculumMixin",
     "Environment",
     "Message",
+    "ModelInput",
     "RaterUnavailable",
     "Reply",
     "RewardGroup",
@@ -48,6 +50,7 @@ _HOMES = {
     "CurriculumMixin": "lachesis.pipeline.gateway.curriculum_mixin",
     "Environment": "lachesis.pipeline.environments.environment",
     "Message": "lachesis.schemas.rollout",
+    "ModelInput": "lachesis.pipeline.training.inputs.model_input",
     "RaterUnavailable": "lachesis.schemas.errors",
     "Reply": "lachesis.pipeline.environments.session",
     "RewardGroup": "lachesis.pipeline.rewards.estimators.estimator",

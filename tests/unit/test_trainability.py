@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.trainability import TEXT_ALONE, TrainerLimits, why_untrainable
 from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.rollout import Attachment
 
-LIMITS = TrainerLimits("tok", 60, text_only=True)
+LIMITS = TrainerLimits("tok", 60)
 
 
 def changed(group, **columns):
@@ -38,7 +38,7 @@ async def test_what_is_not_text_is_named(lab):
     group = lab.group(1, attachments=[Attachment(mime="image/png", data=b"x")])
     group = changed(group, turn_rewards=[[1.0], [0.0]], columns={name: column(group) for name in ("b", "a")})
     assert why_untrainable(group, LIMITS).startswith("attachments, turn_rewards, a, b: this run's trainer reads text")
-    assert why_untrainable(group, LIMITS._replace(text_only=False)) is None
+    assert why_untrainable(group, LIMITS._replace(reads=None)) is None
 
 
 async def test_a_long_list_of_columns_stays_short(lab):
@@ -55,5 +55,5 @@ async def test_another_tokenizer_is_told_by_its_hash(lab):
 
 def test_the_policy_record_says_what_is_known():
     record = PolicyRecord(run="r", version="1-a-b", weights="w", tokenizer_hash="t", written_ns=1, vocabulary=9)
-    assert TrainerLimits.of(record, text_only=True) == ("t", 9, True)
-    assert TrainerLimits.of(None, text_only=False) == (None, None, False)
+    assert TrainerLimits.of(record, TEXT_ALONE) == ("t", 9, TEXT_ALONE)
+    assert TrainerLimits.of(None, None) == (None, None, None)

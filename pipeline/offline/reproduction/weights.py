@@ -34,6 +34,7 @@ from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.feed import LedgerBatch
+from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.resume import load_reference
@@ -116,6 +117,7 @@ class _RecordedSettings:
         self.other: list[str] = []
         """In what this process is not the one that took the steps so far."""
         self._config = config
+        self.reads = config.training.reads
         self._reports = facts.reports
         self._known: dict[Numerics | None, tuple[LearnerConfig, int | None]] = {}
 
@@ -152,6 +154,7 @@ def _load(
     else:
         policy = load_trainable_model(begin.path, setup)
         learner, position = Learner(policy.model, config.training.learner, reference=reference), LedgerPosition()
+    learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
     return _Retraining(policy, learner, _copy(policy), _RecordedSettings(config, facts, device), compares), position
 
 
@@ -183,7 +186,8 @@ class _Retraining:
         policy, number = self.policy, fed.batch.number
         seed = self.settings.apply(self.learner)
         try:
-            selected = fed.select(TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model)), shuffle_seed=seed)
+            limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads)
+            selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
             self.learner.step(pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0))
         except DataError as error:
             self.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")

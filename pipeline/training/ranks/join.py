@@ -22,6 +22,7 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.adapters import with_adapters
+from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.ranks.collectives import Ranks
 from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, shard_like
@@ -59,7 +60,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> TrainerLimits:
-        return TrainerLimits(self.tokenizer_hash, self.vocabulary)
+        return TrainerLimits(self.tokenizer_hash, self.vocabulary, self.training.reads)
 
     @property
     def shuffle_seed(self) -> int | None:
@@ -119,7 +120,10 @@ def join_as_follower(start: RankStart, ranks: Ranks, device: torch.device) -> Le
             name: {entry: torch.zeros(()) if entry == "step" else torch.zeros_like(each) for entry in _ENTRIES}
             for name, each in _trained(model)
         }
-    return _join(model, reference, moments, start, ranks=ranks, device=device)
+    learner = _join(model, reference, moments, start, ranks=ranks, device=device)
+    policy = PolicyModel(learner.model, None, start.tokenizer_hash)
+    learner.inputs = load_inputs(start.training.inputs, policy, learner.trained)
+    return learner
 
 
 def _join(

@@ -61,6 +61,10 @@ def check_ranks(training: TrainingConfig, size: int) -> None:
         raise ConfigError(
             'training.lora does not go with training.sharding = "full": adapters are small, so leave sharding at "none"'
         )
+    if size > 1 and training.reads.attachments:
+        raise ConfigError(
+            "training.inputs reads attachments, which one rank alone can do so far: set training.ranks to 1"
+        )
     if size > 1 and training.device.startswith("cuda:"):
         raise ConfigError(
             f'training.device is "{training.device}", one GPU for {size} ranks: set "cuda", and each takes its own'

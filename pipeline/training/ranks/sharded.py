@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs, SampledLogprobs
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.ranks.collectives import Ranks
 
@@ -48,18 +48,24 @@ class ShardedPolicy(nn.Module):
         tokens_BT: torch.Tensor,
         temperature: float,
         mask_BT: torch.Tensor | None = None,
+        given: PassInputs = NOTHING_FURTHER,
         ids_BTK: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Return logprobs and entropies [B,T], and those of `ids_BTK` if given; see `SampledLogprobs`."""
         if ids_BTK is None or mask_BT is None:
-            return self._sampled(tokens_BT, temperature, mask_BT)
-        return self._sampled.with_alternatives(tokens_BT, temperature, mask_BT, ids_BTK)
+            return self._sampled(tokens_BT, temperature, mask_BT, given)
+        return self._sampled.with_alternatives(tokens_BT, temperature, mask_BT, ids_BTK, given)
 
     def with_alternatives(
-        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor, ids_BTK: torch.Tensor
+        self,
+        tokens_BT: torch.Tensor,
+        temperature: float,
+        mask_BT: torch.Tensor,
+        ids_BTK: torch.Tensor,
+        given: PassInputs = NOTHING_FURTHER,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `SampledLogprobs.with_alternatives`, by a pass whose hooks gather the weights."""
-        logprobs_BT, entropy_BT, others_BTC = self(tokens_BT, temperature, mask_BT, ids_BTK)
+        logprobs_BT, entropy_BT, others_BTC = self(tokens_BT, temperature, mask_BT, given, ids_BTK)
         return logprobs_BT, entropy_BT, others_BTC
 
 

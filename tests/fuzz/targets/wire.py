@@ -79,7 +79,7 @@ def _use_group(event: RolloutGroup) -> None:
         policy_step=plan.policy_step, advantages=[1.0] * plan.samples,
     )  # fmt: skip
     try:
-        sequences = training_sequences(ref, event, None, TrainerLimits(event.tokenizer_hash, text_only=False))
+        sequences = training_sequences(ref, event, None, TrainerLimits(event.tokenizer_hash, reads=None))
         if sequences and len(sequences) * max(len(s.tokens) for s in sequences) < 1 << 16:
             assert bool(pack(sequences).advantages_BT.isfinite().all()), "an advantage is not finite"
         samples_of(event)

@@ -128,7 +128,7 @@ def test_a_teachers_logprobs_are_those_of_the_tokens_themselves(make_scored):
     ids = [[[], *([other, token] for other, token in zip([9, 8, 7, 6], tokens[1:5], strict=True)), [tokens[5] + 1]]]
     logprobs = [[[], *([-9.0, -0.5 * t] for t in range(1, 5)), [-3.0]]]
     data = read_json(ScoredData, json.dumps({**sent, "distill_token_ids": ids, "distill_logprobs": logprobs}).encode())
-    group = decode(RolloutGroup, encode(to_group(data, replace(ORIGIN, limits=TrainerLimits(text_only=True)))))
+    group = decode(RolloutGroup, encode(to_group(data, replace(ORIGIN, limits=TrainerLimits()))))
     assert list(group.sequences.columns) == [TEACHER_COLUMN]
     values = view(group.sequences.columns[TEACHER_COLUMN].data, "float32", 6, "x")
     np.testing.assert_array_equal(values, np.float32([np.nan, -0.5, -1.0, -1.5, -2.0, np.nan]))
@@ -137,7 +137,7 @@ def test_a_teachers_logprobs_are_those_of_the_tokens_themselves(make_scored):
 
 def test_reference_logprobs_are_named_as_ignored_where_the_trainer_has_its_own(make_scored):
     data = read_json(ScoredData, json.dumps(make_scored(1, ref_logprobs=[[0.0] * 2 + [-0.25] * 4])).encode())
-    group = to_group(data, replace(ORIGIN, limits=TrainerLimits(text_only=True)))
+    group = to_group(data, replace(ORIGIN, limits=TrainerLimits()))
     assert group.sequences.columns == {}
     assert group.metadata["gateway"]["ignored"] == ["ref_logprobs"]
     assert "ignored" not in to_group(data, ORIGIN).metadata["gateway"]
@@ -222,7 +222,7 @@ def test_whatever_is_sent_is_converted_or_refused(changes, whole):
     assert decode(RolloutGroup, encode(group)) == group
 
 
-TRAINER = replace(ORIGIN, limits=TrainerLimits("tok", 200, text_only=True))
+TRAINER = replace(ORIGIN, limits=TrainerLimits("tok", 200))
 UNUSABLE = {
     "an image": ({"images": ["aGk="]}, "images: this run's trainer reads text tokens alone"),
     "a token id": ({"tokens": [[1, 2, 3, 4, 5, 200]] * 4, "masks": [[-100, 2, 3, 4, 5, 200]] * 4,
@@ -236,7 +236,7 @@ def test_what_the_trainer_cannot_use_is_refused_by_name(make_scored, case):
     data = read_json(ScoredData, json.dumps(make_scored(**changes)).encode())
     with pytest.raises(SchemaError, match=text):
         to_group(data, TRAINER)
-    observed = replace(ORIGIN, limits=TrainerLimits("tok", None, text_only=False))
+    observed = replace(ORIGIN, limits=TrainerLimits("tok", None, reads=None))
     assert to_group(data, observed).sequences.n_tokens == 24
 
 

@@ -126,4 +126,4 @@ def test_an_advantage_beyond_the_tensors_costs_its_group(advantage):
     ref = GroupRef(group=plain.id, seq=1, env="e", sequences=2, tokens=9, policy_step=0,
                    advantages=[advantage] * plain.sequences.n_samples)  # fmt: skip
     with pytest.raises(DataError, match="advantage that are not finite"):
-        training_sequences(ref, plain, None, TrainerLimits(plain.tokenizer_hash, text_only=False))
+        training_sequences(ref, plain, None, TrainerLimits(plain.tokenizer_hash, reads=None))

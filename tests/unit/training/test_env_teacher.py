@@ -15,7 +15,7 @@ from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import GroupRef
 
-LIMITS = TrainerLimits(text_only=True)
+LIMITS = TrainerLimits()
 TOKENS = [[5, 6, 7, 8], [5, 6, 9, 10]]
 
 

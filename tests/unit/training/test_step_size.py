@@ -102,9 +102,9 @@ def test_kl_of_a_step_is_that_of_the_policies_before_and_after(small_policy, bat
 def test_probe_takes_rows_evenly_and_no_more_than_it_may(small_policy, batch):
     data = batch(small_policy(), 0, rows=300)
     probe = StepProbe.of(data, torch.zeros(data.tokens_BT.shape), torch.device("cpu"))
-    rows, width = probe.tokens_BT.shape
+    rows, width = probe.batch.tokens_BT.shape
     assert PROBE_TOKENS / 2 < rows * width <= PROBE_TOKENS
-    assert torch.equal(probe.tokens_BT[1], data.tokens_BT[-(-300 // (PROBE_TOKENS // width))])
+    assert torch.equal(probe.batch.tokens_BT[1], data.tokens_BT[-(-300 // (PROBE_TOKENS // width))])
 
 
 def test_large_steps_are_told_with_the_setting_to_lower(small_policy, batch):

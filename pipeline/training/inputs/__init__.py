@@ -1,0 +1,1 @@
+"""Inputs of a model, or of its loss, besides text tokens: `training.inputs`."""

@@ -1,0 +1,178 @@
+"""Images reach the model through its own processor; what it cannot use costs its group alone."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+)
+
+from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.tokenizer import save_tokenizer
+from lachesis.pipeline.training.config import LearnerConfig, ModelInputConfig
+from lachesis.pipeline.training.inputs.model_inputs import load_inputs
+from lachesis.pipeline.training.learner import Learner
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.rollout import Attachment
+
+from .groups import group, selected
+
+INPUT = ModelInputConfig(input="images")
+IMAGE_TOKEN = 5
+
+
+def llava():
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                              image_size=16, patch_size=8, projection_dim=16)  # fmt: skip
+    text = LlamaConfig(vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN, image_seq_length=4)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    return LlavaForConditionalGeneration(config), processor, lambda width, height: 4
+
+
+def qwen2_vl():
+    text = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}}  # fmt: skip
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE_TOKEN, vision_start_token_id=6,
+                           vision_end_token_id=7, video_token_id=8)  # fmt: skip
+    processor = Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=112 * 112)
+    return Qwen2VLForConditionalGeneration(config), processor, lambda width, height: (width // 28) * (height // 28)
+
+
+@pytest.fixture(params=[llava, qwen2_vl], ids=["llava", "qwen2_vl"])
+def seeing(request, tmp_path):
+    """A model folder as people have them, loaded as the trainer does; and the tokens of an image of a size."""
+    torch.manual_seed(0)
+    model, processor, tokens_of = request.param()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    save_tokenizer(build_tiny_policy(0, width=32, layers=1).tokenizer, tmp_path)
+    return load_model(tmp_path, ModelSetup(images=True)), tokens_of
+
+
+def picture(color, width=56, height=56):
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(file, "PNG")
+    return Attachment(mime="image/png", data=file.getvalue())
+
+
+def about(tokens_of, *pictures, extra=0, length=6):
+    """A group of two samples that are asked about the same pictures."""
+    start = []
+    for one in pictures:
+        size = Image.open(io.BytesIO(one.data)).size
+        start += [6, *[IMAGE_TOKEN] * (tokens_of(*size) + extra), 7]
+    tokens = [np.array([1, *start, *range(20 + i, 20 + i + length)], np.int32) for i in range(2)]
+    named = [list(range(len(pictures)))] * 2
+    prompt = 1 + len(start)
+    return group(
+        tokens, [np.full(len(one), -3.0) for one in tokens], attachments=pictures, messages=named, prompt=prompt
+    )
+
+
+def learner_of(policy, **settings):
+    learner = Learner(policy.model, LearnerConfig(**{"learning_rate": 1e-2, "warmup_steps": 0} | settings))
+    learner.inputs = load_inputs([INPUT], policy, policy.model)
+    return learner
+
+
+def packed(groups, learner):
+    from lachesis.pipeline.training.batch import pack
+
+    found = selected(groups, learner.inputs, attachments=True)
+    assert not found.dropped
+    return pack(found.sequences)
+
+
+def logprobs(learner, batch):
+    with torch.no_grad():
+        return learner._logprobs(batch)
+
+
+def test_what_is_seen_changes_what_is_said_and_micro_batches_do_not(seeing):
+    policy, tokens_of = seeing
+    learner = learner_of(policy)
+    red, blue = (about(tokens_of, picture(color)) for color in ("red", "blue"))
+    two = about(tokens_of, picture("red"), picture("blue", 84, 56), length=9)
+    text = group([np.arange(20, 29, dtype=np.int32)] * 2, [np.full(9, -3.0)] * 2)
+    one, other = packed([red], learner), packed([blue], learner)
+    assert (logprobs(learner, one) - logprobs(learner, other))[one.mask_BT].abs().max() > 1e-4
+    batch = packed([red, two, blue, text], learner)
+    whole = logprobs(learner, batch)
+    for rows_b, micro in batch.microbatches(40):
+        assert torch.allclose(logprobs(learner, micro), whole[rows_b, : micro.tokens_BT.shape[1]], atol=1e-4)
+
+
+def test_the_part_of_the_model_that_sees_is_trained(seeing):
+    policy, tokens_of = seeing
+    learner = learner_of(policy, recompute_layers=True)
+    before = {name: tensor.clone() for name, tensor in policy.model.named_parameters() if "vis" in name}
+    metrics = learner.step(packed([about(tokens_of, picture("red"))], learner))
+    assert metrics.grad_norm > 0
+    assert metrics.step_kl > 0
+    assert before
+    moved = [
+        name
+        for name, tensor in policy.model.named_parameters()
+        if name in before and not torch.equal(tensor, before[name])
+    ]
+    assert len(moved) > len(before) / 2
+
+
+def test_a_batch_of_text_alone_trains_too(seeing):
+    policy, _ = seeing
+    learner = learner_of(policy)
+    text = group([np.arange(20, 29, dtype=np.int32)] * 2, [np.full(9, -3.0)] * 2)
+    assert learner.step(packed([text], learner)).grad_norm > 0
+
+
+def test_what_the_model_cannot_use_costs_its_group_alone(seeing):
+    policy, tokens_of = seeing
+    learner = learner_of(policy)
+    good = about(tokens_of, picture("red"))
+    many = about(tokens_of, picture("red"), extra=1)
+    garbage = good.replace(attachments=[Attachment(mime="image/png", data=b"\x89PNG no image")])
+    absent = good.replace(attachments=[], messages=[])
+    found = selected([many, garbage, good, absent], learner.inputs, attachments=True)
+    assert [ref.seq for ref in found.refs] == [3]
+    assert found.dropped[1] == "images: sequence 0: 1 images make 4 image tokens, but there are 5"
+    assert found.dropped[2].startswith("images: sequence 0: attachment 0 (image/png) is no image that can be read")
+    assert found.dropped[4] == "images: sequence 0: 4 image tokens and no image"
+
+
+def test_a_huge_image_is_refused_before_it_is_decoded(seeing, monkeypatch):
+    from lachesis.pipeline.training.inputs import images
+
+    policy, tokens_of = seeing
+    learner = learner_of(policy)
+    monkeypatch.setattr(images, "MAX_PIXELS", 56 * 56 - 1)
+    found = selected([about(tokens_of, picture("red"))], learner.inputs, attachments=True)
+    assert "attachment 0 is an image of 56 x 56 pixels: too many" in found.dropped[1]
+
+
+def test_a_saved_policy_keeps_its_image_processor(seeing, tmp_path):
+    policy, tokens_of = seeing
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    save_policy(policy, folder)
+    again = load_model(folder, ModelSetup(images=True))
+    batch = packed([about(tokens_of, picture("red"))], learner := learner_of(policy))
+    assert torch.equal(logprobs(learner, batch), logprobs(learner_of(again), batch))
+
+
+def test_a_model_of_text_is_refused_at_the_start(small_policy):
+    policy = small_policy()
+    with pytest.raises(ConfigError, match="LlamaForCausalLM takes none"):
+        load_inputs([INPUT], policy, policy.model)
