@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.environments.config import CollectConfig
@@ -24,7 +26,7 @@ from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed"]
+__all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed", "joined_experts"]
 
 T = TypeVar("T")
 
@@ -64,6 +66,21 @@ class ModelTurn(NamedTuple):
     text: str
     finish_reason: str
     """stop or length."""
+    routed_experts: NDArray[np.int16] | None = None
+    """int16 [rows, layers * k]: the experts that processed the first tokens of prompt and turn, as far as recorded."""
+
+
+def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+    """Return the experts of a sequence's first tokens: those known, and behind them those of a later request.
+
+    A later request processes the tokens before it once more, by weights that may be newer than those they were sampled
+    with, so what is known stays. Raises `DataError` when both are not of one model.
+    """
+    if known is None or recorded is None:
+        return recorded if known is None else known
+    if known.shape[1] != recorded.shape[1]:
+        raise DataError(f"routed_experts: {recorded.shape[1]} a token after {known.shape[1]} in the same sequence")
+    return np.concatenate([known, recorded[len(known) :]])
 
 
 def as_chat(message: Message) -> dict[str, Any]:
@@ -131,6 +148,7 @@ class InferenceRequests:
         ids: list[int] = []
         logprobs: list[float] = []
         versions: list[tuple[int, str]] = []
+        experts = None
         room = self.room(len(prompt_ids), sampling)
         parts = idle = 0
         since = datetime.now(UTC)
@@ -140,6 +158,7 @@ class InferenceRequests:
                     versions.append((len(ids) + span.start, span.version))
             ids += [int(token) for token in generation.token_ids]
             logprobs += [float(logprob) for logprob in generation.logprobs]
+            experts = joined_experts(experts, generation.routed_experts)
             reason = generation.finish_reason
             if reason != "abort":
                 break
@@ -169,7 +188,7 @@ class InferenceRequests:
             raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
-        return ModelTurn(ids, logprobs, versions, text, reason)
+        return ModelTurn(ids, logprobs, versions, text, reason, experts)
 
     async def _text(self, ids: list[int]) -> str:
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""

@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import numpy as np
 
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
@@ -30,9 +31,10 @@ from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.user_code import log_failure
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import (
     ConfigError,
+    DataError,
     EnvironmentCodeError,
     InfrastructureError,
     LachesisError,
@@ -304,7 +306,7 @@ def build_group(
             version_spans=spans,
             rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
             token_advantages=draft.extras.token_advantages,
-            columns=draft.extras.columns,
+            columns=_columns(draft),
             excluded_samples=draft.extras.excluded_samples,
         ),
         tokenizer_hash=tokenizer_hash,
@@ -320,6 +322,23 @@ def build_group(
     )
     group.check()
     return group
+
+
+def _columns(draft: GroupDraft) -> dict[str, Column]:
+    """Return the further columns: those that the environment gave, and the experts that a server recorded."""
+    recorded = [one.routed_experts for one in draft.sessions if one.routed_experts is not None]
+    if not recorded:
+        return draft.extras.columns
+    width = recorded[0].shape[1]
+    experts = [np.full((len(one.tokens), width), -1, np.int16) for one in draft.sessions]
+    for rows, session in zip(experts, draft.sessions, strict=True):
+        if session.routed_experts is not None:
+            known = session.routed_experts[: len(rows)]
+            if known.shape[1] != width:
+                raise DataError(f"routed_experts: {known.shape[1]} a token in one sample and {width} in another")
+            rows[: len(known)] = known
+    column = Column(dtype="int16", data=as_bytes(np.concatenate(experts), "int16"), width=width)
+    return {"routed_experts": column, **draft.extras.columns}
 
 
 def deciding_error(error: Exception) -> Exception:

@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 import anyio
 import anyio.lowlevel
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from lachesis.pipeline.environments.inference import InferenceRequests, ModelTurn, derive_seed
+from lachesis.pipeline.environments.inference import InferenceRequests, ModelTurn, derive_seed, joined_experts
 from lachesis.pipeline.environments.template import render_turn
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -102,6 +104,7 @@ class Session:
         self.loss_mask: list[bool] = []
         self.logprobs: list[float] = []
         self.versions: list[tuple[int, str]] = []
+        self.routed_experts: NDArray[np.int16] | None = None
         self._max_turns = max_turns
         self._requests = requests
         self._sampling = sampling
@@ -202,6 +205,7 @@ class Session:
         self.tokens += turn.token_ids
         self.loss_mask += [True] * len(turn.token_ids)
         self.logprobs += turn.logprobs
+        self.routed_experts = joined_experts(self.routed_experts, turn.routed_experts)
         self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
 
 

@@ -8,6 +8,8 @@ spans that cover it; errors are sorted into InfrastructureError (timeout, connec
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -52,6 +54,8 @@ T = TypeVar("T")
 MAX_QUOTED = 1000
 _ID_DIGITS = 9
 """Digits of a token id at most; ids are int32."""
+_MAX_EXPERT = 32767
+"""Highest number of an expert that a column holds."""
 _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
 
@@ -69,6 +73,8 @@ class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     """stop, length or abort."""
     weight_versions: list[WeightVersionSpan]
     """Contiguous from 0 to N. Empty for an empty sample."""
+    routed_experts: NDArray[np.int16] | None = None
+    """int16 [rows, layers * k]: experts that processed the first tokens of prompt and sample; None: not recorded."""
 
 
 class PromptTopLogprobs(NamedTuple):
@@ -365,7 +371,26 @@ class InferenceClient:
             text=choice.text,
             finish_reason=choice.finish_reason or "stop",
             weight_versions=spans,
+            routed_experts=None if choice.routed_experts is None else self._experts(choice.routed_experts),
         )
+
+    def _experts(self, encoded: str) -> NDArray[np.int16]:
+        try:
+            found = np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise DataError(f"{self._where} sent routed_experts that are no numpy file: {error}") from error
+        if (
+            found.ndim != 3
+            or found.dtype.kind not in "iu"
+            or found.min(initial=0) < 0
+            or found.max(initial=0) > _MAX_EXPERT
+        ):
+            raise DataError(
+                f"{self._where} sent routed_experts of shape {found.shape} and type {found.dtype}, where numbers of "
+                f"experts up to {_MAX_EXPERT} by token, layer and place are needed."
+            )
+        experts: NDArray[np.int16] = found.reshape(len(found), -1).astype(np.int16)
+        return experts
 
     async def _post(self, path: str, body: Any, kind: type[T]) -> T:
         return await self._json("POST", path, kind, content=msgspec.json.encode(body))

@@ -141,6 +141,9 @@ class Choice(Struct, frozen=True, kw_only=True):
     logprobs: Logprobs | None = None
     weight_versions: list[WeightVersionSpan] | None = None
     text: str | None = None
+    routed_experts: str | None = None
+    """Of a mixture-of-experts model, if the server records them: base64 of a numpy file, integers [rows, layers, k], a
+    row for each token that was processed, from the first of the prompt on."""
 
 
 class PromptLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -64,6 +64,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
             token=control_token(config.path, role),
             key=sampling_key(config, role),
             tokenizer=_own_tokenizer(config, role),
+            routed_experts=role == "policy" and "routed_experts" in config.training.reads.columns,
         ) as server,
         InferenceDirectory(timeout_s=120.0) as own,
         service.until_drained(),

@@ -112,10 +112,11 @@ async def start_vllm(
     token: str,
     key: str | None = None,
     tokenizer: str | None = None,
+    routed_experts: bool = False,
 ) -> AsyncIterator[Vllm]:
     """Start vLLM for `role` and yield it, ready or not; it is stopped at the end.
 
-    `tokenizer`: in place of the one beside the weights.
+    `tokenizer`: in place of the one beside the weights. `routed_experts`: record which ones process each token.
 
     `folder`: the run's. `token`: what a request must bear that changes its state, `key` any other; None: nothing.
 
@@ -124,7 +125,8 @@ async def start_vllm(
     port = settings.port or _free_port()
     python = settings.python or sys.executable
     apart = [] if tokenizer is None else ["--tokenizer", tokenizer]
-    command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *apart, *settings.args]
+    recorded = ["--enable-return-routed-experts"] * routed_experts
+    command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *apart, *recorded, *settings.args]
     secrets = {CONTROL_TOKEN: token} | ({} if key is None else {SAMPLING_KEY: key})
     log.info("starting %s", " ".join(command))
     try:

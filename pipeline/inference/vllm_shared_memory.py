@@ -1,4 +1,4 @@
-"""vLLM computes with the trainer's own weights in shared memory (one copy for both), on a CPU.
+"""vLLM computes with the trainer's own weights in shared memory (one copy for both).
 
 In: a pointer to the segment and a policy version. Guarantees: nothing of the segment is served until every tensor of
 the checkpoint is in it with its shape and dtype, the digest of the content is the version's, the rotary embedding is
@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -59,6 +59,7 @@ class SharedModel:
         self._expected = expected
         self._load = load
         self._rope = rope_of(vllm_config.model_config.hf_text_config)
+        self._eager = vllm_config.model_config.enforce_eager
         self._reader: SegmentReader | None = None
         self._changes: int | None = None
 
@@ -106,6 +107,11 @@ class SharedModel:
                 f"{where} is float32, and so must be what is computed with it (--dtype float32); "
                 f"{len(others)} of another dtype: {', '.join(others[:5])}"
             )
+        if reader.on_gpu and not self._eager:
+            raise DataError(
+                f"{where} is on a GPU, and vLLM has captured graphs that would go on reading its own weights: set "
+                'inference.policy.args = ["--enforce-eager"]'
+            )
         check_coverage(tensors, self._expected, where)
         if reader.header.rope != self._rope:
             raise DataError(
@@ -134,7 +140,7 @@ class SharedModel:
         for name, held in loaded.items():
             held.data = views[name]
         if left := sorted(_left_outside(self._model, reader, private)):
-            self._die(f"{len(left)} tensors are not in shared memory: {', '.join(left[:5])}")
+            _die(f"{len(left)} tensors are not in shared memory: {', '.join(left[:5])}")
         log.info("%d parameters are in shared memory, generation %s", len(views), reader.generation[:8])
 
     def _sources(self, reader: SegmentReader) -> Iterator[tuple[str, list[SegmentTensor], torch.Tensor]]:
@@ -162,11 +168,11 @@ class SharedModel:
             )
         yield from found
 
-    @staticmethod
-    def _die(reason: str) -> None:
-        log.critical("%s; ending vLLM", reason)
-        logging.shutdown()
-        os._exit(1)
+
+def _die(reason: str) -> NoReturn:
+    log.critical("%s; ending vLLM", reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def guard_worker(worker: type) -> None:
@@ -183,16 +189,20 @@ def _guarded(compute: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if _served.reader is None:
             return compute(*args, **kwargs)
-        with _served.reader.reading() as (changes, version):
+        reader = _served.reader
+        with reader.reading() as (changes, version):
+            if not reader.is_alive():
+                _die("the trainer whose memory the weights are in has ended: its next start shares them anew")
             if changes != _served.changes:
-                log.critical(
-                    "the trainer has changed the weights in shared memory (now %s) while this server was not paused: "
-                    "what it would sample has no known policy; ending vLLM",
-                    version or "in between two versions",
+                now = version or "in between two versions"
+                _die(
+                    f"the trainer has changed the weights in shared memory (now {now}) while this server was not "
+                    "paused: what it would sample has no known policy"
                 )
-                logging.shutdown()
-                os._exit(1)
-            return compute(*args, **kwargs)
+            computed = compute(*args, **kwargs)
+            if reader.on_gpu:
+                torch.cuda.synchronize()  # what was only queued reads the weights after this
+            return computed
 
     return guarded
 

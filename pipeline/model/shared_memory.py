@@ -4,7 +4,8 @@
     256    JSON: `SegmentHeader`, the place of each tensor
     ...    the tensors, float32, in the layout that vLLM computes with
 
-The segment is an anonymous file (memfd) of the trainer's process. A pointer file in the run's folder says which one.
+The segment is an anonymous file (memfd) of the trainer's process. Where the model is on a GPU, the tensors are there,
+in memory that CUDA shares, and the file has the rest. A pointer file in the run's folder says which one.
 Guarantees: the kernel frees the memory with the last process that uses it, however that ends, so nothing is left behind
 and no stale segment is ever found under a name; its size cannot change; readers cannot write; and weights that change
 can be told from weights at rest: the count of changes is odd meanwhile, a lock keeps readers out, and the version is
@@ -28,6 +29,8 @@ from typing import Any
 import msgspec
 import torch
 
+from lachesis.pipeline.model import cuda_memory
+from lachesis.pipeline.model.cuda_memory import CudaMemory
 from lachesis.pipeline.model.segment_layout import SegmentTensor, place_tensors, rope_of
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
 from lachesis.pipeline.private_file import write_private
@@ -49,10 +52,14 @@ _PROC_FILE = re.compile(r"/proc/[1-9][0-9]*/fd/[0-9]+")
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
-    """What lies where. `rope`: the trainer's rotary embedding, which is no tensor and yet part of the model."""
+    """What lies where. `rope`: the trainer's rotary embedding, which is no tensor and yet part of the model.
+
+    `cuda`: the memory that the tensors are in; None: in the file, behind the header.
+    """
 
     tensors: list[SegmentTensor]
     rope: dict[str, Any]
+    cuda: CudaMemory | None = None
 
 
 class SegmentPointer(msgspec.Struct, frozen=True):
@@ -70,43 +77,48 @@ def segment_pointer(folder: Path) -> Path:
 class WeightSegment:
     """The trainer's side: owns the memory that the parameters of its model are in."""
 
-    def __init__(self, fd: int, memory: mmap.mmap, generation: str) -> None:
+    def __init__(self, fd: int, memory: mmap.mmap, generation: str, device: torch.device) -> None:
         self._fd = fd
         self._memory = memory
+        self._device = device
         self.generation = generation
 
     @classmethod
     def share(cls, model: Any) -> WeightSegment:
         """Move the parameters of `model` into a new segment; the optimizer goes on changing them there.
 
-        Raises `ConfigError` when the model is not on the CPU, not in float32, or has adapters, whose merged weights
+        Raises `ConfigError` when the model is not on one device, not in float32, or has adapters, whose merged weights
         are copies. Raises `DataError` when a tensor of the model is left outside.
         """
         if has_adapters(model):
             raise ConfigError('weights.transport = "shared_memory" shares all weights: leave training.lora out')
         tensors = policy_tensors(model)
+        device = next(iter(tensors.values())).device
         unfit = [
-            f"{name} is {tensor.dtype} on {tensor.device}" for name, tensor in tensors.items() if not _fits(tensor)
+            f"{name} is {tensor.dtype} on {tensor.device}"
+            for name, tensor in tensors.items()
+            if tensor.dtype != torch.float32 or tensor.device != device
         ]
         if unfit:
             raise ConfigError(
-                'weights.transport = "shared_memory" takes float32 on the CPU (training.device = "cpu"), but '
-                + ", ".join(unfit[:5])
+                'weights.transport = "shared_memory" takes float32 on one device, but ' + ", ".join(unfit[:5])
             )
         places, size = place_tensors(tensors, getattr(model.config, "vocab_size", 0))
-        header = msgspec.json.encode(SegmentHeader(places, rope_of(model.config)))
+        on_gpu = cuda_memory.allocate(size, device) if _is_gpu(device) else None
+        cuda = None if on_gpu is None else cuda_memory.exported(on_gpu)
+        header = msgspec.json.encode(SegmentHeader(places, rope_of(model.config), cuda))
         start = -(-(_HEADER_AT + len(header)) // mmap.PAGESIZE) * mmap.PAGESIZE
         generation = secrets.token_hex(16)
         fd = os.memfd_create(f"lachesis-weights-{generation[:8]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, start + size)
+        os.ftruncate(fd, start + (size if on_gpu is None else 0))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        memory = mmap.mmap(fd, start + size)
+        memory = mmap.mmap(fd, 0)
         _STATE.pack_into(memory, 0, _MAGIC, generation.encode(), 0, b"", len(header))
         memory[_HEADER_AT : _HEADER_AT + len(header)] = header
-        _move(model, tensors, _views(memory, places, start))
-        segment = cls(fd, memory, generation)
-        _check_moved(model, memory)
-        return segment
+        flat = _behind(memory, start) if on_gpu is None else on_gpu
+        _move(model, tensors, _views(flat, places))
+        _check_moved(model, flat)
+        return cls(fd, memory, generation, device)
 
     @property
     def pointer(self) -> SegmentPointer:
@@ -132,9 +144,9 @@ class WeightSegment:
             try:
                 yield
             except DataError:
-                self._count()
+                self._finish()
                 raise
-            self._count()
+            self._finish()
 
     def publish(self, version: PolicyVersion) -> None:
         """Say of which version the weights are, as they lie there."""
@@ -151,6 +163,12 @@ class WeightSegment:
             if read_pointer(pointer) == self.pointer:
                 pointer.unlink()
         os.close(self._fd)
+
+    def _finish(self) -> None:
+        """Count the change once all of it is there: a GPU works behind."""
+        if _is_gpu(self._device):
+            torch.cuda.synchronize(self._device)
+        self._count()
 
     def _count(self) -> None:
         (changes,) = _CHANGES.unpack_from(self._memory, _CHANGES_AT)
@@ -190,10 +208,12 @@ class SegmentReader:
         if magic != _MAGIC or generation.decode(errors="replace") != self.pointer.generation:
             raise self._foreign(f"it is of generation {generation.decode(errors='replace')[:8]!r}")
         self.header = from_json(where, SegmentHeader, self._memory[_HEADER_AT : _HEADER_AT + header_bytes])
-        self._start = -(-(_HEADER_AT + header_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        start = -(-(_HEADER_AT + header_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.on_gpu = self.header.cuda is not None
+        self._flat = _behind(self._memory, start) if self.header.cuda is None else cuda_memory.opened(self.header.cuda)
         last = max((place.offset + place.reserved for place in self.header.tensors), default=0)
-        if self._start + last > size:
-            raise DataError(f"{where} has {size} bytes, but its header places tensors up to {self._start + last}.")
+        if last > self._flat.nbytes:
+            raise DataError(f"{where} has {self._flat.nbytes} bytes, but its header places tensors up to {last}.")
         self.places = {place.name: place for place in self.header.tensors}
 
     @property
@@ -203,15 +223,26 @@ class SegmentReader:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by name, float32, without copies."""
-        return _views(self._memory, self.header.tensors, self._start)
+        return _views(self._flat, self.header.tensors)
 
     def view(self, offset: int, shape: torch.Size) -> torch.Tensor:
         """Return the float32 tensor of `shape` at `offset`; it may span several tensors that lie side by side."""
-        return _view(self._memory, self._start + offset, shape)
+        return _view(self._flat, offset, shape)
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in the segment."""
-        return _contains(self._memory, tensor)
+        return _contains(self._flat, tensor)
+
+    def is_alive(self) -> bool:
+        """Whether the memory is still there: in main memory always, on a GPU as long as the trainer's process."""
+        if not self.on_gpu:
+            return True
+        try:
+            there = Path(self.pointer.path).stat()
+        except OSError:
+            return False
+        own = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
 
     @contextmanager
     def reading(self) -> Iterator[tuple[int, str]]:
@@ -261,10 +292,6 @@ def read_pointer(path: Path) -> SegmentPointer:
     return pointer
 
 
-def _fits(tensor: torch.Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-
-
 @contextmanager
 def _lock(fd: int, kind: int) -> Iterator[None]:
     """Hold a lock of the file; the kernel releases it with the process."""
@@ -275,15 +302,25 @@ def _lock(fd: int, kind: int) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def _views(memory: mmap.mmap, places: list[SegmentTensor], start: int) -> dict[str, torch.Tensor]:
-    return {place.name: _view(memory, start + place.offset, torch.Size(place.shape)) for place in places}
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
-def _view(memory: mmap.mmap, offset: int, shape: torch.Size) -> torch.Tensor:
+def _behind(memory: mmap.mmap, start: int) -> torch.Tensor:
+    """Return what lies in a mapped file from `start` on, uint8."""
+    if start == len(memory):
+        return torch.empty(0, dtype=torch.uint8)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing here writes to it
-        flat = torch.frombuffer(memory, dtype=torch.float32, offset=offset, count=shape.numel())
-    return flat.view(shape)
+        return torch.frombuffer(memory, dtype=torch.uint8, offset=start)
+
+
+def _views(flat: torch.Tensor, places: list[SegmentTensor]) -> dict[str, torch.Tensor]:
+    return {place.name: _view(flat, place.offset, torch.Size(place.shape)) for place in places}
+
+
+def _view(flat: torch.Tensor, offset: int, shape: torch.Size) -> torch.Tensor:
+    return flat[offset : offset + 4 * shape.numel()].view(torch.float32).view(shape)
 
 
 def _move(model: Any, tensors: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor]) -> None:
@@ -296,14 +333,16 @@ def _move(model: Any, tensors: Mapping[str, torch.Tensor], views: Mapping[str, t
         held.data = new[held.data_ptr(), held.shape]
 
 
-def _check_moved(model: Any, memory: mmap.mmap) -> None:
-    outside = [name for name, tensor in model.state_dict(keep_vars=True).items() if not _contains(memory, tensor)]
+def _check_moved(model: Any, flat: torch.Tensor) -> None:
+    outside = [name for name, tensor in model.state_dict(keep_vars=True).items() if not _contains(flat, tensor)]
     if outside:
         raise DataError(f"{len(outside)} tensors of the model are not in shared memory: {', '.join(outside[:5])}")
 
 
-def _contains(memory: mmap.mmap, tensor: torch.Tensor) -> bool:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        first = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
-    return first <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= first + len(memory)
+def _contains(flat: torch.Tensor, tensor: torch.Tensor) -> bool:
+    first = flat.data_ptr()
+    return (
+        tensor.device == flat.device
+        and first <= tensor.data_ptr()
+        and tensor.data_ptr() + tensor.nbytes <= first + flat.nbytes
+    )

@@ -76,13 +76,14 @@ async def test_key_and_token_are_in_its_environment_alone(tmp_path, caplog):
     script = f"echo $LACHESIS_VLLM_TOKEN-$LACHESIS_VLLM_KEY > {tmp_path}/env; echo $0 $@ > {tmp_path}/argv"
     started = start_vllm(
         InferenceConfig(kind="vllm", python=str(interpreter(tmp_path, script))), "m", role="policy", folder=tmp_path,
-        tokenizer_hash="h", token="hush-1", key="hush-2",
+        tokenizer_hash="h", token="hush-1", key="hush-2", routed_experts=True,
     )  # fmt: skip
     async with started as it:
         with anyio.fail_after(20), pytest.raises(StartupError, match="code 0"):
             await it.ready()
     assert (tmp_path / "env").read_text() == "hush-1-hush-2\n"
     assert "--model m" in (tmp_path / "argv").read_text()
+    assert "--enable-return-routed-experts" in (tmp_path / "argv").read_text()
     assert "hush" not in (tmp_path / "argv").read_text() + caplog.text
 
 

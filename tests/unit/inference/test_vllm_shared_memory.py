@@ -65,7 +65,7 @@ class World:
         tensors = policy_tensors(trainer)
         expected = {name: tensor.to("meta") for name, tensor in tensors.items()}
         text = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-        config = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text))
+        config = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text, enforce_eager=True))
         self.rope = text.rope_parameters
         self.shared = SharedModel(config, served, expected, load or served.load)
 
