@@ -71,7 +71,7 @@ class ModelTurn(NamedTuple):
 
 
 def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
-    """Return the experts of a sequence's first tokens: those known, and behind them those of a later request.
+    """Return the experts of a sequence's first tokens: those known, then those of a later request.
 
     A later request processes the tokens before it once more, by weights that may be newer than those they were sampled
     with, so what is known stays. Raises `DataError` when both are not of one model.

@@ -63,7 +63,10 @@ def exported(memory: torch.Tensor) -> CudaMemory:
 
 
 def opened(memory: CudaMemory) -> torch.Tensor:
-    """Map the memory of another process, uint8 [size]. Raises `DataError` where this process does not see its GPU."""
+    """Map the memory of another process, uint8 [size].
+
+    Raises `DataError` where this process does not see its GPU.
+    """
     runtime = _runtime()
     index = next((i for i in range(torch.cuda.device_count()) if _uuid(i) == memory.gpu), None)
     if index is None:
