@@ -2,8 +2,9 @@
 
     python one_rank.py RANK RANKS FOLDER CASES
 
-CASES is JSON, by name: `learner` (settings), `sharding`, `lora`, and batches of groups (number, lengths, advantage):
-those that rank 0 trains `before` the others join, and those that all do. Rank 0 writes into FOLDER.
+CASES is JSON, by name: `learner` (settings), `sharding`, `lora`, `inputs`, and batches of groups (number, lengths,
+advantage): those that rank 0 trains `before` the others join, and those that all do. Rank 0 writes into FOLDER. With
+`inputs` the model is a mixture of experts, and each token has recorded ones.
 """
 
 import json
@@ -14,13 +15,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from lachesis.pipeline.config.run import TrainingConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
-from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.training.adapters import with_adapters
+from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner, train_soundly
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.gather import gather_optimizer, gather_weights, optimizer_state
@@ -35,6 +39,27 @@ from lachesis.schemas.ledger import GroupRef
 CPU = torch.device("cpu")
 
 
+LAYERS, EXPERTS, K = 2, 4, 2
+
+
+def mixture_of_experts(policy: PolicyModel) -> PolicyModel:
+    """The same with a mixture-of-experts model."""
+    config = Qwen3MoeConfig(
+        vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+        num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=EXPERTS,
+        num_experts_per_tok=K, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return policy._replace(model=Qwen3MoeForCausalLM(config).eval())
+
+
+def experts_of(group: int, row: int, length: int) -> NDArray[np.int64]:
+    """Random experts of a sequence, [T, layers, k]."""
+    draw = np.random.default_rng([group, row])
+    chosen = [draw.permutation(EXPERTS)[:K] for _ in range(length * LAYERS)]
+    return np.stack(chosen).reshape(length, LAYERS, K)
+
+
 def sequences_of(group: int, lengths: list[int], advantage: float) -> list[TrainingSequence]:
     """Random sequences of one group."""
     draw = np.random.default_rng(group)
@@ -44,6 +69,7 @@ def sequences_of(group: int, lengths: list[int], advantage: float) -> list[Train
             loss_mask=np.arange(length) >= 2,
             logprobs=-draw.uniform(3.5, 5.5, length).astype(np.float32),
             advantage=advantage * (-1.0) ** row,
+            prepared=(experts_of(group, row, length),),
             group_id=f"{group:032x}",
         )
         for row, length in enumerate(lengths)
@@ -63,20 +89,26 @@ def main(rank: int, ranks: int, folder: Path, cases: dict[str, Any]) -> None:
 
 def train_case(given: dict[str, Any], group: Ranks, result: Path) -> None:
     """Train, and let rank 0 write weights, optimizer and metrics."""
-    training = msgspec.convert({k: given[k] for k in ("learner", "sharding", "lora") if k in given}, TrainingConfig)
+    training = msgspec.convert(
+        {k: given[k] for k in ("learner", "sharding", "lora", "inputs") if k in given}, TrainingConfig
+    )
     policy = build_tiny_policy(0, width=32, layers=2, max_length=48)
+    if training.inputs:
+        policy = mixture_of_experts(policy)
     if training.lora is not None:
         policy = policy._replace(model=with_adapters(policy.model, training.lora, 0))
     reference = None
     if training.learner.loss.kl_coef and training.lora is None:
         reference = build_tiny_policy(1, width=32, layers=2, max_length=48).model.requires_grad_(False)
     learner = Learner(policy.model, training.learner, reference=reference)
+    learner.inputs = load_inputs(training.inputs, policy, learner.trained)
     for batch in given.get("before", []):  # rank 0 resumes, so its moments have to reach the others
         _train(learner, batch, ALONE)
     if group.size > 1:
         start = rank_start(policy, learner, LedgerPosition(), run="r", training=training, seed=0)
         if group.rank == 0:
             learner = join_as_leader(policy, learner, start, group, CPU)
+            learner.inputs = load_inputs(training.inputs, policy, learner.trained)
         else:
             start = msgspec.json.decode(msgspec.json.encode(start), type=type(start))
             learner = join_as_follower(start, group, CPU)

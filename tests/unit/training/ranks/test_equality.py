@@ -49,6 +49,18 @@ CASES = {
         "batches": [FIRST, UNSOUND, SECOND],
     },
     "adapters": {"learner": RATE, "lora": {"rank": 4}, "batches": [FIRST, SECOND]},
+    "routed": {
+        "learner": RATE,
+        "inputs": [{"input": "routed_experts"}],
+        "before": [SECOND],
+        "batches": [FIRST, ONE_GROUP],
+    },
+    "routed, sharded": {
+        "learner": {**SMALL, "recompute_layers": True},
+        "inputs": [{"input": "routed_experts"}],
+        "sharding": "full",
+        "batches": [FIRST, ONE_GROUP, SECOND],
+    },
     "shortened": {
         "learner": {**RATE, "learning_rate": 0.05, "max_step_kl": 0.01, "on_large_step": "shorten"},
         "sharding": "full",
