@@ -49,7 +49,6 @@ from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.prefetch import publish_with_retries, train_batches
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
@@ -62,6 +61,7 @@ from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
 from lachesis.pipeline.training.train_batch import TrainedBatch, train_batch
+from lachesis.pipeline.training.train_loop import publish_with_retries, train_batches
 from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.pipeline.weights.sender import weights_sender
 from lachesis.schemas.annotations import Stamp

@@ -41,7 +41,6 @@ from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch, fill_a_report
 from lachesis.pipeline.training.metrics import latencies, reward_figures
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.prefetch import publish_with_retries, train_batches
 from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
@@ -61,6 +60,7 @@ from lachesis.pipeline.training.tinker.saved_states import (
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
+from lachesis.pipeline.training.train_loop import publish_with_retries, train_batches
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import (
     AccessError,
