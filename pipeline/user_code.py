@@ -6,7 +6,6 @@ dataclasses and pickle look for it. Files that import one another load as under 
 because only one thread at a time runs code of the user's.
 """
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from lachesis.pipeline.nearest import nearest
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["FAILURE_LOG", "IMPORT_LOCK", "argument_problem", "load_module", "log_failure"]
@@ -79,9 +79,7 @@ def argument_problem(function: Callable[..., Any], given: Collection[str], *, po
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     for name in given:
         if name not in named and not takes_any:
-            close = difflib.get_close_matches(name, named, n=1)
-            known = f"; it takes {', '.join(named)}" if named else "; it takes none"
-            return f"unknown argument {name[:60]!r}" + (f"; did you mean {close[0]!r}?" if close else known)
+            return f"unknown argument {name[:60]!r}{nearest(name, named)}"
     missing = [name for name, one in named.items() if one.default is one.empty and name not in given]
     if missing:
         return f"missing argument{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
