@@ -18,6 +18,7 @@ from lachesis.pipeline.model.source import find_model
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS
 from lachesis.pipeline.scoring import raters
+from lachesis.pipeline.user_code import missing_file
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.plan import plan
 from lachesis.services.run.checkpoints import newest_checkpoint
@@ -129,7 +130,7 @@ def _problem(reference: str, builtin: Collection[str]) -> str | None:
     if place.endswith(".py"):
         source = Path(place)
         if not source.is_file():
-            return f"there is no file {place!r} in {Path.cwd()}"
+            return missing_file(source)
     else:
         spec = _find_module(place)
         if spec is None:

@@ -27,7 +27,7 @@ def test_loads_a_file_a_module_and_a_builtin() -> None:
     [
         ("reasoning_gim", {}, "did you mean 'reasoning_gym'"),
         ("nowhere.at_all:Thing", {}, "module 'nowhere.at_all' was not found"),
-        ("no/such/file.py:Thing", {}, "does not exist"),
+        ("no/such/file.py:Thing", {}, "there is no file 'no/such/file.py' in "),
         (SUMS.replace("Sums", "Sum"), {}, "did you mean 'Sums'"),
         ("json:loads", {}, "not a subclass"),
         (SUMS, {"larges": 4}, "unknown argument 'larges'; did you mean 'largest'"),
