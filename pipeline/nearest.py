@@ -7,7 +7,7 @@ __all__ = ["nearest"]
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return the end of an error about the unknown `name`: the nearest of the `known` ones, or all of them.
+    """Return the end of an error about an unknown `name`: the nearest known one, or all of them.
 
     `prefix` is shown before the nearest.
     """

@@ -1,4 +1,4 @@
-"""What became of the steps since a trainer's last report: when that makes a checkpoint due, and the next report."""
+"""Records a trainer's steps since its last report: when a checkpoint is due, and the next report."""
 
 from __future__ import annotations
 

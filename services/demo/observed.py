@@ -152,7 +152,7 @@ class RunObservation:
         return [f"{env} {kind}" for env, kinds in sorted(found.items()) for kind in kinds]
 
     def waits(self) -> list[str]:
-        """Return of each service that waits what it tries again, since when and why, as its newest heartbeat says."""
+        """Return what each service that waits tries again, since when and why."""
         newest = [
             max(self._newest(name), key=lambda beat: beat.time_ns)
             for name in sorted(self.heartbeats.services(), key=place)

@@ -77,7 +77,7 @@ def bounded(value: Any, chars: int = _MAX_ANSWER_CHARS) -> Any:
 
 
 def shown_state(in_folder: RunState, snapshot: RunSnapshot) -> str:
-    """Return how a run stands: as its folder says, or of a run that no `up` here started, as its services do. Pure."""
+    """Return how a run stands: by its folder, or if no `up` here started it, by its services. Pure."""
     if in_folder not in {"unknown", "elsewhere"}:
         return in_folder
     if snapshot.finished:
