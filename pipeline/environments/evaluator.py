@@ -189,7 +189,8 @@ class _Evaluator:
         if await client.weight_version() != record.version:
             try:
                 with traced_update(self.service, self.config.training.name, record.policy_version):
-                    await client.update_weights(await self.receiver.path_of(record), record.version)
+                    path = await self.receiver.path_of(record)
+                    self.service.set_note("digest", await client.update_weights(path, record.version))
             except (AccessError, DataError, NotFoundError) as error:
                 raise _PolicyRefusedError(str(error)) from error
         result = await one.measure(
