@@ -42,8 +42,8 @@ class EvaluatedEnv:
             return None
         if not self.judged:
             return (
-                f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add "
-                f"one to scoring.raters, or define {type(self.env).__name__}.reward"
+                f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add a "
+                "rater to scoring.raters, or a reward to the environment"
             )
         return (
             f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
