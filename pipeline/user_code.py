@@ -6,7 +6,6 @@ dataclasses and pickle look for it. Files that import one another load as under 
 because only one thread at a time runs code of the user's.
 """
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -22,9 +21,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from lachesis.pipeline.nearest import nearest
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["FAILURE_LOG", "IMPORT_LOCK", "argument_problem", "load_module", "log_failure"]
+__all__ = [
+    "FAILURE_LOG",
+    "IMPORT_LOCK",
+    "argument_problem",
+    "load_attribute",
+    "load_module",
+    "log_failure",
+    "missing_file",
+]
 
 FAILURE_LOG: Final = logging.getLogger("lachesis.user_code")
 """At level DEBUG, the traceback of whatever environments and raters raise. Events and messages hold its text alone."""
@@ -37,8 +45,8 @@ own locks are one for each module: two threads that import files in a circle see
 def load_module(place: str, what: str) -> ModuleType:
     """Return the module called `place`, or the one in the file `place` if that ends with .py.
 
-    Raises ConfigError if there is none; `what` (an environment, say) names in its text what it was to hold. Whatever
-    the module raises while it runs, ImportError included, propagates as it is.
+    Raises ConfigError if there is none; its text begins with `what` it was to hold (an environment, say). Whatever the
+    module raises while it runs, ImportError included, propagates as it is.
     """
     if place.endswith(".py"):
         return _load_file(Path(place), what)
@@ -50,9 +58,32 @@ def load_module(place: str, what: str) -> ModuleType:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"{what} module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
+            f"{what}: module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
             "path/to/file.py:NAME"
         ) from error
+
+
+def missing_file(path: Path) -> str:
+    """Return what to say of a file that a configuration or a command names and that is not there."""
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    return (
+        f"there is no file {str(path)!r}{where}; a path in a configuration is relative to its folder, any other to the "
+        "current one"
+    )
+
+
+def load_attribute(place: str, name: str, what: str) -> Any:
+    """Return what is called `name` in the module or file `place`.
+
+    Raises ConfigError, which begins with `what` it was to be, if there is none, or if the module cannot be imported.
+    """
+    try:
+        module = load_module(place, what)
+    except ImportError as error:
+        raise ConfigError(f"{what}: cannot import {place!r}: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"{what}: {place!r} has no {name!r}")
+    return getattr(module, name)
 
 
 def log_failure(where: str, error: BaseException) -> None:
@@ -79,9 +110,7 @@ def argument_problem(function: Callable[..., Any], given: Collection[str], *, po
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     for name in given:
         if name not in named and not takes_any:
-            close = difflib.get_close_matches(name, named, n=1)
-            known = f"; it takes {', '.join(named)}" if named else "; it takes none"
-            return f"unknown argument {name[:60]!r}" + (f"; did you mean {close[0]!r}?" if close else known)
+            return f"unknown argument {name[:60]!r}{nearest(name, named)}"
     missing = [name for name, one in named.items() if one.default is one.empty and name not in given]
     if missing:
         return f"missing argument{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
@@ -90,7 +119,7 @@ def argument_problem(function: Callable[..., Any], given: Collection[str], *, po
 
 def _load_file(path: Path, what: str) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"{what} file {str(path)!r} does not exist")
+        raise ConfigError(f"{what}: {missing_file(path)}")
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"lachesis_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{digest}"

@@ -6,13 +6,13 @@ Stages are named, not imported, so that a machine that runs environments needs n
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -104,9 +104,7 @@ def find(name: str) -> ServiceSpec:
     """Return a service by name. Raises `ConfigError` that names the nearest."""
     spec = SERVICES.get(name)
     if spec is None:
-        close = difflib.get_close_matches(name, SERVICES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SERVICES)}"
-        raise ConfigError(f"there is no service {name!r}; {hint}")
+        raise ConfigError(f"there is no service {name!r}{nearest(name, SERVICES)}")
     return spec
 
 

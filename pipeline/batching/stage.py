@@ -34,7 +34,7 @@ from lachesis.pipeline.promotion.logic import decide, publish_decision
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.incidents import follow_incidents
-from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
+from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
@@ -230,28 +230,14 @@ class _Batcher:
 
     async def _see_all_members(self) -> None:
         """Read ROLLOUTS to its end: annotations are waiting for rollouts that the reader has not brought yet."""
-        async for attempt in self.service.retrying("read ROLLOUTS"):
-            with attempt:
-                async with self.service.bus.read(
-                    subjects.ROLLOUTS,
-                    [subjects.rollout(self.service.run)],
-                    start=self.joiner.frontier + 1,
-                    headers_only=True,
-                    follow=False,
-                ) as members:
-                    async for message in members:
-                        self._take_member(message)
+        rollouts, _ = self.sources()
+        await read_to_end(self.service, rollouts, self._process_message)
         self.joiner.end_of_rollouts()
 
     async def _see_all_annotations(self) -> None:
         """Read EVENTS to its end: what came in time must not be missed because the reader is behind."""
-        async for attempt in self.service.retrying("read EVENTS"):
-            with attempt:
-                async with self.service.bus.read(
-                    subjects.EVENTS, self._events(), start=self._next_event, follow=False
-                ) as annotations:
-                    async for message in annotations:
-                        await self._process_message(message)
+        _, events = self.sources()
+        await read_to_end(self.service, events, self._process_message)
 
     async def watch_deadlines(self) -> None:
         """Let deadlines pass when they are due."""

@@ -8,7 +8,6 @@ every path is absolute: those of the file are relative to the file's folder, all
 """
 
 import ast
-import difflib
 import functools
 import inspect
 import itertools
@@ -27,6 +26,7 @@ import msgspec
 from lachesis.pipeline.config.paths import resolve_paths
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
+from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
@@ -178,7 +178,9 @@ class _Layer:
         for written, value in new.items():
             key = written if aliases.get(written) in new else aliases.get(written, written)
             if key not in hints:
-                raise ConfigError(f"{self.source}: unknown setting {prefix + key!r}{_nearest(key, prefix, hints)}")
+                raise ConfigError(
+                    f"{self.source}: unknown setting {prefix + key!r}{nearest(key, hints, prefix=prefix)}"
+                )
             self.value(hints[key], tree, key, value, prefix)
 
     def value(self, hint: Any, tree: dict[str, Any], key: str, value: Any, prefix: str) -> None:
@@ -265,9 +267,9 @@ def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) 
     message = message.replace("`object`", "a table { key = value }")
     hint = _hint_at(kind, where)
     if message.startswith("Invalid enum value") and get_origin(hint) is Literal:
-        message += _nearest(message.split("'")[1], "", map(str, get_args(hint)))
+        message += nearest(message.split("'")[1], map(str, get_args(hint)))
     elif message.startswith("Object contains unknown field") and _is_struct(hint):
-        message += _nearest(message.split("`")[1], "", _hints(hint))
+        message += nearest(message.split("`")[1], _hints(hint))
     pattern = re.escape(re.sub(r"\[[0-9]+\]", "", where)).replace(r"\[\.\.\.\]", r"\.[^.]+")
     named = [place for place in origins if re.fullmatch(pattern, place)]
     path = where.replace("[...]", ".*")
@@ -287,9 +289,3 @@ def _hint_at(hint: Any, where: str) -> Any:
     for part in re.findall(r"\[[^]]*\]|[^.\[]+", where):
         hint = _plain(get_args(hint)[-1]) if part.startswith("[") else _hints(hint)[part]
     return hint
-
-
-def _nearest(key: str, prefix: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known here: {', '.join(names)}"

@@ -54,7 +54,11 @@ _BYTES_PER_SAMPLE = 4096
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
 
-    PARAM_PATHS: ClassVar = {"dataset": {"path": "file"}, "atropos": {"place": "code", "python": "program"}}
+    PARAM_PATHS: ClassVar = {
+        "atropos": {"place": "code", "python": "program"},
+        "dataset": {"path": "file"},
+        "steps": {"place": "code"},
+    }
 
     kind: CodePath
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that

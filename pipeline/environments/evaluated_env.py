@@ -13,7 +13,7 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.evaluate import EvalResult, GroupScorer, evaluate
 from lachesis.pipeline.environments.inference import Inference
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.environments.success import success_scorer
+from lachesis.pipeline.environments.success import can_be_judged, success_scorer
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import held_out_tasks, is_held_out
 from lachesis.pipeline.runtime.retries import RetryWait
@@ -24,18 +24,27 @@ __all__ = ["EvaluatedEnv", "load_evaluated_env"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedEnv:
-    """An environment and `tasks` to evaluate it on, in the order in which fewer of them are taken; often none."""
+    """An environment and `tasks` to evaluate it on, in the order in which fewer of them are taken; often none.
+
+    `judged`: whether anything can tell which answers succeed; if not, there are no tasks.
+    """
 
     name: str
     env: Environment
     settings: EnvironmentConfig
     tasks: Sequence[int]
     score_group: GroupScorer
+    judged: bool = True
 
     def reason_without_tasks(self) -> str | None:
         """Return why it is not evaluated, and how to change that; None if it has tasks."""
         if self.tasks:
             return None
+        if not self.judged:
+            return (
+                f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add a "
+                "rater to scoring.raters, or a reward to the environment"
+            )
         return (
             f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
             f"would be held out; raise evaluate.held_out, or add [evaluation.{self.name}] with tasks of its own"
@@ -83,5 +92,7 @@ def load_evaluated_env(config: RunConfig, name: str, settings: EnvironmentConfig
     own = is_held_out(config, name)
     size = len(env)
     tasks = held_out_tasks(config, name, size).tolist() if own else range(min(config.evaluate.items, size))
-    scorer = success_scorer(env, name, settings, settings.scoring or config.scoring, run=config.run)
-    return EvaluatedEnv(name, env, settings, tasks, scorer)
+    scoring = settings.scoring or config.scoring
+    judged = can_be_judged(env, scoring)
+    scorer = success_scorer(env, name, settings, scoring, run=config.run)
+    return EvaluatedEnv(name, env, settings, tasks if judged else (), scorer, judged)

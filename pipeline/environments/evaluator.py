@@ -10,6 +10,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+import anyio.to_thread
+
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
@@ -138,7 +140,7 @@ class _Evaluator:
     async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
         await self.service.starts_with(f"loading environment {name} ({settings.kind})")
-        evaluated = load_evaluated_env(self.config, name, settings)
+        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, self.config, name, settings)
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
         stored: StoredMessage | None = None
@@ -187,7 +189,8 @@ class _Evaluator:
         if await client.weight_version() != record.version:
             try:
                 with traced_update(self.service, self.config.training.name, record.policy_version):
-                    await client.update_weights(await self.receiver.path_of(record), record.version)
+                    path = await self.receiver.path_of(record)
+                    self.service.set_note("digest", await client.update_weights(path, record.version))
             except (AccessError, DataError, NotFoundError) as error:
                 raise _PolicyRefusedError(str(error)) from error
         result = await one.measure(

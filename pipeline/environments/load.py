@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.tasks.binding import bind_arguments, nearest
+from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError
 
@@ -33,7 +34,7 @@ def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Envi
     """
     place, colon, attribute = BUILTIN.get(name, name).rpartition(":")
     if not colon or not place or not attribute:
-        raise ConfigError(f"no built-in environment {name!r}{nearest(name, BUILTIN)}; your own is module:Class")
+        raise ConfigError(f"{name!r} is neither module:Class nor a built-in environment{nearest(name, BUILTIN)}")
     module = load_module(place, "environment")
     kind = getattr(module, attribute, None)
     if kind is None:

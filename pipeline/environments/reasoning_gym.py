@@ -15,7 +15,7 @@ import msgspec
 
 from lachesis.pipeline.environments.environment import Environment, Reward
 from lachesis.pipeline.environments.session import Session
-from lachesis.pipeline.tasks.binding import nearest
+from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.tasks.gym_datasets import Split, create_dataset, draw, load_scorer, score_answer, split_of
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
     if settings is None:
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     await service.starts_with(f"loading environment {name} ({settings.kind})")
-    env = load_environment(settings.kind, settings.params)
+    env = await anyio.to_thread.run_sync(load_environment, settings.kind, settings.params)  # heartbeats go on
     held_out = held_out_tasks(config, name, len(env))
     if single is not None:
         if not 0 <= single.task < len(env):

@@ -12,12 +12,20 @@ from functools import cache
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.evaluate import GroupScorer
+from lachesis.pipeline.environments.group_environment import GroupEnvironment
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
 
-__all__ = ["success_scorer"]
+__all__ = ["can_be_judged", "success_scorer"]
+
+
+def can_be_judged(env: Environment, scoring: ScoringConfig) -> bool:
+    """Whether a rater, or the environment itself, may tell which answers succeed."""
+    kind = type(env)
+    own = kind.reward is not Environment.reward or kind.score is not Environment.score
+    return own or isinstance(env, GroupEnvironment) or bool(scoring.raters)
 
 
 def success_scorer(

@@ -13,7 +13,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.tasks.binding import bind_arguments, nearest
+from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ToolError
 from lachesis.schemas.rollout import Message, ToolCall

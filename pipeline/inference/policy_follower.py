@@ -65,6 +65,10 @@ async def follow_policy(
         await follower.load_newest()
 
 
+class _SupersededError(Exception):
+    """Raised when weights could not be loaded yet and there are newer ones."""
+
+
 class _PolicyFollower:
     def __init__(
         self,
@@ -114,9 +118,9 @@ class _PolicyFollower:
             done = self._newest
             try:
                 with traced_update(self._service, self._trainer, done.policy_version):
-                    async for attempt in self._service.retrying(f"load weights {done.version}"):
-                        with attempt:
-                            await self._load(done)
+                    await self._load_until_superseded(done)
+            except _SupersededError:
+                continue
             except InfrastructureError:
                 return  # draining
             except (AccessError, DataError, NotFoundError) as error:
@@ -131,6 +135,14 @@ class _PolicyFollower:
             self._loaded.set()
             self._service.vitals.metrics["policy/step"] = done.policy_version.step
             await self._pause_if_late()
+
+    async def _load_until_superseded(self, record: PolicyRecord) -> None:
+        """Load a record's weights, again after each outage. Raises `_SupersededError` once there is a newer record."""
+        async for attempt in self._service.retrying(f"load weights {record.version}"):
+            if attempt.retry_state.attempt_number > 1 and self._newest is not record:
+                raise _SupersededError(f"policy {record.version} could not be loaded before there was a newer one")
+            with attempt:
+                await self._load(record)
 
     async def _load(self, record: PolicyRecord) -> None:
         path = await self._path_of(record) if self._shared is None else str(self._shared)

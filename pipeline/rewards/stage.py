@@ -8,6 +8,7 @@ After a promotion each revision's rollouts are normalized by themselves, and com
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import anyio
 
@@ -26,7 +27,7 @@ from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.rewards.unjoined import UnjoinedScores
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
-from lachesis.pipeline.runtime.inputs import InputSource
+from lachesis.pipeline.runtime.inputs import InputSource, read_to_end
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage, run_stateful
 from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans
@@ -185,14 +186,8 @@ class RewardWriter(StatefulStage[RewardEvent]):
         """Read ROLLOUTS to its end where many scores are ahead: after that, those that are still name nothing."""
         if self.normalizer.ahead <= _MAX_AHEAD:
             return
-        rollouts = self.sources()[0]
-        async for attempt in self.service.retrying("read ROLLOUTS"):
-            with attempt:
-                async with self.service.bus.read(
-                    rollouts.stream, rollouts.filters, start=self._members_read + 1, headers_only=True, follow=False
-                ) as members:
-                    async for message in members:
-                        await self.feed_or_reject(message)
+        unread = replace(self.sources()[0], start=self._members_read + 1)
+        await read_to_end(self.service, unread, self.feed_or_reject)
         self.unjoined.drop_ahead(self._events_read)
 
     async def commit(self) -> None:

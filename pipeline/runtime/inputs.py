@@ -6,7 +6,7 @@ Guarantees bounded memory: the burst in hand and what is read ahead hold `most` 
 one larger message, and one message a source that waits for room.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.publisher import PublishWindow
 from lachesis.pipeline.runtime.service import Service
 
-__all__ = ["InputSource", "open_bursts"]
+__all__ = ["InputSource", "open_bursts", "read_to_end"]
 
 _OVERHEAD_BYTES = 256  # approximate bytes of a message besides its data: headers alone have none
 
@@ -88,6 +88,21 @@ async def _bursts(
             return
         with service.vitals.working(len(burst)):
             yield burst
+
+
+async def read_to_end(
+    service: Service, source: InputSource, handle: Callable[[StoredMessage], Awaitable[None]]
+) -> None:
+    """Give `handle` each message that is stored now; after an outage, those that it has not had."""
+    start = source.start
+    async for attempt in service.retrying(f"read {source.stream}"):
+        with attempt:
+            async with service.bus.read(
+                source.stream, source.filters, start=start, headers_only=source.headers_only, follow=False
+            ) as messages:
+                async for message in messages:
+                    await handle(message)
+                    start = message.seq + 1
 
 
 def _weight(message: StoredMessage) -> int:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.logic.aggregate import EnsembleMember
 from lachesis.pipeline.scoring.rater import FunctionRater, Rater, check_bounds
 from lachesis.pipeline.scoring.raters import BUILTIN
-from lachesis.pipeline.user_code import argument_problem, load_module
+from lachesis.pipeline.user_code import argument_problem, load_attribute
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 
 __all__ = ["EnsembleRater", "load_member", "load_members"]
@@ -86,16 +87,12 @@ def load_member(config: RaterConfig) -> EnsembleRater:
 
 def _find(reference: str) -> object:
     place, colon, name = BUILTIN.get(reference, reference).rpartition(":")
+    what = f"rater {reference!r}"
     if not colon:
-        known = ", ".join(sorted(BUILTIN))
-        raise ConfigError(f"unknown rater {reference!r}; give module:name, path/to/file.py:name, or one of {known}.")
-    try:
-        module = load_module(place, "rater")
-    except ImportError as error:
-        raise ConfigError(f"rater {reference!r}: cannot import {place!r}: {error}") from error
-    if not hasattr(module, name):
-        raise ConfigError(f"rater {reference!r}: {place!r} has no {name!r}.")
-    found: object = getattr(module, name)
+        raise ConfigError(
+            f"{what} is neither module:name nor path/to/file.py:name nor a built-in one{nearest(reference, BUILTIN)}"
+        )
+    found: object = load_attribute(place, name, what)
     return found
 
 

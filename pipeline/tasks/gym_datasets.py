@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.tasks.binding import nearest
+from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.pipeline.user_code import IMPORT_LOCK
 from lachesis.schemas.errors import ConfigError, StartupError

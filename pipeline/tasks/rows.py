@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.tasks.binding import nearest
+from lachesis.pipeline.nearest import nearest
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["DatasetRow", "column", "read_file", "read_named"]

@@ -49,12 +49,9 @@ from lachesis.schemas.ledger import (
     VoidBatch,
 )
 
-__all__ = ["BatchFeed", "LedgerBatch", "fill_a_report"]
+__all__ = ["BatchFeed", "LedgerBatch"]
 
 log = logging.getLogger("lachesis")
-
-_MAX_DROPS_PER_REPORT = 4096
-"""Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +243,6 @@ class BatchFeed:
             expected=self._report_seq,
             msg_id=f"report.{self._run}.{self._trainer}.{self._term}.{step}",
         )
-
-
-def fill_a_report(drops: Sequence[GroupDrops]) -> bool:
-    """Whether there are so many drops that a checkpoint, and with it their report, is due at once."""
-    return sum(len(each.seqs) for each in drops) >= _MAX_DROPS_PER_REPORT
 
 
 def _may_come_back(error: BaseException) -> bool:

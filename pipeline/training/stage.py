@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -30,7 +29,7 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments, may_be_eva
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
-from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, point_to_best
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel
@@ -42,31 +41,31 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, save_checkpoint
 from lachesis.pipeline.training.checkpoint_folder import only_writer
-from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch, fill_a_report
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.prefetch import publish_with_retries, train_batches
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
-from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.shared_weights import SharedWeights, sharing_weights
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
 from lachesis.pipeline.training.train_batch import TrainedBatch, train_batch
+from lachesis.pipeline.training.train_loop import publish_with_retries, train_batches
+from lachesis.pipeline.training.unreported_steps import UnreportedSteps
 from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.pipeline.weights.sender import weights_sender
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, HistoryLostError, InfrastructureError
-from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, VoidBatch
+from lachesis.schemas.ledger import LedgerEntry, StepTimes
 
 __all__ = ["OfflineRun", "run_trainer"]
 
@@ -188,11 +187,7 @@ class _Trainer:
         self.feed = feed
         self.shared: SharedWeights | None = None
         self.lineage = os.urandom(3).hex()
-        self.voids: list[VoidBatch] = []
-        self.drops: list[GroupDrops] = []
-        self.dropped = 0  # groups, in this life
-        self.times: list[StepTimes] = []  # of the steps since the last report
-        self.mismatches: list[Mismatch] = []
+        self.unreported = UnreportedSteps(learner.steps)
         self.large_step: str | None = None  # what was said of the last step, if it was too large
         self.large_step_reported = False  # whether a report of this life told of one
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
@@ -202,7 +197,6 @@ class _Trainer:
         self.peer_metrics = PeerMetrics()
         self.weights = weights_sender(service.bus, config)
         self.evaluations = EvaluationReader(service.bus, config)
-        self.checkpointed = learner.steps
         self.rolling = RollingTrainingStats()
         self.newest: LedgerBatch | None = None
 
@@ -231,8 +225,9 @@ class _Trainer:
             on_past=on_past,
         )
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
-            trainer.voids, trainer.drops = list(checkpoint.state.voids), list(checkpoint.state.drops)
-            await trainer.report(checkpoint.state, checkpoint.path)
+            state = checkpoint.state
+            trainer.unreported.voids, trainer.unreported.drops = list(state.voids), list(state.drops)
+            await trainer.unreported.report(service, config, feed, state, checkpoint.path)
         return trainer
 
     async def train(self) -> None:
@@ -242,7 +237,7 @@ class _Trainer:
         )
 
     async def _save_new_steps(self) -> None:
-        if self.learner.steps > self.checkpointed:
+        if self.learner.steps > self.unreported.checkpointed:
             await self._checkpoint()
 
     def _finished(self) -> bool:
@@ -268,7 +263,7 @@ class _Trainer:
         kept = trace_step(
             self.service, batch, (start_ns, ended_ns), children, void=void, dropped=learned.dropped, teacher=teacher
         )
-        self.times.append(StepTimes(number, start_ns, ended_ns))
+        self.unreported.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
         self.service.record_call(start_ns, batch.batch.sequences, failed=void is not None)
         weight = batch.batch.sequences, batch.batch.tokens
@@ -282,9 +277,8 @@ class _Trainer:
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
-        every = self.config.training.checkpoint_every
-        due = self.learner.steps // every > self.checkpointed // every  # its multiples, also after one between them
-        if due or fill_a_report(self.drops) or self._finished() or self._has_first_large_step():
+        due = self.unreported.is_checkpoint_due(self.config.training, self.learner.steps)
+        if due or self._has_first_large_step():
             await self._checkpoint()
 
     async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:
@@ -296,17 +290,16 @@ class _Trainer:
         try:
             trained = await in_thread(self.leader.ranks, self._train, batch)
         except DataError as error:
-            log.warning("batch %d is void: %s", number, error)
-            self.voids.append(VoidBatch(number, str(error)))
+            self.unreported.record_void(number, error)
             self.learner.steps = number + 1
             return _StepRecord({}, {}, str(error), batch)
         selected, metrics = trained.selected, trained.metrics
-        self._record_drops(number, selected)
-        self.mismatches.append(mismatch_of(metrics))
+        self.unreported.record_drops(number, selected)
+        self.unreported.mismatches.append(mismatch_of(metrics))
         self._tell_large_step(metrics)
         past = self.on_past.past if self.on_past is not None else None
         figures = step_figures(metrics, trained.tokens, selected.refs, number, past)
-        figures["train/dropped_groups"] = float(self.dropped)
+        figures["train/dropped_groups"] = float(self.unreported.dropped)
         return _StepRecord(figures, selected.dropped, None, trained.batch)
 
     async def _begin_batch(self, batch: LedgerBatch) -> None:
@@ -324,16 +317,6 @@ class _Trainer:
         seed = self.config.seed if self.config.training.shuffle_advantages else None
         pad_id = self.policy.tokenizer.pad_token_id or 0
         return train_batch(self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed)
-
-    def _record_drops(self, number: int, selected: TrainableBatch) -> None:
-        drops = selected.drops(number)
-        for drop in drops:
-            log.warning(
-                "batch %d is trained without %d of its groups, at %s of ROLLOUTS: %s",
-                number, len(drop.seqs), ", ".join(map(str, drop.seqs[:_MAX_SLOW_REPORTED])), drop.reason,
-            )  # fmt: skip
-        self.drops += drops
-        self.dropped += len(selected.dropped)
 
     def _has_first_large_step(self) -> bool:
         """Whether the last step was too large, was taken all the same, and no report tells of such a one."""
@@ -413,18 +396,18 @@ class _Trainer:
                 lineage=self.lineage,
                 ledger_position=self.feed.position.entries,
                 chain_hash=self.feed.position.digest,
-                unreported=list(range(self.checkpointed, self.learner.steps)),
-                voids=self.voids,
-                drops=self.drops,
+                unreported=list(range(self.unreported.checkpointed, self.learner.steps)),
+                voids=self.unreported.voids,
+                drops=self.unreported.drops,
                 numerics=self.numerics,
                 keep=settings.checkpoints_kept,
             ),
             needed_bytes=checkpoint_bytes(self.policy, self.learner),
         )
-        self.checkpointed = self.learner.steps
+        self.unreported.checkpointed = self.learner.steps
         self.large_step_reported = self.large_step_reported or self.large_step is not None
         self.learner.gathered = None
-        await self.report(state, latest_checkpoint(folder))
+        await self.unreported.report(self.service, self.config, self.feed, state, latest_checkpoint(folder))
         await self._point_to_best()
         if self.newest is not None:
             self.tracking.log_samples(readable_samples(self.newest.groups))
@@ -444,20 +427,3 @@ class _Trainer:
         if best is not None:
             folder = self.config.path / CHECKPOINTS
             await write_when_room(folder, partial(point_to_best, folder, best))
-
-    async def report(self, state: TrainerState, path: Path | None) -> None:
-        """Report a checkpoint that is on disk."""
-        report = partial(
-            self.feed.report_trained,
-            policy_version=state.policy_version,
-            step=state.step,
-            lineage=state.lineage,
-            checkpoint=str(path),
-            voids=self.voids,
-            drops=self.drops,
-            steps=self.times,
-            mismatches=self.mismatches,
-            numerics=state.numerics,  # of who took the steps, not of who reports them
-        )
-        await publish_with_retries(self.service, self.config.services.drain_s, "report what was trained", report)
-        self.voids, self.drops, self.times, self.mismatches = [], [], [], []

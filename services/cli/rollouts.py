@@ -50,7 +50,7 @@ def rollouts(
     env: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Environment. Repeatable.")] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help="trained, batched, 'under way', stale, dead, zero_variance... Repeatable."),
+        typer.Option(metavar="STATE", help="trained, batched, 'under way', 'left over', stale, dead... Repeatable."),
     ] = None,
     item: Annotated[str | None, typer.Option(metavar="TEXT", help="Part of the item's name.")] = None,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="In a prompt or an answer, in any case.")] = None,

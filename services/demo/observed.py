@@ -151,6 +151,18 @@ class RunObservation:
         found = newest.stopped if newest is not None else {}
         return [f"{env} {kind}" for env, kinds in sorted(found.items()) for kind in kinds]
 
+    def waits(self) -> list[str]:
+        """Return what each service that waits tries again, since when and why."""
+        newest = [
+            max(self._newest(name), key=lambda beat: beat.time_ns)
+            for name in sorted(self.heartbeats.services(), key=place)
+        ]
+        return [
+            f"{beat.service} waits: {beat.stage.note}"
+            for beat in newest
+            if beat.stage.state == "waiting" and beat.stage.note
+        ]
+
     def rates(self, now_ns: int) -> tuple[float, float]:
         """Return (groups/s, tokens/s) over the batches of the last ten seconds."""
         recent = [batch for batch in self.batches.values() if batch.written_ns > now_ns - _RATE_WINDOW_NS]

@@ -41,6 +41,9 @@ Words are drawn evenly. The distance to the teacher is measured on what is train
 answers as on right ones: a curriculum that goes on to harder words raises that figure while the policy comes nearer on
 every word.
 """
+_SMOLLM2_RATE, _SMOLLM2_LORA_RATE = 3e-5, 1.2e-4
+"""Learning rates of ten steps on the pretrained model, unless one is set: of all weights and of adapters. Ten steps are
+few, so they are about twice those that so many trained parameters have by default."""
 DEADLINES_S: dict[DemoModel, float] = {"tiny": 600.0, "smollm2": 1200.0}
 
 
@@ -90,4 +93,14 @@ def demo_config(options: DemoOptions) -> RunConfig:
         raise ConfigError("the demo trains for a number of steps: leave mode and training.steps as they are")
     if len(config.environments) != 1 or len(config.evaluation) != 1:
         raise ConfigError("the demo has one environment and one evaluation; use `lachesis up` for runs of your own")
-    return msgspec.structs.replace(config, folder=str(config.path))
+    config = msgspec.structs.replace(config, folder=str(config.path))
+    return config if options.model == "tiny" else _with_smollm2_rate(config)
+
+
+def _with_smollm2_rate(config: RunConfig) -> RunConfig:
+    training = config.training
+    if training.learner.learning_rate is not None:
+        return config
+    rate = _SMOLLM2_RATE if training.lora is None else _SMOLLM2_LORA_RATE
+    learner = msgspec.structs.replace(training.learner, learning_rate=rate)
+    return msgspec.structs.replace(config, training=msgspec.structs.replace(training, learner=learner))

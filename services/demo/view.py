@@ -1,4 +1,7 @@
-"""Live progress: a table that redraws itself on a terminal, a line every few seconds without one."""
+"""Live progress: a table that redraws itself on a terminal, a line every few seconds without one.
+
+Services that wait follow it, each with what it tries again, since when and why.
+"""
 
 import shutil
 import sys
@@ -13,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.services.demo.observed import RunObservation, StageFigures
-from lachesis.services.output import SafeConsole, human_seconds
+from lachesis.services.output import SafeConsole, human_seconds, printable
 
 __all__ = ["fitting", "progress_line", "showing", "stage_table"]
 
@@ -43,18 +46,25 @@ async def _live(line: Callable[[int], str], observed: RunObservation) -> None:
     with Live(auto_refresh=False, transient=True, console=SafeConsole()) as live:
         while True:
             text = Text(line(live.console.width), style="bold", no_wrap=True)
-            live.update(Group(text, stage_table(observed)), refresh=True)
+            waits = [Text(printable(wait), style="yellow") for wait in observed.waits()]
+            live.update(Group(text, stage_table(observed), *waits), refresh=True)
             await anyio.sleep(_LIVE_S)
 
 
 async def _lines(line: Callable[[int], str], observed: RunObservation) -> None:
     width = shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns
+    said: list[str] = []
     try:
         while True:
             await anyio.sleep(_LINE_S)
             shown = line(width)
             slowest = f" | {_slowest(observed)}"
             print(shown + slowest if len(shown + slowest) <= width else shown, flush=True)
+            waits = observed.waits()
+            for wait in waits:
+                if wait not in said:  # once, until it waits for something else
+                    print(f"       {printable(wait)}", flush=True)
+            said = waits
     finally:
         print(line(width), flush=True)  # how far it came
 

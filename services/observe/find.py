@@ -17,6 +17,7 @@ from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs
+from lachesis.services.run.connect import is_trained
 
 __all__ = ["find_rollout", "first_seq_of_last", "read_rollouts", "seqs_of_steps", "start_at"]
 
@@ -250,6 +251,10 @@ async def _ledger(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimelin
                 continue  # what cannot be read tells nothing of these rollouts
             if not waiting and not batched:
                 return
+    left = [*waiting.values(), *(rollout for rollout in batched if not rollout.reported)]
+    if left and await is_trained(bus, config):
+        for rollout in left:
+            rollout.is_left_over = True
 
 
 async def _annotations(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimeline]) -> None:

@@ -44,10 +44,10 @@ class NumberRange(NamedTuple):
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     """A group in a few figures. What is not known, or not yet, is None.
 
-    `state` is trained, batched, under way, or what else became of it, `reason` why it was not trained or what it waits
-    for. `step` is the optimizer step of its batch. `score` is the mean over samples, `low` and `high` the worst and the
-    best; `disagreement` the mean over samples of the standard deviation between raters; `advantage` the largest
-    absolute one.
+    `state` is trained, batched, under way, left over, or what else became of it, `reason` why it was not trained or
+    what it waits for. `step` is the optimizer step of its batch. `score` is the mean over samples, `low` and `high` the
+    worst and the best; `disagreement` the mean over samples of the standard deviation between raters; `advantage` the
+    largest absolute one.
     """
 
     group: str

@@ -33,9 +33,9 @@ __all__ = ["RolloutTimeline", "Timeline", "decided_seqs"]
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout as `lachesis trace` shows it. Times are Unix ns of the server's clock; None: not known or not yet.
 
-    state: under way, batched, trained, dead, or what else became of it (stale, zero_variance, ...). waits_for says what
-    a rollout that has not ended waits for, reason why one was not trained. seconds: from its task to its end, or to
-    `now_ns`. spans: as in its trace.
+    state: under way, batched, trained, dead, left over (the run took its last step without it), or what else became of
+    it (stale, zero_variance, ...). waits_for says what a rollout waits for, reason why one was not trained. seconds:
+    from its task to its end, or to `now_ns`. spans: as in its trace.
     """
 
     group: str
@@ -85,6 +85,7 @@ class RolloutTimeline:
     reported: bool = False
     void: str | None = None
     dropped: str | None = None
+    is_left_over: bool = False
 
     def annotation(self, event: ScoreEvent | RewardEvent | TeacherEvent | DeadLetter) -> None:
         """Take in an event of EVENTS; the first of each kind counts."""
@@ -172,27 +173,41 @@ class RolloutTimeline:
 
     def state(self, config: BatchingConfig) -> tuple[str, str | None]:
         """Return its state as in `Timeline`, and what it waits for."""
-        if self.outcome is not None:
-            return self.outcome.kind, None
+        if (ended := self._end()) is not None:
+            return ended, None
         if self.batch is not None:
-            if self.void is not None:
-                return "void", None
-            if self.dropped is not None:
-                return "dropped", None
-            return ("trained", None) if self.reported else ("batched", f"the trainer: batch {self.batch}")
-        if any(letter.ends_rollout for letter in self.letters):
+            return "batched", f"the trainer: batch {self.batch}"
+        if self._is_dead:
             return "dead", "the batcher, to record the outcome"
+        return "under way", self._next_stage(config)
+
+    def _end(self) -> str | None:
+        if self.outcome is not None:
+            return self.outcome.kind
+        if self.void is not None:
+            return "void"
+        if self.dropped is not None:
+            return "dropped"
+        if self.reported:
+            return "trained"
+        if self.is_left_over:
+            return "dead" if self._is_dead else "left over"
+        return None
+
+    @property
+    def _is_dead(self) -> bool:
+        return any(letter.ends_rollout for letter in self.letters)
+
+    def _next_stage(self, config: BatchingConfig) -> str:
         if self.score is None:
-            waits = "the scorer"
-        elif self.reward is None:
-            waits = "the normalizer"
-        elif not self.reward.trains:
-            waits = f"the batcher, to record the outcome ({self.reward.verdict})"
-        elif config.teacher != "off" and self.teacher is None:
-            waits = "the teacher"
-        else:
-            waits = "the batcher: a batch that it fits into"
-        return "under way", waits
+            return "the scorer"
+        if self.reward is None:
+            return "the normalizer"
+        if not self.reward.trains:
+            return f"the batcher, to record the outcome ({self.reward.verdict})"
+        if config.teacher != "off" and self.teacher is None:
+            return "the teacher"
+        return "the batcher: a batch that it fits into"
 
     @property
     def reason(self) -> str | None:
@@ -204,6 +219,8 @@ class RolloutTimeline:
             return f"{letter.stage}, {letter.kind}, attempt {letter.attempts}: {letter.reason} ({letter.place})"
         if self.outcome is not None and self.outcome.reason:
             return self.outcome.reason
+        if self.is_left_over:
+            return "the run took its last step without it"
         return self.teacher.reason if self.teacher is not None else None
 
     def _ended_ns(self) -> int | None:

@@ -15,9 +15,10 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environments import load as environments
 from lachesis.pipeline.model.source import find_model
+from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS
 from lachesis.pipeline.scoring import raters
-from lachesis.pipeline.tasks.binding import nearest
+from lachesis.pipeline.user_code import missing_file
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.plan import plan
 from lachesis.services.run.checkpoints import newest_checkpoint
@@ -124,12 +125,12 @@ def _problem(reference: str, builtin: Collection[str]) -> str | None:
     """Return what is wrong with `module:name` or `path/to/file.py:name`, None where nothing is seen to be."""
     place, colon, name = reference.rpartition(":")
     if not colon:
-        return f"{reference!r} is no built-in one{nearest(reference, builtin)}; your own is module:name"
+        return f"{reference!r} is no built-in one{nearest(reference, builtin)}"
     source: Path | None
     if place.endswith(".py"):
         source = Path(place)
         if not source.is_file():
-            return f"there is no file {place!r} in {Path.cwd()}"
+            return missing_file(source)
     else:
         spec = _find_module(place)
         if spec is None:

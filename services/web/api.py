@@ -24,14 +24,14 @@ from lachesis.services.observe.groups import GroupFilter
 from lachesis.services.observe.health import checked_environments, read_health
 from lachesis.services.observe.overview import untrained_warning
 from lachesis.services.observe.progress import newest_figures
-from lachesis.services.observe.runs import LIVE_STATES, look_at_folder
+from lachesis.services.observe.runs import LIVE_STATES, RunState, look_at_folder
 from lachesis.services.observe.series import CurveReader
 from lachesis.services.observe.snapshot import RunSnapshot, snapshot_of_folder, take_snapshot
 from lachesis.services.report.tables import env_name, report
 from lachesis.services.web.shared_history import SharedHistory
 from lachesis.services.web.token_texts import TokenTexts
 
-__all__ = ["MAX_COMPARED", "MAX_GROUPS", "MAX_TEXT_CHARS", "Query", "RunApi", "bounded"]
+__all__ = ["MAX_COMPARED", "MAX_GROUPS", "MAX_TEXT_CHARS", "Query", "RunApi", "bounded", "shown_state"]
 
 MAX_GROUPS = 100
 """Groups of one page at most."""
@@ -76,6 +76,19 @@ def bounded(value: Any, chars: int = _MAX_ANSWER_CHARS) -> Any:
     return cut(value)
 
 
+def shown_state(in_folder: RunState, snapshot: RunSnapshot) -> str:
+    """Return how a run stands: by its folder, or if no `up` here started it, by its services. Pure."""
+    if in_folder not in {"unknown", "elsewhere"}:
+        return in_folder
+    if snapshot.finished:
+        return "finished"
+    if any(service.instances for service in snapshot.services):
+        return "running"
+    if snapshot.ended:
+        return "stopped"
+    return in_folder if snapshot.problems else "silent"
+
+
 class RunApi:
     """The answers about one run; `config` is its configuration."""
 
@@ -101,6 +114,7 @@ class RunApi:
                 {
                     "run": self._config.run,
                     "now_ns": time.time_ns(),
+                    "state": shown_state(overview.state, snapshot),
                     "goes_on": overview.state in LIVE_STATES or not (snapshot.ended or snapshot.finished),
                     "environments": list(self._config.environments),
                     "raters": [rater.name or rater.rater for rater in self._config.scoring.raters],

@@ -175,9 +175,9 @@ def test_objects_of_a_file_can_be_pickled(tmp_path: Path, meeting: Meeting) -> N
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rater file .*none\.py' does not exist"):
+    with pytest.raises(ConfigError, match=r"rater: there is no file .*none\.py'; a path in a configuration"):
         load_module(str(tmp_path / "none.py"), "rater")
-    with pytest.raises(ConfigError, match=r"rater module 'no\.such' was not found"):
+    with pytest.raises(ConfigError, match=r"rater: module 'no\.such' was not found"):
         load_module("no.such", "rater")
 
 

@@ -82,12 +82,6 @@ class OnlineIRT(Strategy):
         total: NDArray[np.float64] = (1.0 - explore) * exploit + explore * unseen / unseen.sum()
         return total
 
-    def learnability(self) -> float:
-        """Return the expected 4p(1-p) of a draw, in [0, 1]."""
-        p = self.success()
-        weights = self.weights()
-        return float((weights * 4.0 * p * (1.0 - p)).sum() / weights.sum())
-
     def success(self) -> NDArray[np.float64]:
         """Return the expected success float64 [N] of every item, if sound, under the error of its difficulty."""
         return sigmoid((self._ability[self._skill] - self._difficulty) / self._stretch())

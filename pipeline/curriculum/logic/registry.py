@@ -5,7 +5,8 @@ from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
-from lachesis.pipeline.user_code import load_module
+from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.user_code import load_attribute
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of"]
@@ -42,15 +43,13 @@ def find_strategy(config: CurriculumConfig) -> type[Strategy]:
     if config.strategy in STRATEGIES:
         return STRATEGIES[config.strategy]
     place, colon, name = config.strategy.rpartition(":")
+    what = f"curriculum.strategy {config.strategy!r}"
     if not colon:
         raise ConfigError(
-            f"curriculum.strategy {config.strategy!r} is unknown; use {', '.join(STRATEGIES)}, module:Class or "
-            "path/to/file.py:Class."
+            f"{what} is neither module:Class nor path/to/file.py:Class nor a built-in one"
+            f"{nearest(config.strategy, STRATEGIES)}"
         )
-    try:
-        found = getattr(load_module(place, "curriculum.strategy:"), name, None)
-    except ImportError as error:
-        raise ConfigError(f"curriculum.strategy: cannot import {place!r}: {error}.") from error
+    found = load_attribute(place, name, what)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise ConfigError(f"curriculum.strategy {config.strategy!r} is not a subclass of Strategy.")
+        raise ConfigError(f"{what} is not a subclass of Strategy")
     return found

@@ -153,10 +153,6 @@ class Strategy:
         """Return figures of this strategy for monitoring."""
         return {}
 
-    def learnability(self) -> float:
-        """Return how much a draw is expected to teach, in [0, 1], for mixing environments; here 1."""
-        return 1.0
-
     # -- the interface
 
     @property

@@ -1,12 +1,12 @@
 """Configuration of advantages."""
 
-import difflib
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodePath
+from lachesis.pipeline.nearest import nearest
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ESTIMATORS", "SHAPEABLE", "AdvantageConfig"]
@@ -40,10 +40,9 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.estimator not in ESTIMATORS and ":" not in self.estimator:
-            close = difflib.get_close_matches(self.estimator, ESTIMATORS, n=1)
-            known = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(ESTIMATORS)}."
             raise ConfigError(
-                f"advantage.estimator is {self.estimator!r}; {known} Your own is module:name or path/to/file.py:name."
+                f"advantage.estimator {self.estimator!r} is neither module:name nor path/to/file.py:name nor a "
+                f"built-in one{nearest(self.estimator, ESTIMATORS)}"
             )
         if self.own_params and self.estimator in ESTIMATORS:
             raise ConfigError(f"advantage.params is for an estimator of your own, not {self.estimator}.")

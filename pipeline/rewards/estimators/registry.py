@@ -18,7 +18,7 @@ from lachesis.pipeline.rewards.estimators.own import EstimatorFunction, OwnEstim
 from lachesis.pipeline.rewards.estimators.pass_at_k import PassAtK
 from lachesis.pipeline.rewards.estimators.reinforce_plus_plus import ReinforcePlusPlus
 from lachesis.pipeline.rewards.estimators.rloo import Rloo
-from lachesis.pipeline.user_code import argument_problem, load_module
+from lachesis.pipeline.user_code import argument_problem, load_attribute
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["BUILTIN", "describe_estimator", "load_estimator"]
@@ -55,23 +55,15 @@ def _loaded(encoded: bytes) -> Estimator:
         return Gdpo(config.std_floor, config.weights)
     if config.estimator in BUILTIN:
         return BUILTIN[config.estimator](config.std_floor)
-    reference = config.estimator
-    place, _, name = reference.rpartition(":")
-    try:
-        module = load_module(place, "estimator")
-    except ImportError as error:
-        raise ConfigError(f"advantage.estimator {reference!r}: cannot import {place!r}: {error}") from error
-    if not hasattr(module, name):
-        raise ConfigError(f"advantage.estimator {reference!r}: {place!r} has no {name!r}.")
-    found: object = getattr(module, name)
+    place, _, name = config.estimator.rpartition(":")
+    what = f"advantage.estimator {config.estimator!r}"
+    found: object = load_attribute(place, name, what)
     if not isinstance(found, EstimatorFunction):
         if not callable(found) or isinstance(found, type):
-            raise ConfigError(
-                f"advantage.estimator {reference!r} is a {type(found).__name__}; give a function of a RewardGroup."
-            )
+            raise ConfigError(f"{what} is a {type(found).__name__}; give a function of a RewardGroup.")
         found = EstimatorFunction(found)
     params = config.own_params
     problem = argument_problem(found.function, params, positional=1)
     if problem is not None:
-        raise ConfigError(f"advantage.estimator {reference!r}, params: {problem}")
-    return OwnEstimator(code_name(reference), found, params, config.std_floor)
+        raise ConfigError(f"{what}, params: {problem}")
+    return OwnEstimator(code_name(config.estimator), found, params, config.std_floor)

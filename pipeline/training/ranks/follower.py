@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.to_thread
 import msgspec
 import torch
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
@@ -40,6 +40,7 @@ from lachesis.pipeline.training.ranks.messages import (
 from lachesis.pipeline.training.ranks.place import RankPlace, rank_device
 from lachesis.pipeline.training.ranks.process_group import end_process, in_thread, meet, open_process_group
 from lachesis.pipeline.training.train_batch import train_batch
+from lachesis.pipeline.training.train_loop import prefetched_batches
 from lachesis.schemas.errors import DataError, LedgerError, StartupError
 
 __all__ = ["follow_leader"]
@@ -103,23 +104,14 @@ async def _train(
 ) -> None:
     feed = BatchFeed(bus, start.run, start.training.name, term=f"rank-{learner.ranks.rank}")
     feed.position, feed.ranks = start.position, (learner.ranks.rank, learner.ranks.size)
-    send, batches = anyio.create_memory_object_stream[LedgerBatch](1)
-    with batches:
-        async with background() as tasks:
-            tasks.start_soon(_prefetch, feed, send)
-            async for message in messages:
-                match message:
-                    case TrainNext():
-                        await _train_next(message, await batches.receive(), start, learner, stream)
-                    case GatherOptimizer():
-                        await in_thread(learner.ranks, gather_optimizer, learner)
-                        learner.gathered = None
-
-
-async def _prefetch(feed: BatchFeed, send: MemoryObjectSendStream[LedgerBatch]) -> None:
-    async with send, aclosing(feed.batches()) as batches:
-        async for batch in batches:
-            await send.send(batch)
+    async with prefetched_batches(feed) as batches:
+        async for message in messages:
+            match message:
+                case TrainNext():
+                    await _train_next(message, await batches.receive(), start, learner, stream)
+                case GatherOptimizer():
+                    await in_thread(learner.ranks, gather_optimizer, learner)
+                    learner.gathered = None
 
 
 async def _train_next(

@@ -38,10 +38,9 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint_folder import only_writer, write_checkpoint
 from lachesis.pipeline.training.checksums import verify_sums
-from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch, fill_a_report
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.metrics import latencies, reward_figures
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.prefetch import publish_with_retries, train_batches
 from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
@@ -61,6 +60,8 @@ from lachesis.pipeline.training.tinker.saved_states import (
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
+from lachesis.pipeline.training.train_loop import publish_with_retries, train_batches
+from lachesis.pipeline.training.unreported_steps import UnreportedSteps
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import (
     AccessError,
@@ -71,7 +72,7 @@ from lachesis.schemas.errors import (
     SchemaError,
 )
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import GroupDrops, Mismatch, StepTimes, VoidBatch
+from lachesis.schemas.ledger import Mismatch, StepTimes
 from lachesis.schemas.values import from_json
 
 __all__ = ["run_tinker_trainer"]
@@ -154,17 +155,12 @@ class _Trainer:
         self.refused = refused
         self.adapters = adapters
         self.steps = steps
-        self.checkpointed = steps
         self.feed = feed
         self.tracking = tracking
         self.limits = limits
         self.lineage = os.urandom(3).hex()
         self.version = PolicyVersion(steps, self.lineage, "unpublished")
-        self.voids: list[VoidBatch] = []
-        self.drops: list[GroupDrops] = []
-        self.dropped = 0  # groups, in this life
-        self.times: list[StepTimes] = []  # of the steps since the last report
-        self.mismatches: list[Mismatch] = []
+        self.unreported = UnreportedSteps(steps)
         self.peer_metrics = PeerMetrics()
         self.rolling = RollingTrainingStats()
         self.newest: LedgerBatch | None = None
@@ -219,8 +215,8 @@ class _Trainer:
             limits=limits,
         )
         if state is not None and path is not None and (feed.report is None or feed.report.step < state.step):
-            trainer.voids, trainer.drops = list(state.voids), list(state.drops)
-            await trainer.report(state, path)
+            trainer.unreported.voids, trainer.unreported.drops = list(state.voids), list(state.drops)
+            await trainer.unreported.report(service, config, feed, state, path)
         return trainer
 
     async def train(self) -> None:
@@ -233,7 +229,7 @@ class _Trainer:
         return self.config.training.steps is not None and self.steps >= self.config.training.steps
 
     async def _save_new_steps(self) -> None:
-        if self.steps > self.checkpointed:
+        if self.steps > self.unreported.checkpointed:
             await self._checkpoint()
 
     async def _step(self, batch: LedgerBatch) -> None:
@@ -250,11 +246,10 @@ class _Trainer:
                 selected = self._select(batch)
             except DataError as error:
                 void = str(error)
-                log.warning("batch %d is void: %s", number, void)
-                self.voids.append(VoidBatch(number, void))
+                self.unreported.record_void(number, error)
             else:
                 dropped = selected.dropped
-                self._record_drops(number, selected)
+                self.unreported.record_drops(number, selected)
                 figures = await self._train(selected, number)
             self.steps = number + 1
             self.feed.mark_trained(batch)
@@ -265,7 +260,7 @@ class _Trainer:
         trace_step(
             self.service, batch, (start_ns, ended_ns), children, void=void, dropped=dropped, teacher=False
         )  # fmt: skip
-        self.times.append(StepTimes(number, start_ns, ended_ns))
+        self.unreported.times.append(StepTimes(number, start_ns, ended_ns))
         self.service.record_call(start_ns, batch.batch.sequences, failed=void is not None)
         stamps = batch.stamps(start_ns, ended_ns)
         trained = BatchTimings(stamps, batch.started_ns, ended_ns, batch.batch.sequences, batch.batch.tokens)
@@ -276,8 +271,7 @@ class _Trainer:
         figures |= self.service.tracing.figures()
         self.service.vitals.metrics = figures
         await self.tracking.log(self.peer_metrics.figures() | figures)
-        due = self.steps - self.checkpointed >= self.config.training.checkpoint_every
-        if due or fill_a_report(self.drops) or self._finished():
+        if self.unreported.is_checkpoint_due(self.config.training, self.steps):
             await self._checkpoint()
 
     def _select(self, batch: LedgerBatch) -> TrainableBatch:
@@ -286,13 +280,6 @@ class _Trainer:
             raise DataError(self.refused[batch.batch.number])
         seed = self.config.seed if self.config.training.shuffle_advantages else None
         return batch.select(self.limits, shuffle_seed=seed)
-
-    def _record_drops(self, number: int, selected: TrainableBatch) -> None:
-        drops = selected.drops(number)
-        for drop in drops:
-            log.warning("batch %d is trained without %d of its groups: %s", number, len(drop.seqs), drop.reason)
-        self.drops += drops
-        self.dropped += len(selected.dropped)
 
     async def _train(self, selected: TrainableBatch, number: int) -> dict[str, float]:
         """Take the step at Tinker, and return its figures."""
@@ -307,7 +294,7 @@ class _Trainer:
         )
         forward, optimizer = await self.adapters.step(data, adam)
         mismatch = mismatch_of(data, forward)
-        self.mismatches.append(mismatch)
+        self.unreported.mismatches.append(mismatch)
         staleness = [number - ref.policy_step for ref in selected.refs]
         figures = {
             "train/step": float(number + 1),
@@ -315,7 +302,7 @@ class _Trainer:
             "train/seconds": time.perf_counter() - began,
             "train/sequences": float(len(data)),
             "train/tokens": float(sum(int(sequence.loss_mask.sum()) for sequence in selected.sequences)),
-            "train/dropped_groups": float(self.dropped),
+            "train/dropped_groups": float(self.unreported.dropped),
             "staleness/mean": float(np.mean(staleness)),
             "staleness/max": float(max(staleness)),
         }
@@ -349,9 +336,9 @@ class _Trainer:
             policy_version=str(self.version),
             ledger_position=self.feed.position.entries,
             chain_hash=self.feed.position.digest,
-            unreported=list(range(self.checkpointed, self.steps)),
-            voids=self.voids,
-            drops=self.drops,
+            unreported=list(range(self.unreported.checkpointed, self.steps)),
+            voids=self.unreported.voids,
+            drops=self.unreported.drops,
         )
 
         def write(partial_folder: Path) -> None:
@@ -362,8 +349,8 @@ class _Trainer:
             partial(write_checkpoint, folder, state, write, keep=settings.checkpoints_kept),
             needed_bytes=_CHECKPOINT_BYTES,
         )
-        self.checkpointed = self.steps
-        await self.report(state, path)
+        self.unreported.checkpointed = self.steps
+        await self.unreported.report(self.service, self.config, self.feed, state, path)
         await self._delete_needless_states(folder, on_record)
         if self.newest is not None:
             self.tracking.log_samples(readable_samples(self.newest.groups))
@@ -378,22 +365,6 @@ class _Trainer:
         except (AccessError, InfrastructureError) as error:
             log.warning("a saved state that is not needed stays until the next checkpoint: %s", error)
         await anyio.to_thread.run_sync(write_saved_states, folder, on_record)
-
-    async def report(self, state: TrainerState, path: Path) -> None:
-        """Report a checkpoint that is on disk."""
-        report = partial(
-            self.feed.report_trained,
-            policy_version=state.policy_version,
-            step=state.step,
-            lineage=state.lineage,
-            checkpoint=str(path),
-            voids=self.voids,
-            drops=self.drops,
-            steps=self.times,
-            mismatches=self.mismatches,
-        )
-        await publish_with_retries(self.service, self.config.services.drain_s, "report what was trained", report)
-        self.voids, self.drops, self.times, self.mismatches = [], [], [], []
 
 
 def mismatch_of(data: list[tinker.Datum], forward: tinker.ForwardBackwardOutput) -> Mismatch:

@@ -5,7 +5,7 @@
 const POLL_MS = 2000;
 const POLL_ENDED_MS = 15000;
 const PAGE_GROUPS = 25;
-const OUTCOMES = ["trained", "batched", "under way", "stale", "zero_variance", "unscorable", "dead"];
+const OUTCOMES = ["trained", "batched", "under way", "left over", "stale", "zero_variance", "unscorable", "dead"];
 const FOLD_TOKENS = 60; // runs of masked tokens from here on are folded,
 const FOLD_KEPT = 12; // but for so many at either end
 const TONES = { trained: "good", batched: "good", running: "good", finished: "good", ok: "good", "under way": "warn", waiting: "warn", warn: "warn", starting: "warn", stopping: "warn", restarting: "warn", backpressure: "warn", dead: "bad", failed: "bad", interrupted: "bad", silent: "bad", halt: "bad", quarantine: "bad", void: "bad" };
@@ -160,8 +160,8 @@ function showRun(facts) {
   document.getElementById("run-name").replaceChildren(visible(facts.run));
   const state = document.getElementById("run-state");
   state.hidden = false;
-  state.className = `pill ${TONES[facts.overview.state] || ""}`;
-  state.replaceChildren(visible(facts.overview.state));
+  state.className = `pill ${TONES[facts.state] || ""}`;
+  state.replaceChildren(visible(facts.state));
 }
 
 function route() {

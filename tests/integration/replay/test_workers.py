@@ -190,4 +190,4 @@ async def test_what_a_worker_says_at_its_start_ends_the_replay(world: World) -> 
         "replay", "--revision", "gone", "--workers", "2", '--set=scoring.raters=[{rater = "fleeting:judge"}]'
     )
     assert code == 2
-    assert b"rater module 'fleeting' was not found" in err, err
+    assert b"module 'fleeting' was not found" in err, err

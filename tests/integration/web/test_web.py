@@ -11,6 +11,10 @@ import httpx
 import pytest
 from integration.archive.world import RUN, World, a_group, a_world
 
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.rollout import Message
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>\x1b[31m\u202eFORGED'
@@ -55,6 +59,7 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
     async with page(world) as (client, _):
         run = (await client.get("/api/run")).json()
         assert (run["run"], run["environments"]) == (RUN, ["sums", "words"])
+        assert run["state"] == "silent", "its server answers, and no service of it was heard"
         charts = (await client.get("/api/series")).json()["charts"]
         reward = next(chart for chart in charts if chart["name"] == "reward")
         assert [value for line in reward["lines"] for _, value in line["points"]] == [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -70,6 +75,31 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
         assert len(group["tokens"]) == 4
         hostile = (await client.get("/api/groups", params={"item": "FORGED"})).json()["groups"]
         assert [row["item"] for row in hostile] == [HOSTILE]
+
+
+async def test_the_head_says_how_a_run_stands_that_no_up_of_this_machine_started(world: World) -> None:
+    report = TrainReport(
+        run=RUN, trainer="main", lineage="l", term="t", step=1, ledger_index=0, chain="c", next_batch=1,
+        policy_version="1-a-b", checkpoint="c", written_ns=1,
+    )  # fmt: skip
+
+    async def beat(beats: int = 1 << 30) -> None:
+        for number in range(beats):
+            service = Service(world.bus, "scorer", RUN)
+            await service.heartbeat()
+            await anyio.sleep(0.2 if number else 0)
+
+    async with page(world) as (client, _), anyio.create_task_group() as tasks:
+        tasks.start_soon(beat)
+        assert (await client.get("/api/run")).json()["state"] == "running"
+        tasks.cancel_scope.cancel()
+    subject = subjects.state(RUN, "trainer", subjects.LIVE, "main")
+    await world.bus.publish(subject, encode(report), msg_id="report")
+    async with page(world, "--set", "training.steps=1") as (client, _):
+        run = (await client.get("/api/run")).json()
+        assert (run["state"], run["goes_on"]) == ("finished", False)
+        groups = (await client.get("/api/groups")).json()["groups"]
+        assert [row["state"] for row in groups] == [*["left over"] * 4, "stale", "trained"]
 
 
 async def test_two_revisions_are_compared_as_the_command_compares_them(world: World) -> None:

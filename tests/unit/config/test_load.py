@@ -61,7 +61,7 @@ def test_settings_carry_their_descriptions(file: Path) -> None:
         (["batching.batchsize=3"], "did you mean 'batching.batch_size'"),
         (["envs.words.batch_sise=3"], "did you mean 'envs.words.batch_size'"),
         (["maybe.batch_sise=3"], "did you mean 'maybe.batch_size'"),
-        (["zzzz=1"], "known here: batching, envs, maybe, run"),
+        (["zzzz=1"], "known: batching, envs, maybe, run"),
         (["batching.batch_size=many"], "batching.batch_size: expected `int`, got `str` (from --set"),
         (["batching.batch_size=0"], "batching.batch_size: expected `int` >= 1"),
         (["batching.names=[1]"], "batching.names[0]: expected `str`, got `int` (from --set"),
@@ -126,10 +126,10 @@ _LOST = "environments.a.lost_samples"
 _ESTIMATOR = "environments.a.advantage.estimator"
 _TYPOS = {
     "mode=trian": "mode: invalid enum value 'trian'; did you mean 'train'? (from --set mode=trian)",
-    "telemetry.protocol=udp": "telemetry.protocol: invalid enum value 'udp'; known here: grpc, http/protobuf",
+    "telemetry.protocol=udp": "telemetry.protocol: invalid enum value 'udp'; known: grpc, http/protobuf",
     f"{_LOST}=dorp": f"{_LOST}: invalid enum value 'dorp'; did you mean 'drop'? (from --set {_LOST}=dorp)",
-    f"{_ESTIMATOR}=rlo": "environments.a.advantage: advantage.estimator is 'rlo'; did you mean 'rloo'? Your own is "
-    f"module:name or path/to/file.py:name. (from --set {_ESTIMATOR}=rlo)",
+    f"{_ESTIMATOR}=rlo": "environments.a.advantage: advantage.estimator 'rlo' is neither "
+    f"module:name nor path/to/file.py:name nor a built-in one; did you mean 'rloo'? (from --set {_ESTIMATOR}=rlo)",
     "environments.b.kind=3": "environments.*.kind: expected `str`, got `int` (from --set environments.a.kind=x:Y or ",
     'scoring.raters=[{ waight = 2, rater = "a" }]': "object contains unknown field `waight`; did you mean 'weight'?",
 }

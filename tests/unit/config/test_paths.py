@@ -28,6 +28,9 @@ params = {path = "data/rows.jsonl", prompt = "question"}
 [environments.chess]
 kind = "atropos"
 params = {place = "chess.py:Chess", python = "atropos/bin/python", items = 9}
+[environments.steps]
+kind = "steps"
+params = {place = "games/steps.py:CountDown"}
 [environments.own]
 kind = "package.module:Own"
 params = {path = "v1/items"}
@@ -64,6 +67,7 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     assert config.environments["rows"].params == rows
     chess = {"place": f"{here / 'chess.py'}:Chess", "python": str(here / "atropos/bin/python"), "items": 9}
     assert config.environments["chess"].params == chess
+    assert config.environments["steps"].params == {"place": f"{here / 'games/steps.py'}:CountDown"}
     assert config.environments["own"].params == {"path": "v1/items"}
     assert config.environments["sums"].kind == "package.module:Sums"
     assert [one.rater for one in config.scoring_of("sums").raters] == [f"{here / 'rate.py'}:half", "exact_match"]

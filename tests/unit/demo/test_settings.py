@@ -39,6 +39,20 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     assert (config.nats.url, config.nats.token_file) == ("nats://somewhere:4222", "/secret")
 
 
+@pytest.mark.parametrize(
+    ("sets", "rate"),
+    [
+        ((), 3e-5),
+        (("training.lora={}",), 1.2e-4),
+        (("training.lora={}", "training.learner.learning_rate=1e-3"), 1e-3),
+    ],
+)
+def test_the_pretrained_model_has_a_rate_for_all_weights_and_one_for_adapters(sets: tuple[str], rate: float) -> None:
+    config = demo_config(DemoOptions(model="smollm2", sets=sets))
+    assert config.training.learner.learning_rate == rate
+    assert (config.training.learner.on_large_step, config.training.learner.warmup_steps) == ("shorten", 2)
+
+
 @pytest.mark.parametrize("setting", ["mode=observe", "evaluation.more.kind=reasoning_gym", "no.such=1"])
 def test_what_would_be_no_demo_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError):

@@ -3,6 +3,8 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 from rich.console import Console
@@ -15,6 +17,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
 from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.services.demo import view
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.demo.report import render
@@ -260,6 +263,24 @@ def test_progress_names_what_a_health_check_has_stopped_until_it_goes_on() -> No
     assert "step 0/2 | words halted by a health check: lachesis health --run r | reward" in line
     observed.heartbeat(health.replace(time_ns=2))
     assert "halted" not in progress_line(observed, 3.0)
+
+
+async def test_what_a_service_waits_for_is_said_once_until_it_changes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "_LINE_S", 0.0)
+    observed = RunObservation(CONFIG)
+    wait = "generate: timed out after 120 s (tried since 07:00:00 UTC)"
+    waiting = beat("environment-words", 2, "2-b", 1)
+    again = waiting.replace(stage=msgspec.structs.replace(waiting.stage, state="waiting", note=wait, retried=3))
+    for time_ns, one in enumerate([again, again, waiting, again], 1):
+        observed.heartbeat(one.replace(time_ns=time_ns))
+        async with showing(observed, 0.0):
+            shown = ""
+            while shown.count("step 0/2") < 3:
+                shown += capsys.readouterr().out
+                await anyio.lowlevel.checkpoint()
+        assert shown.count(f"environment-words waits: {wait}") == (one is again)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100])

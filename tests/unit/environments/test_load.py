@@ -27,7 +27,7 @@ def test_loads_a_file_a_module_and_a_builtin() -> None:
     [
         ("reasoning_gim", {}, "did you mean 'reasoning_gym'"),
         ("nowhere.at_all:Thing", {}, "module 'nowhere.at_all' was not found"),
-        ("no/such/file.py:Thing", {}, "does not exist"),
+        ("no/such/file.py:Thing", {}, "there is no file 'no/such/file.py' in "),
         (SUMS.replace("Sums", "Sum"), {}, "did you mean 'Sums'"),
         ("json:loads", {}, "not a subclass"),
         (SUMS, {"larges": 4}, "unknown argument 'larges'; did you mean 'largest'"),
@@ -37,7 +37,7 @@ def test_loads_a_file_a_module_and_a_builtin() -> None:
         ("reasoning_gym", {"dataset": "spell_backwards"}, "did you mean 'spell_backward'"),
         ("reasoning_gym", {"dataset": "spell_backward", "params": {"min_word": 3}}, "did you mean 'min_word_len'"),
         ("reasoning_gym", {"dataset": "spell_backward", "params": {"min_word_len": 0}}, "must be positive"),
-        ("reasoning_gym", {"dataset": "spell_backward", "split": "test"}, "known: train, held_out, warm_start"),
+        ("reasoning_gym", {"dataset": "spell_backward", "split": "test"}, "known: held_out, train, warm_start"),
         ("reasoning_gym", {"dataset": "composite"}, "composite"),
         ("reasoning_gym", {"dataset": "spell_backward", "size": 0}, "at least 1"),
         ("reasoning_gym", {"dataset": "spell_backward", "size": 2, "difficulty_key": "word_le"}, "word_len"),

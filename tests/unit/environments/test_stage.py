@@ -1,6 +1,7 @@
 """The environment service: a lease before any inference, one rollout a lease, drains, outages, bugs."""
 
 import random
+import threading
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -155,6 +156,22 @@ async def test_no_governor_no_inference(lab, env, inference):
     async with lab.running(environment, "environment") as service:
         await lab.until(lambda: _true(service.vitals.state == "waiting"))
     assert not inference.requests
+
+
+async def test_an_environment_whose_import_takes_long_leaves_the_event_loop_alone(lab, env, inference, monkeypatch):
+    """Else heartbeats stop, and the wait for the server is taken for a stall of it."""
+    imported = threading.Event()
+
+    def load(*_):
+        assert imported.wait(60), "the event loop stood still"
+        return env
+
+    monkeypatch.setattr(stage_module, "load_environment", load)
+    governor = Governor(lab)
+    async with governor.serving(), lab.running(environment, "environment") as service:
+        await lab.until(lambda: _true("loading environment echo" in str(service.vitals.status_text)))
+        imported.set()
+        await lab.until(at_least(lab, 1))
 
 
 async def test_every_lease_gives_one_rollout_and_no_rollout_comes_without(lab, env, inference):

@@ -68,6 +68,7 @@ class Server(FakeInference):
         super().__init__(lambda prompt, call: "yes" if call % 2 else "no", version="0-none-none")
         self.loaded = []
         self.failing = []
+        self.not_compared = None
 
     async def weight_version(self):
         return self.version
@@ -77,6 +78,7 @@ class Server(FakeInference):
             raise self.failing.pop(0)
         self.loaded.append((path, version))
         self.version = version
+        return self.not_compared
 
     async def current(self):
         return self
@@ -160,6 +162,19 @@ async def test_what_was_measured_is_not_measured_again_after_a_restart(lab, serv
 
 async def _true(value):
     return value
+
+
+async def test_a_digest_that_could_not_be_compared_is_said_until_one_is(lab, server):
+    server.not_compared = "vLLM holds 3 tensors in a form of its own"
+    async with lab.running(evaluator, "evaluator") as service:
+        await publish(lab, 0)
+        await lab.until(evaluated(lab, 0))
+        assert server.not_compared in service.vitals.status_text
+        server.not_compared = None
+        await publish(lab, 10)
+        await lab.until(evaluated(lab, 10))
+        assert service.vitals.status_text is None
+        await publish(lab, 30)
 
 
 async def test_a_drain_ends_the_wait_and_an_evaluation_under_way(lab, server):

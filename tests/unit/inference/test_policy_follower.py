@@ -168,6 +168,25 @@ async def test_a_server_that_is_down_is_waited_for(lab):
         await lab.until(has_loaded(server, 1))
 
 
+async def test_weights_that_cannot_be_loaded_do_not_keep_newer_ones_waiting(lab):
+    class Choosing(Scripted):
+        async def update_weights(self, path, version):
+            if version == "0-a-b":
+                raise InfrastructureError("it computes with other weights than those of policy 0-a-b")
+            await super().update_weights(path, version)
+
+    server = Choosing()
+    await publish(lab, 0)
+    async with lab.running(
+        lambda service: follow_until_drained(service, server, anyio.Event()), "inference"
+    ) as service:
+        await lab.until(lambda: _true("other weights" in (service.vitals.status_text or "")))
+        await publish(lab, 1)
+        await lab.until(has_loaded(server, 1))
+        await lab.until(lambda: _true(service.vitals.status_text is None))
+    assert server.loaded == [("/w/1", "1-a-b")]
+
+
 async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
     server = Scripted(*[InfrastructureError("down")] * 1000)
     await publish(lab, 0)

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
@@ -208,3 +208,22 @@ async def test_followed_groups_come_as_it_is_decided_what_becomes_of_them(lab) -
         await lab.until(both)
         tasks.cancel_scope.cancel()
     assert found == [f"{4:032x}"]
+
+
+async def test_what_the_last_step_left_waits_for_nothing_any_more(lab) -> None:
+    trained, batched, waiting = lab.group(1), lab.group(2), lab.group(3)
+    await lab.extend_ledger([trained], [batched])
+    await lab.store(waiting)
+    report = TrainReport(
+        run="r", trainer="main", lineage="l", term="t", step=1, ledger_index=1, chain="c", next_batch=1,
+        policy_version="1-a-b", checkpoint="c", written_ns=1,
+    )  # fmt: skip
+    await lab.bus.publish(subjects.state("r", "trainer", subjects.LIVE, "main"), encode(report), msg_id="report")
+    for steps, states in ((2, ["under way", "batched", "trained"]), (1, ["left over", "left over", "trained"])):
+        config = msgspec.structs.replace(CONFIG, training=TrainingConfig(steps=steps))
+        async with aclosing(newest_groups(lab.bus, config, GroupFilter())) as rows:
+            found = [row async for row in rows]
+        assert [row.state for row in found] == states
+    assert [row.reason for row in found[:2]] == ["the run took its last step without it"] * 2
+    view = await read_group(lab.bus, config, waiting.id)
+    assert view.row.state == "left over"

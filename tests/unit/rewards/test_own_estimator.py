@@ -108,7 +108,7 @@ def test_what_is_no_estimator_is_refused_before_anything_runs(code: Path, name: 
 
 
 def test_a_place_that_does_not_exist_and_params_of_a_built_in_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="there is no file"):
         load_estimator(AdvantageConfig(estimator=f"{tmp_path}/none.py:f"))
     with pytest.raises(ConfigError, match="module 'no_such_module_here' was not found"):
         load_estimator(AdvantageConfig(estimator="no_such_module_here:f"))

@@ -1,4 +1,4 @@
-"""Bursts: order, drains that end and do not cut, errors that arrive, memory that is bounded."""
+"""Bursts: order, drains that end and do not cut, errors that arrive, memory that is bounded; and reading to the end."""
 
 from contextlib import asynccontextmanager
 
@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
+from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import LedgerError
+from lachesis.schemas.errors import InfrastructureError, LedgerError
 
 SCORES = subjects.event("score", "r", "live", "sums")
 ROLLOUTS = subjects.rollout("r", "sums")
@@ -158,3 +158,30 @@ async def test_bytes_in_hand_and_ahead_are_bounded_and_a_larger_message_comes_al
             assert sum(sorted(ahead)[: len(ahead) - len(SOURCES)]) <= 5000
             assert ahead, "nothing is read ahead"
     assert 5000 in read
+
+
+async def test_reading_to_the_end_goes_on_after_an_outage_where_it_was(lab):
+    await fill(lab, SCORES, 5)
+    starts, handled = [], []
+
+    class Interrupted:
+        """The bus, of which the first reader loses its server after three messages."""
+
+        @asynccontextmanager
+        async def read(self, stream, filters, *, start, **options):
+            starts.append(start)
+            async with lab.bus.read(stream, filters, start=start, **options) as messages:
+                yield self.cut(messages) if len(starts) == 1 else messages
+
+        async def cut(self, messages):
+            async for message in messages:
+                yield message
+                if message.seq == 3:
+                    raise InfrastructureError("the server is away")
+
+    async def handle(message):
+        handled.append(message.seq)
+
+    with anyio.fail_after(60):
+        await read_to_end(Service(Interrupted(), "stage", "r"), SOURCES[1], handle)
+    assert (starts, handled) == ([1, 4], [1, 2, 3, 4, 5])

@@ -67,7 +67,7 @@ def test_classes_objects_and_plain_functions_load():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"rater": "exact_mach"}, "unknown rater 'exact_mach'.*exact_match"),
+        ({"rater": "exact_mach"}, "rater 'exact_mach' is neither .*; did you mean 'exact_match'"),
         ({"rater": "no_such_module:x"}, "module 'no_such_module' was not found"),
         ({"rater": "my_raters:nothing"}, "has no 'nothing'"),
         ({"rater": "my_raters:constant"}, "is a int; give a function or a Rater"),

@@ -38,6 +38,10 @@ class Parity(Environment):
         return float(len(session.text) % 2)
 
 
+class Silent(Environment):
+    __len__, task = lambda self: 40, Parity.task
+
+
 class Cautious(Parity):
     def reward(self, task, session):
         return None
@@ -136,6 +140,7 @@ def test_answers_that_nobody_can_judge_are_counted_and_are_no_failures(folder: P
     ("arguments", "text"),
     [
         ([], "no model to evaluate"),
+        (["--set", "environments.parity.kind=parity.py:Silent", "x"], "it gives no reward, and no rater judges"),
         (["best"], "no best checkpoint"),
         (["newest"], "has no checkpoint yet"),
         (["7"], "no checkpoint of step 7"),

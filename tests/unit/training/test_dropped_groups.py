@@ -15,7 +15,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.training import feed as feed_module
+from lachesis.pipeline.training import unreported_steps
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.stage import run_trainer
 from lachesis.schemas import keys
@@ -200,7 +200,7 @@ async def test_reproduction_drops_what_was_dropped(lab, model, config, fault):
 
 async def test_many_drops_make_a_checkpoint_due(lab, model, config, monkeypatch):
     """Else the report that lists them could outgrow a message."""
-    monkeypatch.setattr(feed_module, "_MAX_DROPS_PER_REPORT", 1)
+    monkeypatch.setattr(unreported_steps, "_MAX_DROPS_PER_REPORT", 1)
     await fill(lab, model, "token")
     rare = msgspec.structs.replace(config.training, checkpoint_every=100)
     await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=rare))

@@ -17,8 +17,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.training import last_evaluation
-from lachesis.pipeline.training import prefetch as prefetch_module
+from lachesis.pipeline.training import last_evaluation, train_loop
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.checksums import write_sums
@@ -136,7 +135,7 @@ def recording(trained, on_step=None):
 
 async def test_a_trainer_kept_waiting_makes_a_checkpoint(lab, model, config, monkeypatch):
     """It may wait for room that only a checkpoint can make."""
-    monkeypatch.setattr(prefetch_module, "_IDLE_S", 0.2)
+    monkeypatch.setattr(train_loop, "_IDLE_S", 0.2)
     await fill(lab, model, 3)
 
     async def reported(step):

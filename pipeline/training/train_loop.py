@@ -1,19 +1,19 @@
-"""Leads a trainer through the batches of the ledger, one ahead, and past outages of the bus."""
+"""The loop of a trainer over the batches of the ledger, one fetched ahead, past outages of the bus."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.schemas.errors import InfrastructureError
 
-__all__ = ["publish_with_retries", "train_batches"]
+__all__ = ["prefetched_batches", "publish_with_retries", "train_batches"]
 
 _IDLE_S = 10.0
 
@@ -30,24 +30,30 @@ async def train_batches(
 
     `save` makes durable what is not yet: at the end, and when no batch comes for long.
     """
-    send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
-    with receive:
-        async with background() as tasks:
-            tasks.start_soon(_prefetch, feed, send)
-            while not finished() and not service.draining.is_set():
-                batch = await _next_batch(service, receive, save)
-                if batch is None:
-                    break
-                with service.vitals.working(len(batch.batch.groups)):
-                    await step(batch)
+    async with prefetched_batches(feed) as batches:
+        while not finished() and not service.draining.is_set():
+            batch = await _next_batch(service, batches, save)
+            if batch is None:
+                break
+            with service.vitals.working(len(batch.batch.groups)):
+                await step(batch)
     await save()
 
 
-async def _prefetch(feed: BatchFeed, send: MemoryObjectSendStream[LedgerBatch]) -> None:
-    """Send the feed's batches, for ever."""
-    async with send, aclosing(feed.batches()) as batches:
-        async for batch in batches:
-            await send.send(batch)
+@asynccontextmanager
+async def prefetched_batches(feed: BatchFeed) -> AsyncIterator[MemoryObjectReceiveStream[LedgerBatch]]:
+    """Yield a stream of the feed's batches, of which the next one is fetched before it is asked for."""
+    send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
+
+    async def fetch() -> None:
+        async with send, aclosing(feed.batches()) as batches:
+            async for batch in batches:
+                await send.send(batch)
+
+    with receive:
+        async with background() as tasks:
+            tasks.start_soon(fetch)
+            yield receive
 
 
 async def _next_batch(
