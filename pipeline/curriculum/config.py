@@ -54,6 +54,10 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """irt: step of a skill's ability, in logits. Default 0.2."""
     sharpness: float = 3.0
     """irt: exponent of what p(1-p) is expected to be in an item's weight, p its success. Default 3."""
+    first_pass: float = 1.5
+    """irt: passes over the pool (results for each drawable item) until repeats are drawn as if they taught as much as
+    the first meeting; before, items that were not met come first, unless they seem solved or hopeless. 0: from the
+    start. Default 1.5."""
     chance: float = 0.3
     """irt: probability, before its first result, that an item's success does not follow the ability (coin flips, wrong
     labels); 0 takes all items for sound. Higher than their share of the items, since more of them have even odds.
@@ -81,6 +85,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
         if not 0 <= self.wander <= 100:
             raise ConfigError(f"curriculum.wander is {self.wander} logits; it must be at least 0, at most 100.")
+        if not 0 <= self.first_pass <= 1000:
+            raise ConfigError(f"curriculum.first_pass is {self.first_pass} passes; it must lie between 0 and 1000.")
         if not 0 <= self.chance < 1:
             raise ConfigError(f"curriculum.chance is {self.chance}; it must be at least 0 and below 1.")
         for name in ("explore", "initial_competence", "learning_rate"):

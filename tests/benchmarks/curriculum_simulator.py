@@ -124,7 +124,7 @@ class Oracle:
         pass
 
 
-def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0):
+def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0, settings=None):
     """Return steps to the target (at most LIMIT), and the shares of zero-variance groups and of unsound items."""
     rng = np.random.default_rng(seed)
     learner = make(rng)
@@ -134,7 +134,7 @@ def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0):
         curriculum = Oracle(learner) if strategy == "oracle" else Passes()
     else:
         pool = ItemPool(ITEMS, prior, learner.told, names)
-        curriculum = load_strategy(pool, CurriculumConfig(strategy=strategy, total_steps=800))
+        curriculum = load_strategy(pool, CurriculumConfig(strategy=strategy, total_steps=800, **(settings or {})))
     late, flat, unsound, met = [], 0, 0, np.zeros(ITEMS)
     for step in range(LIMIT):
         p = learner.success()
@@ -242,6 +242,7 @@ def main():
     parser.add_argument("--pool", action="store_true", help="what becomes of the items of a small pool instead")
     parser.add_argument("--items", type=int, default=ITEMS, help=f"items of the pool (default {ITEMS})")
     parser.add_argument("--repeat", type=float, default=1.0, help="what an item teaches beside the time before (1)")
+    parser.add_argument("--first-pass", type=float, default=None, help="curriculum.first_pass; default: its own")
     options = parser.parse_args()
     ITEMS = options.items
     if options.draws:
@@ -267,6 +268,7 @@ def main():
                         delay=options.delay,
                         prior_noise=options.prior,
                         repeat=options.repeat,
+                        settings={} if options.first_pass is None else {"first_pass": options.first_pass},
                     )
                     for seed in seeds
                 ]

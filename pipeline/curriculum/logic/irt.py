@@ -10,7 +10,7 @@ wander, s and f are first divided by 1 + wander^2 I, where I = 1/V_i - 1/deviati
 takes as much from a normal posterior. Then A_k += discount * ability rate * (y - p). One result moves the ability, and
 with it the weight of every item of the skill.
 
-An item's weight is u^sharpness times the probability that it is sound. u = 4q(1-q) / s is about what 4p(1-p) is
+An item's weight is (r u)^sharpness times the probability that it is sound. u = 4q(1-q) / s is about what 4p(1-p) is
 expected to be under the error of D_i, with q = sigmoid((A_k - D_i) / s) and s^2 = 1 + pi V_i/8 (MacKay 1992): the less
 is known of an item, the nearer it is taken to even odds, and the less it is worth beside one known to have them.
 
@@ -19,6 +19,11 @@ half or, as likely, any other. Log odds compare all its results under either. A 
 learner that learns leaves sound items behind. One that learns nothing makes all items look like that, so the odds are
 bounded: what is half solved stays above what is solved or hopeless. A share `explore` goes to items by the time since
 they were last seen, those of chance among them.
+
+A repeat may teach less than the first meeting, and a pool may be too large to be gone through more than once or twice:
+there, coming back to the few items known to be half solved is worse than a pass without repeats. So r is 1 for an item
+that was not seen yet, and for the others min(1, passes / first_pass)^3, where a pass is one result for each drawable
+item. A small pool is soon past that.
 
 The error of D_i is in both since a group is a small sample: taken at its word, one lucky or unlucky result would keep a
 sound item from being drawn for long (`starved` in tests/benchmarks/curriculum_simulator.py).
@@ -39,6 +44,8 @@ from lachesis.schemas.errors import SchemaError
 
 __all__ = ["OnlineIRT"]
 
+REPEAT_POWER = 3
+"""How steeply repeats gain worth in the first passes, on top of `sharpness`."""
 DECIDED_LOGITS = 3.0
 """Largest log odds of chance against a sound item, either way."""
 _SQUARABLE = (1e-100, 1e100)
@@ -74,7 +81,8 @@ class OnlineIRT(Strategy):
         """Return (1 - explore) * the normalised weight + explore * the normalised time since an item was seen."""
         q = self.success()
         # q(1-q) is at most 1/4; the factor 4 keeps its power from underflowing for every item at once.
-        weight = (4.0 * q * (1.0 - q) / self._stretch()) ** self.config.sharpness * (1.0 - self._chance())
+        worth = 4.0 * q * (1.0 - q) / self._stretch() * self._worth_of_repeats()
+        weight = worth**self.config.sharpness * (1.0 - self._chance())
         unseen = (self.observations + 1.0) - self._seen
         weight[self.items.held_out] = unseen[self.items.held_out] = 0.0  # never seen, they would take all of `explore`
         explore = self.config.explore if weight.sum() > 0 else 1.0
@@ -122,6 +130,12 @@ class OnlineIRT(Strategy):
     def _chance(self) -> NDArray[np.float64]:
         """Return the probability float64 [N] that chance decides an item."""
         return sigmoid(self._odds) if self.config.chance else np.zeros(self.items.count)
+
+    def _worth_of_repeats(self) -> NDArray[np.float64]:
+        """Return how much an item is worth, float64 [N] in (0, 1], beside one that is as hard and was never seen."""
+        until = self.config.first_pass * (self.items.count - len(self.items.held_out))
+        share = min(1.0, self.observations / until) if until > 0 else 1.0
+        return np.where(self._seen > 0, share**REPEAT_POWER, 1.0)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the whole state."""

@@ -179,7 +179,8 @@ def test_irt_by_hand():
     assert (arrays["successes"].tolist(), arrays["samples"].tolist()) == ([8.0, 0.0], [8.0, 0.0])
     stretch = np.sqrt(1 + math.pi / 8 * arrays["variance"])
     q = 1 / (1 + np.exp(-(0.1 - arrays["difficulty"]) / stretch))
-    weight = (4 * q * (1 - q) / stretch) ** 3 / (1 + np.exp(arrays["odds"]))
+    repeat = np.array([(1 / 2 / 1.5) ** 3, 1.0])  # half a pass of the 1.5 until repeats count fully
+    weight = (repeat * 4 * q * (1 - q) / stretch) ** 3 / (1 + np.exp(arrays["odds"]))
     unseen = np.array([1.0, 2.0])
     assert strategy.weights() == pytest.approx(0.97 * weight / weight.sum() + 0.03 * unseen / 3)
 
@@ -296,6 +297,57 @@ def test_irt_draws_all_sound_items_of_a_small_pool_for_epochs():
     assert (weights[useful] < 0.1 / 128).mean() <= 0.05
     assert strategy.metrics()["curriculum/effective_items"] > 32
     assert weights[coin].sum() < coin.mean(), "coins are drawn less than evenly, for all their even odds"
+
+
+def draw_half_a_pass(items=2000, **config):
+    """Return the share of groups that were of an item met before, and the mean of p(1-p) of all."""
+    rng = np.random.default_rng(0)
+    difficulty = rng.normal(0.0, 3.0, items)
+    strategy = make("irt", ItemPool(items), **config)
+    met, repeats, spread = set(), 0, []
+    for step in range(items // 2 // 16):
+        for n, item in enumerate(draw.item for draw in strategy.sample(16, rng)):
+            p = 1 / (1 + math.exp(difficulty[item] + 1.0))
+            repeats += item in met
+            met.add(item)
+            spread.append(p * (1 - p))
+            strategy.observe(result(f"{step}-{n}", item, rng.binomial(8, p) / 8, step=step))
+    return repeats / len(spread), np.mean(spread)
+
+
+def test_irt_meets_a_large_pool_once_before_it_comes_back_to_what_is_half_solved():
+    default, at_once = draw_half_a_pass(), draw_half_a_pass(first_pass=0.0)
+    assert default[0] < 0.05
+    assert at_once[0] > 0.3
+    assert at_once[1] > default[1], "which pays only where repeats teach as much"
+
+
+def test_irt_prefers_a_repeat_to_an_item_that_is_hopeless_by_its_prior():
+    strategy = make("irt", ItemPool(101, np.append(np.zeros(100), 1e3)), explore=0.0)
+    for i in range(100):
+        strategy.observe(result(i, i, 0.5))
+    weights = strategy.weights()
+    assert weights[100] < 0.01 * weights[:100].mean()
+
+
+def test_irt_takes_repeats_for_as_good_from_the_first_passes_on():
+    default, at_once = make("irt"), make("irt", first_pass=0.0)
+    for n, feedback in enumerate(history(n=90)):
+        differs = default.snapshot().id != at_once.snapshot().id
+        assert differs == (0 < n < 90), "60 items, 1.5 passes"
+        default.observe(feedback)
+        at_once.observe(feedback)
+    assert default.snapshot().id == at_once.snapshot().id
+
+
+def test_irt_counts_passes_over_what_is_drawn():
+    held_out = make("irt", ItemPool(60, held_out=np.arange(2, 60)))
+    for i in range(3):
+        held_out.observe(result(i, 0, 0.5))
+    at_once = make("irt", ItemPool(60, held_out=np.arange(2, 60)), first_pass=0.0)
+    for i in range(3):
+        at_once.observe(result(i, 0, 0.5))
+    assert held_out.snapshot().id == at_once.snapshot().id
 
 
 groups = st.tuples(st.integers(0, 2), st.floats(0, 1), st.integers(1, 1 << 40), st.integers(0, 40))
@@ -483,6 +535,8 @@ def test_a_state_of_a_build_that_kept_other_arrays_is_refused_and_nothing_taken_
         {"chance": -0.1},
         {"chance": 1.0},
         {"wander": 101.0},
+        {"first_pass": -1.0},
+        {"first_pass": float("nan")},
         {"deviation": 101.0},
         {"prior_spread": 0.0},
     ],
