@@ -168,6 +168,14 @@ def _longer_thinking(rng: Rng, n: int, first: int = 0) -> SimulatedRun:
     return world.run([world.binary(), world.graded(), brevity, world.formed()][first:])
 
 
+def _longer_is_better(rng: Rng, n: int) -> SimulatedRun:
+    """Within a group the longest answer is nearly always the best one, and answers grow."""
+    world, longer = _World(rng, n), rng.normal(0, 1, (n, 8))
+    world.log_length, world.length_spread, world.longer = 4.6 + 1.5 * world.done, 0.05, np.exp(0.3 * longer)
+    world.sample = 0.4 * world.sample + 1.6 * longer
+    return world.run(world.four())
+
+
 def _form_first(rng: Rng, n: int) -> SimulatedRun:
     world = _World(rng, n)
     world.form += 6 * _logistic(25 * (world.done[:, None] - 0.15)) - 3
@@ -250,6 +258,7 @@ SKILL_HEALTHY: dict[str, Kind] = {
         "a rater of noise": _noise_rater,
         "saturates": _saturates,
         "longer helps": _longer_thinking,
+        "longer is better": _longer_is_better,
         "longer helps, 3 raters": lambda rng, n: _longer_thinking(rng, n, first=1),
         "form first": _form_first,
         "form alone first": _form_alone_first,
