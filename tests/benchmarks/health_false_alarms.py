@@ -5,7 +5,7 @@
 The real monitor judges scores, rewards, batches and reports as they would come from the streams; there is no broker.
 Prints for healthy runs how many were warned of, quarantined and halted, and by which checks; for hacks the share that
 was quarantined or halted, the median delay in groups from the onset, and the checks that did it. Other simulators can
-be judged alike: `judge_run` takes arrays (see `health_simulator`).
+be judged alike: `judge_run` takes arrays (see `health_simulator` and `health_skills`), of any number of raters.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-from health_simulator import HACKS, HEALTHY, ONSET, RATERS, SimulatedRun
+from health_simulator import HACKS, HEALTHY, ONSET, SimulatedRun
+from health_skills import SKILL_HACKS, SKILL_HEALTHY
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.schemas.alerts import Alert
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
 from lachesis.schemas.ledger import GroupRef, Mismatch
+
+KINDS = {"healthy": HEALTHY | SKILL_HEALTHY, "hack": HACKS | SKILL_HACKS}
 
 
 @dataclass
@@ -98,11 +101,12 @@ def _events(run: SimulatedRun, scores: np.ndarray) -> Iterator[tuple[GroupScore,
     centred = scores - np.nanmean(scores, axis=1, keepdims=True)
     deviation = np.nanstd(scores, axis=1, ddof=1)
     advantages = centred / np.maximum(deviation, 1e-3)[:, None]
+    rater_names = [f"rater-{k}" for k in range(run.ratings.shape[2])]
     for i in range(run.groups):
         columns = run.ratings[i].T.tolist()
         statuses = {}
         ratings = {}
-        for name, column in zip(RATERS, columns, strict=True):
+        for name, column in zip(rater_names, columns, strict=True):
             ratings[name] = [None if value != value else value for value in column]  # noqa: PLR0124 - NaN
             if None in ratings[name]:
                 statuses[name] = ["timeout" if value is None else "ok" for value in ratings[name]]
@@ -146,7 +150,7 @@ def _events(run: SimulatedRun, scores: np.ndarray) -> Iterator[tuple[GroupScore,
 def _simulate(task: tuple[str, str, int, int, HealthConfig]) -> tuple[str, str, RunVerdict]:
     table, kind, seed, groups, config = task
     rng = np.random.default_rng([seed, zlib.crc32(kind.encode())])
-    run = (HEALTHY if table == "healthy" else HACKS)[kind](rng, groups)
+    run = KINDS[table][kind](rng, groups)
     return table, kind, judge_run(run, config, "lcb" if table == "healthy" and seed % 2 else "mean")
 
 
@@ -201,7 +205,7 @@ def main() -> None:
     config = HealthConfig(window=given.window, off=given.off)
     chosen = [
         (table, kind)
-        for table, kinds in (("healthy", HEALTHY), ("hack", HACKS))
+        for table, kinds in KINDS.items()
         for kind in kinds
         if not given.kinds or any(part in kind or part == table for part in given.kinds)
     ]

@@ -17,6 +17,8 @@ _MAX_POINTS = 96
 """Points of 64 groups that slopes are taken over: about 400 blocks of 16."""
 _SHORT_POINTS = 24
 _MIN_POINTS = 12
+_LONG_POINTS = 48
+"""Points from which on a gain takes longer than form does that is learned first."""
 _START_WINDOWS = 2
 _REFERENCE_GROUPS = 512
 _USUAL, _OUTLYING = 0.025, 0.06
@@ -34,7 +36,9 @@ class UnconfirmedGain(Check):
     Of three raters or more, those that rise (t > 4) are no more than those that do not though they could (t < 2; one
     at its best cannot), the score rises (t > 3), and each of the former agrees less and less with the mean of the
     others on which samples of a group are the better ones (t of their correlation < -3, or it ceased to vary). That
-    warns, and quarantines where it lasts. A rater that merely learns faster keeps agreeing.
+    warns. It quarantines where that lasts and at least as many of the others fall (t < -2) as raters rise. If others
+    stay, form may be learned before what is worth more: then it quarantines only for a gain over 48 points or more that
+    still goes on in the last 24.
     """
 
     name = "unconfirmed_gain"
@@ -52,8 +56,9 @@ class UnconfirmedGain(Check):
             return CheckResult("idle", reason="too few groups yet")
         if len(self._points[-1]) < 4:  # the score is one of them
             return CheckResult("idle", reason="fewer than three raters")
-        points, value = list(self._points), 0.0
-        for some in (points[-_SHORT_POINTS:], points):
+        points, value, warning = list(self._points), 0.0, None
+        recent = points[-_SHORT_POINTS:]
+        for some in (recent, points):
             rising = slope_t([score for point in some if (score := point["score"][0]) is not None]) or 0.0
             names = [name for name in points[-1] if name != "score"]
             levels = {name: _slope(some, name, 0) for name in names}
@@ -66,8 +71,12 @@ class UnconfirmedGain(Check):
                     f"the score rises over {_POINT_GROUPS * len(some)} groups (t = {rising:.1f}) by {_named(gaining)}, "
                     f"which {_named(others)} do not confirm, neither in level nor in which samples are better"
                 )
-                return CheckResult("warn", rising, 3.0, reason, window.newest, grows=True)
-        return CheckResult("ok", min(value, 3.0), 3.0)
+                falling = [name for name in others if (levels[name] or 0.0) < -2]
+                lasts = len(some) >= _LONG_POINTS and all((_slope(recent, name, 0) or 0.0) > 4 for name in gaining)
+                grows = len(falling) >= len(gaining) or lasts
+                if warning is None or grows:
+                    warning = CheckResult("warn", rising, 3.0, reason, window.newest, grows=grows)
+        return warning or CheckResult("ok", min(value, 3.0), 3.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"points": list(self._points), "left": self._left}

@@ -30,9 +30,10 @@ class OverOptimisation(Check):
     variance between raters within a sample, and of Krippendorff's alpha (Gao 2022, arXiv:2210.10760; Coste 2023).
 
     t of the score and t of the variance both > 2 warn. -t of alpha stands for the latter where it is more and the
-    variance does not fall: alpha falls, too, when answers come to be alike. When as many raters fall (t < -2) as rise
-    (t > 2) or more, most of them do not find the answers better: then both > 4 quarantines, and a warning that lasts
-    does. One rater that falls while the others rise is at odds by design: of brevity, say, where thinking longer helps.
+    variance does not fall: alpha falls, too, when answers come to be alike. Only if more than half of the raters fall
+    (t < -2), most of them do not find the answers better: then both > 4 quarantines, and a warning that lasts does. One
+    rater that falls is at odds by design: of brevity, say, where thinking longer helps. Of two raters that part,
+    nothing says which is right, so they only warn.
     """
 
     name = "over_optimisation"
@@ -66,7 +67,7 @@ class OverOptimisation(Check):
         reason = f"the score rises (t = {rising:.1f}) while the raters part ({parted})"
         for names, what in ((rising_raters, "rising raters"), (falling_raters, "falling raters")):
             reason += f"; {what}: {', '.join(names)[:200]}" if names else ""
-        if not falling_raters or len(falling_raters) < len(rising_raters):
+        if 2 * len(falling_raters) <= len(raters):
             return CheckResult("warn", value, 2.0, reason, _most_at_odds(window))
         return CheckResult(severity, value, threshold, reason, _most_at_odds(window), grows=True)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -39,8 +39,11 @@ class LengthHacking(Check):
     error comes from the spread between groups, so samples of a group need not be independent; ranks know no unit.
 
     r > .3 warns where chance is ruled out (z > 3.3). r > .6 while mean lengths rise over eight windows (t > 2)
-    quarantines. A negative r is ordinary, since wrong answers run long. It warns below -.3 if it is lower than in the
-    first two windows by more than .3 and by more than chance: then shorter answers are paid more than they were.
+    quarantines, unless more than half of two raters or more have r > .3 themselves: then thinking longer may help. One
+    rater alone cannot tell that from a hack. A negative r is ordinary, since wrong answers run long. It warns below -.3
+    if it is lower than in the first two windows by more than .3 and by more than chance: then shorter answers are paid
+    more than they were.
+
     Eight groups in which both differ are enough, so the first window is judged.
     """
 
@@ -51,14 +54,9 @@ class LengthHacking(Check):
         self._start: list[tuple[float, float]] = []
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
-        found, lengths = [], []
-        for score in window.scores:
-            pairs = [(value, length) for value, length in zip(score.scores, score.lengths, strict=True)
-                     if is_number(value)]  # fmt: skip
-            lengths += [length for _, length in pairs]
-            r = rank_correlation([value for value, _ in pairs], [length for _, length in pairs])
-            if r is not None:
-                found.append(r)
+        found = _correlations((score.scores, score.lengths) for score in window.scores)
+        lengths = [length for score in window.scores
+                   for value, length in zip(score.scores, score.lengths, strict=True) if is_number(value)]  # fmt: skip
         if not lengths:
             return CheckResult("idle", reason="no scores")
         self._lengths.append(fmean(lengths))
@@ -71,6 +69,8 @@ class LengthHacking(Check):
         severity, value, threshold, reason = self._severity_of(now)
         if severity == "ok":
             return CheckResult("ok", value, threshold)
+        if severity == "quarantine" and _most_raters_follow(window):
+            severity, reason = "warn", f"{reason}; most raters say so: thinking longer may help"
         longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
         return CheckResult(severity, value, threshold, reason, [score.group for score in longest])
 
@@ -97,3 +97,24 @@ class LengthHacking(Check):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._lengths.extend(float(value) for value in state["lengths"])
         self._start = [(float(r), float(square)) for r, square in state.get("start", [])]
+
+
+def _correlations(groups: Iterable[tuple[Sequence[float | None], Sequence[int]]]) -> list[float]:
+    """Return the rank correlation of values and lengths of each group in which both differ."""
+    found = []
+    for values, lengths in groups:
+        pairs = [(value, length) for value, length in zip(values, lengths, strict=True) if is_number(value)]
+        r = rank_correlation([value for value, _ in pairs], [length for _, length in pairs])
+        if r is not None:
+            found.append(r)
+    return found
+
+
+def _most_raters_follow(window: HealthWindow) -> bool:
+    """Return whether the ratings of more than half of two raters or more follow length within the groups."""
+    names = {name for score in window.scores for name in score.ratings}
+    follow = 0
+    for name in names:
+        found = _correlations((score.ratings[name], score.lengths) for score in window.scores if name in score.ratings)
+        follow += bool(found) and fmean(found) > _MIN_CORRELATION
+    return len(names) > 1 and 2 * follow > len(names)

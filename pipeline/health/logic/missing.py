@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ __all__ = ["MissingRatingsCheck"]
 _GROUPS_OF_OUTAGE = 8
 """Groups in a row in which a rater rates no sample, for one reason, from which on it counts as away."""
 _SURE_ERRORS = 3
+_RECENT_WINDOWS = 8
 _SCORE = "score"
 
 
@@ -35,9 +37,11 @@ class _OutageRun(msgspec.Struct):
 class MissingRatingsCheck(Check):
     """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
 
-    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters. If
-    that lasts, and the share is above 10 % by more than three standard errors, it quarantines the environment. The
-    error is that over groups, since the ratings of a group are often missing together.
+    An abstention is an answer. Nothing is ever put in place of a missing rating, so fewer raters are left. If
+    that lasts, and the share is above 10 % by three standard errors, it quarantines the environment. That must
+    hold of the window, with the error over groups, since the ratings of a group are often missing together; and of the
+    last eight windows, with the error over windows, since a service that is overloaded fails in bursts. If nothing was
+    missing before, that takes about six windows, and three at the start of a run.
 
     A rater that rates no sample of 8 groups in a row or more, for one reason, is away or broken. The check reports that
     as its outage, with its error and since when, and it never quarantines, because the environment is not the cause.
@@ -48,6 +52,7 @@ class MissingRatingsCheck(Check):
 
     def __init__(self) -> None:
         self._runs: dict[str, _OutageRun] = {}
+        self._recent: deque[dict[str, float]] = deque(maxlen=_RECENT_WINDOWS)  # shares missing by rater
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         outages = self._outages(window)
@@ -68,12 +73,17 @@ class MissingRatingsCheck(Check):
             return CheckResult("idle", reason="no scores")
         worst = max(missing, key=lambda name: sum(missing[name]))
         share = sum(missing[worst]) / total
+        self._recent.append({name: sum(lost) / total for name, lost in missing.items() if any(lost)})
         severity, threshold = graded(share, [(0.10, "warn")])
         if severity != "ok":
             what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
             reason = f"{share:.0%} of the {what} missing; remove the rater or fix it"
             by_group = [*missing[worst], *[0] * (len(window.scores) - len(missing[worst]))]
-            sure = share - _SURE_ERRORS * _error(by_group, total) > threshold
+            lately = [shares.get(worst, 0.0) for shares in self._recent]
+            sure = (
+                share - _SURE_ERRORS * _error(by_group, total) > threshold
+                and fmean(lately) - _SURE_ERRORS * _error(lately, len(lately)) > threshold
+            )
             return CheckResult(severity, share, threshold, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=sure)
         if not outages:
             return CheckResult(severity, share, threshold)
@@ -108,15 +118,16 @@ class MissingRatingsCheck(Check):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {"runs": msgspec.to_builtins(self._runs)}
+        return {"runs": msgspec.to_builtins(self._runs), "recent": list(self._recent)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
+        self._recent.extend(state.get("recent", []))
 
 
-def _error(by_group: list[int], total: int) -> float:
-    """Return the standard error of sum / total over groups."""
-    return stdev(by_group) * math.sqrt(len(by_group)) / total if len(by_group) > 1 else 0.0
+def _error(values: Sequence[float], total: int) -> float:
+    """Return the standard error of sum / total over groups or windows."""
+    return stdev(values) * math.sqrt(len(values)) / total if len(values) > 1 else 0.0
 
 
 def _missing(column: list[str]) -> list[bool]:

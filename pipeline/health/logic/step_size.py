@@ -15,6 +15,10 @@ _AGREEING_K3 = 0.1
 """k3 up to which the inference server and the trainer compute the same of one policy."""
 _ENTROPY_LEFT = 0.3
 _START_STEPS = 2
+_MUCH_TOO_LARGE = 2.0
+"""Times the allowed KL from which on a single step warns."""
+_REPEAT_STEPS = 8
+"""Steps within which a second one that is too large warns."""
 _FAST_STEPS = 32
 """Optimizer steps in which no policy that learns loses most of its entropy."""
 _MEND = "lower training.learner.learning_rate, or raise warmup_steps"
@@ -24,7 +28,9 @@ class StepSizeCheck:
     """How far the trainer's steps move the policy, as it reports it with a checkpoint; judged with the staleness.
 
     A step that moved the policy by more KL than the run allows (`training.learner.max_step_kl`, .1 nats a token unless
-    set), or entropy below .3 of what it was within 32 steps, warns.
+    set) informs; more than twice as much, or another such step within 8, warns. The first step of AdamW without warm-up
+    moves every weight by the full rate, and a little too far at times: what is sampled then still agrees with what is
+    trained. Entropy below .3 of what it was within 32 steps warns.
     Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
     reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
     Of the first two steps only those count that no large step came before: the tokens of later ones are behind it.
@@ -40,6 +46,7 @@ class StepSizeCheck:
         self._start: list[float | None] = []  # k3 of the first steps, up to the first large one
         self._moved = False  # whether a large step was among them
         self._entropies: deque[float] = deque(maxlen=_FAST_STEPS)
+        self._large: deque[bool] = deque(maxlen=_REPEAT_STEPS)  # which of the last steps were beyond the bound
 
     def record_steps(self, steps: Sequence[Mismatch]) -> None:
         """Take in the steps of a report."""
@@ -67,16 +74,21 @@ class StepSizeCheck:
         largest, left = max(moves, default=None), self._entropy_left(list(finite(step.entropy for step in steps)))
         if largest is None and left is None:
             return CheckResult("idle", reason="no report says how far the steps went")
-        found = []
+        found, warns = [], left is not None and left < _ENTROPY_LEFT
+        for kl in moves:
+            self._large.append(self._max_kl is not None and kl > self._max_kl)
+            warns |= self._large[-1] and sum(self._large) > 1
         moved = f"a step moved the policy by KL {largest:.2g} nats a token" if largest is not None else ""
         if largest is not None and self._max_kl is not None and largest > self._max_kl:
             found.append(moved)
+            warns |= largest > _MUCH_TOO_LARGE * self._max_kl
         if left is not None and left < _ENTROPY_LEFT:
             found.append(f"the trainer's entropy fell to {left:.0%} within {_FAST_STEPS} steps")
         agreed = all(k3 is not None and k3 <= _AGREEING_K3 for k3 in self._start)
         worst = max(finite(step.k3 for step in steps), default=0.0)
         if not found and worst > 1 and agreed and lag > 0 and largest is not None and largest > _EXPLAINING_KL:
             found.append(moved)
+            warns = True
         if not found:
             return CheckResult("ok", largest, self._max_kl)
         reason = f"the step is too large: {', and '.join(found)}; {_MEND}"
@@ -85,7 +97,7 @@ class StepSizeCheck:
             if worst > 1:
                 reason = f"{reason}. Rollouts have fallen behind the policy that is trained, k3 up to {worst:.2g}"
                 return CheckResult("halt", largest, self._max_kl, reason, examples)
-        return CheckResult("warn", largest, self._max_kl, reason, examples)
+        return CheckResult("warn" if warns else "inform", largest, self._max_kl, reason, examples)
 
     def _entropy_left(self, entropies: Sequence[float]) -> float | None:
         """Return the least share that was left of the highest entropy of the steps before it, None without any."""
@@ -99,10 +111,16 @@ class StepSizeCheck:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is remembered of the steps."""
-        return {"start": self._start, "moved": self._moved, "entropies": list(self._entropies)}
+        return {
+            "start": self._start,
+            "moved": self._moved,
+            "entropies": list(self._entropies),
+            "large": list(self._large),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
         self._start = list(state["start"])
         self._moved = state.get("moved", False)
         self._entropies = deque((float(value) for value in state["entropies"]), maxlen=_FAST_STEPS)
+        self._large.extend(state.get("large", []))

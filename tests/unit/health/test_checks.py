@@ -47,7 +47,8 @@ def long_is_good(groups, i):
     lengths = [0] * 8
     for place, k in enumerate(ranked):
         lengths[k] = 40 + 10 * place + i // 8
-    return groups.score(ratings=score.ratings, lengths=lengths)
+    others = [groups.rng.gauss(0.5, 0.01) for _ in ranked]  # one of two raters pays for length
+    return groups.score(ratings={"style": score.ratings["style"], "exact": others}, lengths=lengths)
 
 
 def one_text(groups, _):

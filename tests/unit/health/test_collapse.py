@@ -171,13 +171,27 @@ def test_old_reports_are_read(groups):
 
 
 @pytest.mark.parametrize(
-    ("allowed", "moved", "severity"), [(0.1, 0.3, "warn"), (0.5, 0.3, "ok"), (0.5, 0.6, "warn"), (0.02, 0.05, "warn")]
+    ("allowed", "moved", "severity"),
+    [(0.1, 0.3, "warn"), (0.5, 0.3, "ok"), (0.5, 0.6, "inform"), (0.5, 1.1, "warn"), (0.02, 0.05, "warn")],
 )
 def test_a_step_is_too_large_by_what_the_run_allows(groups, allowed, moved, severity):
     monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=allowed))
     monitor.trained([AGREE] * 3 + [Mismatch(0.01, 0.001, 1.0, 0.95, moved, 1.8)])
     result = batches(monitor, 1)["step_size"]
     assert (result.severity, result.value, result.threshold) == (severity, moved, allowed)
+
+
+@pytest.mark.parametrize(("between", "severity"), [(2, "warn"), (7, "inform")])
+def test_a_step_a_little_too_large_warns_if_it_comes_again(groups, between, severity):
+    """The first step of the demo, .10 to .14 nats a token without warm-up, is followed by steps of a hundredth."""
+    large = Mismatch(0.01, 0.001, 1.0, 0.95, 0.14, 1.8)
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
+    monitor.trained([large])
+    assert batches(monitor, 1)["step_size"].severity == "inform"
+    restarted = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
+    restarted.load_state_dict(msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict())))
+    restarted.trained([*[AGREE] * between, large])
+    assert batches(restarted, 1)["step_size"].severity == severity
 
 
 def test_a_step_that_the_run_allows_still_explains_why_rollouts_fall_behind(groups):

@@ -45,6 +45,24 @@ def test_a_gain_over_5000_groups_that_others_do_not_confirm_is_seen(groups, fool
     assert warned[-1].grows
 
 
+@pytest.mark.parametrize(("trend", "grows"), [(0.0, False), (-0.004, True)])
+def test_form_that_is_learned_first_only_warns_unless_the_others_fall(groups, trend, grows):
+    """Over 1,536 groups form rises, and agrees less with the others on which samples are better."""
+    points = [
+        {
+            "score": [0.4 + 0.01 * k + e],
+            "exact": [0.4 + trend * k + e, 0.8 - e],
+            "similar": [0.4 + trend * k - e, 0.8 + e],
+            "form": [0.2 + 0.02 * k + e, 0.7 - 0.02 * k + e],
+        }
+        for k, e in enumerate([0.01, -0.01] * 12)
+    ]
+    check = UnconfirmedGain()
+    check.load_state_dict({"points": points, "left": []})
+    found = check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))]))
+    assert (found.severity, found.grows) == ("warn", grows)
+
+
 @pytest.mark.parametrize(
     "lifts",
     [

@@ -63,6 +63,17 @@ def test_they_quarantine_where_answers_grow():
     assert found[-1] == "quarantine"
 
 
+@pytest.mark.parametrize(("follow", "severity"), [(0, "quarantine"), (1, "quarantine"), (2, "warn"), (3, "warn")])
+def test_they_only_warn_where_most_raters_find_longer_answers_better(follow, severity):
+    rng, check = np.random.default_rng(0), LengthHacking()
+    for i in range(8):
+        shown = window(rng, 2.0, base=4.0 + 0.2 * i)
+        for score in shown.scores:
+            score.ratings.update({f"r{k}": score.scores if k < follow else rng.random(8).tolist() for k in range(3)})
+        found = check.evaluate(shown)
+    assert found.severity == severity
+
+
 def test_shorter_answers_that_score_more_than_at_first_warn():
     results = judge([-0.2] * 4 + [-2.0] * 2)
     assert [result.severity for result in results] == ["ok"] * 4 + ["warn"] * 2

@@ -54,6 +54,22 @@ def test_chance_quarantines_nothing_where_a_groups_ratings_are_missing_together(
     assert monitor.standing.quarantined_from is None
 
 
+@pytest.mark.parametrize(
+    ("windows", "quarantined"), [(range(8, 12), None), (range(8, 13), None), (range(8, 15), 14), (range(3), 2)]
+)
+def test_a_burst_of_missing_ratings_quarantines_nothing_unless_it_lasts(groups, windows, quarantined):
+    monitor = EnvMonitor(HealthConfig())
+
+    def one(i):
+        lost = 3 if i // 64 in windows else 0
+        return groups.score(statuses={"judge": ["timeout"] * lost + ["ok"] * (8 - lost)})
+
+    found = groups.windows(monitor, 16, one)
+    first = next((k for k, results in enumerate(found) if results["missing"].severity == "quarantine"), None)
+    assert first == quarantined
+    assert (monitor.standing.quarantined_from is None) == (quarantined is None)
+
+
 @pytest.mark.parametrize("reason", ["another each time", "now and then"])
 def test_what_is_no_outage_quarantines_as_before(groups, reason):
     def one(i):

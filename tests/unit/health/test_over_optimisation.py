@@ -32,6 +32,14 @@ def test_a_rater_of_brevity_that_falls_while_most_rise_only_warns(groups):
     assert monitor.standing.quarantined_from is None
 
 
+def test_one_rater_that_falls_while_one_rises_and_one_stays_only_warns(groups):
+    """The same with three raters, of which one has nothing to do with thinking longer."""
+    monitor, severities, _ = judge(groups, lambda far: rated(groups, exact=0.3 + far, brief=0.7 - 0.3 * far, style=0.5))
+    assert "warn" in severities
+    assert "quarantine" not in severities
+    assert monitor.standing.quarantined_from is None
+
+
 def test_most_raters_falling_while_the_score_rises_still_quarantines(groups):
     monitor, severities, reasons = judge(
         groups, lambda far: rated(groups, exact=0.5 - 0.2 * far, similar=0.5 - 0.2 * far, style=0.5 + far)
