@@ -21,7 +21,7 @@ from lachesis.pipeline.training.inputs.images import Images
 from lachesis.pipeline.training.inputs.model_input import ModelInput, SequenceParts
 from lachesis.pipeline.training.inputs.routed_experts import RoutedExperts
 from lachesis.pipeline.training.inputs.sampling_mask import SamplingMask
-from lachesis.pipeline.user_code import argument_problem, load_module, log_failure
+from lachesis.pipeline.user_code import argument_problem, load_attribute, log_failure
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Attachment, RolloutGroup
@@ -120,13 +120,9 @@ def _member(config: ModelInputConfig, policy: PolicyModel, trained: Any) -> _Mem
 
 def _own(config: ModelInputConfig, model: Any) -> ModelInput:
     place, _, name = config.input.rpartition(":")
-    try:
-        module = load_module(place, "model input")
-    except ImportError as error:
-        raise ConfigError(f"training.inputs {config.input!r}: cannot import {place!r}: {error}") from error
-    found = getattr(module, name, None)
+    found = load_attribute(place, name, "model input")
     if not inspect.isclass(found) or not issubclass(found, ModelInput):
-        raise ConfigError(f"training.inputs {config.input!r}: {place!r} has no lachesis.ModelInput called {name!r}")
+        raise ConfigError(f"training.inputs {config.input!r}: {name} is no subclass of lachesis.ModelInput")
     problem = argument_problem(found, config.params, positional=1)
     if problem is not None:
         raise ConfigError(f"training.inputs {config.input!r}, params: {problem}")

@@ -88,7 +88,8 @@ def test_settings_that_say_too_little_or_too_much_are_refused(settings, said):
 def test_classes_that_are_none_are_refused_at_the_start(small_policy, own):
     policy = small_policy()
     for name, params, said in [
-        ("NoInput", {}, "has no lachesis.ModelInput called 'NoInput'"),
+        ("NoInput", {}, "NoInput is no subclass of lachesis.ModelInput"),
+        ("Gone", {}, "has no 'Gone'"),
         ("Positions", {"shfit": 1}, "did you mean 'shift'"),
     ]:
         config = ModelInputConfig(input=f"{own}:{name}", columns=["positions"], params=params)
