@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.logic.features import FEATURES, prompt_features
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
@@ -76,12 +77,19 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
     tasks = [env.task(index) for index in range(len(env))]
     skills = sorted({task.skill or "" for task in tasks})
     place = {skill: i for i, skill in enumerate(skills)}
-    difficulty = None
+    difficulty = features = None
     if all(task.difficulty is not None for task in tasks):
         difficulty = np.array([task.difficulty for task in tasks], np.float64)
+    else:
+        texts = ("\n".join(message.content or "" for message in task.messages) for task in tasks)
+        features = np.empty((len(tasks), len(FEATURES)), np.float32)
+        for row, text in zip(features, texts, strict=True):
+            row[:] = prompt_features(text)
     skill = np.array([place[task.skill or ""] for task in tasks], np.int32)
     not_drawn = np.empty(0, np.int64) if held_out is None else held_out
-    return ItemPool(len(tasks), difficulty=difficulty, skill=skill, skills=skills, held_out=not_drawn)
+    return ItemPool(
+        len(tasks), difficulty=difficulty, skill=skill, skills=skills, held_out=not_drawn, features=features
+    )
 
 
 def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> ItemPool:

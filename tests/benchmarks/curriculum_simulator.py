@@ -35,6 +35,7 @@ from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.environments.sampler import DrawnItem, Sampler
 
 ITEMS, SKILLS, TOPICS, GROUPS, SAMPLES, LIMIT, TARGET, RATE = 3000, 6, 24, 32, 8, 2500, 0.70, 0.012
+SPEED = 1.0  # times that learners learn and forget as fast
 SOUND, FAILS, FLIPS = range(3)
 
 
@@ -46,7 +47,7 @@ class Learner:
         self.skill = self.told = rng.integers(0, SKILLS, ITEMS).astype(np.int32)
         self.kind = rng.choice(3, ITEMS, p=[0.85, 0.08, 0.07])
         self.ability = np.full(SKILLS, start)
-        self.forgets = forgets
+        self.forgets = forgets * SPEED
 
     def ability_for(self):
         return self.ability[self.skill] - self.difficulty
@@ -57,7 +58,7 @@ class Learner:
 
     def practise(self, items, signal):
         """Learn from the groups of one step."""
-        self.ability += RATE * np.bincount(self.skill[items], signal, SKILLS) - self.forgets
+        self.ability += RATE * SPEED * np.bincount(self.skill[items], signal, SKILLS) - self.forgets
 
 
 class Misspecified(Learner):
@@ -83,7 +84,7 @@ class Misspecified(Learner):
     def practise(self, items, signal):
         topics = np.bincount(self.topic[items], signal, TOPICS)
         skills = np.tile(np.bincount(self.skill[items], signal, SKILLS), TOPICS // SKILLS)
-        self.ability += RATE * (topics + skills) * 0.8 - self.forgets  # in all as much as where skills are one
+        self.ability += RATE * SPEED * (topics + skills) * 0.8 - self.forgets  # in all as much as where skills are one
 
 
 LEARNERS = {
@@ -124,7 +125,18 @@ class Oracle:
         pass
 
 
-def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0, settings=None):
+def features_of(difficulty, explained, count=6):
+    """Return features that explain this share of the difficulties' variance together, none of them alone."""
+    if explained is None:
+        return None
+    rng = np.random.default_rng(7)
+    features = rng.normal(size=(len(difficulty), count))
+    known = (difficulty - difficulty.mean()) / difficulty.std()
+    features[:, 0] = np.sqrt(explained) * known + np.sqrt(1 - explained) * features[:, 0]
+    return (features @ np.linalg.qr(rng.normal(size=(count, count)))[0]).astype(np.float32)
+
+
+def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0, settings=None, explained=None):
     """Return steps to the target (at most LIMIT), and the shares of zero-variance groups and of unsound items."""
     rng = np.random.default_rng(seed)
     learner = make(rng)
@@ -133,7 +145,7 @@ def run(make, strategy, seed, *, std, delay, prior_noise, repeat=1.0, settings=N
     if strategy in ("oracle", "epoch"):
         curriculum = Oracle(learner) if strategy == "oracle" else Passes()
     else:
-        pool = ItemPool(ITEMS, prior, learner.told, names)
+        pool = ItemPool(ITEMS, prior, learner.told, names, features=features_of(learner.difficulty, explained))
         curriculum = load_strategy(pool, CurriculumConfig(strategy=strategy, total_steps=800, **(settings or {})))
     late, flat, unsound, met = [], 0, 0, np.zeros(ITEMS)
     for step in range(LIMIT):
@@ -230,7 +242,7 @@ def time_draws(items=1_000_000, draws=2000):
 
 
 def main():
-    global ITEMS  # noqa: PLW0603 - the learners' size
+    global ITEMS, SPEED
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs averaged (default 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the runs (default 0)")
@@ -243,8 +255,12 @@ def main():
     parser.add_argument("--items", type=int, default=ITEMS, help=f"items of the pool (default {ITEMS})")
     parser.add_argument("--repeat", type=float, default=1.0, help="what an item teaches beside the time before (1)")
     parser.add_argument("--first-pass", type=float, default=None, help="curriculum.first_pass; default: its own")
+    parser.add_argument(
+        "--features", type=float, default=None, help="share of the difficulties' variance that items' features explain"
+    )
+    parser.add_argument("--speed", type=float, default=1.0, help="times that learners learn and forget as fast (1)")
     options = parser.parse_args()
-    ITEMS = options.items
+    ITEMS, SPEED = options.items, options.speed
     if options.draws:
         time_draws()
         return
@@ -268,6 +284,7 @@ def main():
                         delay=options.delay,
                         prior_noise=options.prior,
                         repeat=options.repeat,
+                        explained=options.features,
                         settings={} if options.first_pass is None else {"first_pass": options.first_pass},
                     )
                     for seed in seeds

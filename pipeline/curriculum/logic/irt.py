@@ -20,6 +20,9 @@ learner that learns leaves sound items behind. One that learns nothing makes all
 bounded: what is half solved stays above what is solved or hopeless. A share `explore` goes to items by the time since
 they were last seen, those of chance among them.
 
+Of an item that has no prior and was not seen yet, the difficulty is predicted from its prompt
+(`logic/features.py`) if the pool knows it, with the error that predictions had so far.
+
 A repeat may teach less than the first meeting, and a pool may be too large to be gone through more than once or twice:
 there, coming back to the few items known to be half solved is worse than a pass without repeats. So r is 1 for an item
 that was not seen yet, and for the others min(1, passes / first_pass)^3, where a pass is one result for each drawable
@@ -37,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.features import DifficultyPredictor, is_precision
 from lachesis.pipeline.curriculum.logic.posterior import Evidence, evidence_of_normal, integrate
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy, finite_sigmoid, sigmoid
 from lachesis.schemas.columns import as_bytes, view
@@ -52,6 +56,8 @@ _SQUARABLE = (1e-100, 1e100)
 """Magnitudes of which squares, and sums of them, are numbers other than 0."""
 _EVIDENCE = ("passes", "passes_ability", "failures", "failures_ability")
 """The columns of the state that hold each item's `Evidence`, in its order."""
+_PREDICTOR = ("feature_precision", "feature_pull", "feature_errors")
+"""The arrays of the state that hold what was learned of the items' features."""
 _MAX_COUNT = float(1 << 50)
 """Above any count of samples, which float64 still holds to the sample."""
 
@@ -76,12 +82,15 @@ class OnlineIRT(Strategy):
         self._samples = np.zeros(items.count)
         self._seen = np.zeros(items.count, np.int64)
         self._ability = np.zeros(len(items.skills))
+        is_told = items.difficulty is not None
+        self._predictor = None if is_told or items.features is None else DifficultyPredictor(items.features, self._most)
 
     def weights(self) -> NDArray[np.float64]:
         """Return (1 - explore) * the normalised weight + explore * the normalised time since an item was seen."""
-        q = self.success()
+        difficulty, stretch = self._expected()
+        q = sigmoid((self._ability[self._skill] - difficulty) / stretch)
         # q(1-q) is at most 1/4; the factor 4 keeps its power from underflowing for every item at once.
-        worth = 4.0 * q * (1.0 - q) / self._stretch() * self._worth_of_repeats()
+        worth = 4.0 * q * (1.0 - q) / stretch * self._worth_of_repeats()
         weight = worth**self.config.sharpness * (1.0 - self._chance())
         unseen = (self.observations + 1.0) - self._seen
         weight[self.items.held_out] = unseen[self.items.held_out] = 0.0  # never seen, they would take all of `explore`
@@ -92,21 +101,27 @@ class OnlineIRT(Strategy):
 
     def success(self) -> NDArray[np.float64]:
         """Return the expected success float64 [N] of every item, if sound, under the error of its difficulty."""
-        return sigmoid((self._ability[self._skill] - self._difficulty) / self._stretch())
+        difficulty, stretch = self._expected()
+        return sigmoid((self._ability[self._skill] - difficulty) / stretch)
 
     def learn(self, feedback: ItemFeedback, success: float, discount: float) -> None:
         """Move the item's difficulty, its odds and its skill's ability."""
         i = feedback.item
         k = self._skill[i]
+        is_predicted = self._predictor is not None and self._seen[i] == 0
         self._seen[i] = self.observations
         ability, samples = float(self._ability[k]), discount * feedback.n
         before, variance = float(self._difficulty[i]), min(float(self._variance[i]), self._most)
+        if self._predictor is not None and is_predicted:
+            before = self._predictor.predict_one(i)
         past = Evidence(*(float(column[i]) for column in self._evidence.values()))
         past = past.scaled(1.0 / (1.0 + self.config.wander**2 * max(1.0 / variance - 1.0 / self._most, 0.0)))
         new = Evidence(samples * success, ability, samples * (1.0 - success), ability)
         prior = float(self._prior[i]), self._deviation
         posterior = integrate(*prior, past, new)
         self._difficulty[i], self._variance[i] = posterior.mode, min(posterior.variance, self._most)
+        if self._predictor is not None and is_predicted:
+            self._predictor.learn(i, posterior.mode, posterior.variance)
         for column, value in zip(self._evidence.values(), past.merged(new), strict=True):
             column[i] = value
         self._ability[k] += discount * self.config.ability_rate * (success - finite_sigmoid(ability - before))
@@ -122,10 +137,16 @@ class OnlineIRT(Strategy):
         self._samples[i] += evidence
         return _log_constant(float(self._successes[i]), float(self._samples[i])) - before
 
-    def _stretch(self) -> NDArray[np.float64]:
-        """Return by how much the error of its difficulty flattens the success float64 [N] of every item, at least 1."""
-        stretch: NDArray[np.float64] = np.sqrt(1.0 + math.pi / 8.0 * self._variance)
-        return stretch
+    def _expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the difficulty float64 [N] of every item, predicted where it was not seen yet, and by how much its
+        error flattens the item's success float64 [N], at least 1.
+        """
+        difficulty, variance = self._difficulty, self._variance
+        if self._predictor is not None:
+            is_new = self._seen == 0
+            difficulty = np.where(is_new, self._predictor.predict(), difficulty)
+            variance = np.where(is_new, self._predictor.variance(), variance)
+        return difficulty, np.sqrt(1.0 + math.pi / 8.0 * variance)
 
     def _chance(self) -> NDArray[np.float64]:
         """Return the probability float64 [N] that chance decides an item."""
@@ -148,7 +169,12 @@ class OnlineIRT(Strategy):
             "samples": self._samples,
             "seen": self._seen,
             "ability": self._ability,
+            **self._predictor_arrays(),
         }
+
+    def _predictor_arrays(self) -> dict[str, NDArray[np.float64]]:
+        one = self._predictor
+        return {} if one is None else dict(zip(_PREDICTOR, (one.precision, one.pull, one.errors), strict=True))
 
     def upgraded(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
         """Add evidence to a state that has a normal posterior alone: with that mode and curvature."""
@@ -162,22 +188,26 @@ class OnlineIRT(Strategy):
                 raise SchemaError("curriculum state: difficulty or variance holds what cannot be; start a revision")
             columns = evidence_of_normal(self._prior, self._deviation, mean, variance)
             arrays |= {name: as_bytes(column, "float64") for name, column in zip(_EVIDENCE, columns, strict=True)}
+        for name, array in self._predictor_arrays().items():  # an older build learned nothing of features
+            arrays.setdefault(name, as_bytes(np.zeros(array.size), "float64"))
         return arrays
 
     def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
         """Say so, too, of a variance that is not above 0, counts that cannot be and times below 0."""
-        if not (arrays["variance"] > 0).all():
-            return "variance"
-        if not ((arrays["samples"] >= 0) & (arrays["samples"] <= _MAX_COUNT)).all():
-            return "samples"
-        if not ((arrays["successes"] >= 0) & (arrays["successes"] <= arrays["samples"])).all():
-            return "successes"
-        for name in ("passes", "failures"):
-            if not (arrays[name] >= 0).all():
-                return name
-        if (arrays["seen"] < 0).any():
-            return "seen"
-        return super().invalid_array(arrays)
+        samples = arrays["samples"]
+        is_possible: dict[str, Any] = {
+            "variance": (arrays["variance"] > 0).all(),
+            "samples": ((samples >= 0) & (samples <= _MAX_COUNT)).all(),
+            "successes": ((arrays["successes"] >= 0) & (arrays["successes"] <= samples)).all(),
+            "passes": (arrays["passes"] >= 0).all(),
+            "failures": (arrays["failures"] >= 0).all(),
+            "seen": (arrays["seen"] >= 0).all(),
+        }
+        if self._predictor is not None:
+            is_possible["feature_errors"] = (arrays["feature_errors"] >= 0).all()
+            is_possible["feature_precision"] = is_precision(arrays["feature_precision"])
+        wrong = next((name for name, possible in is_possible.items() if not possible), None)
+        return wrong or super().invalid_array(arrays)
 
     def figures(self) -> dict[str, float]:
         """Return the abilities, the means of a draw, and the share of items seen."""
@@ -185,7 +215,7 @@ class OnlineIRT(Strategy):
         named = {f"ability/{name or 'all'}": float(a) for name, a in zip(self.items.skills, self._ability, strict=True)}
         return {
             **named,
-            "drawn_difficulty": float((weights * self._difficulty).sum() / weights.sum()),
+            "drawn_difficulty": float((weights * self._expected()[0]).sum() / weights.sum()),
             "drawn_success": float((weights * self.success()).sum() / weights.sum()),
             "drawn_chance": float((weights * self._chance()).sum() / weights.sum()),
             "seen_share": float((self._seen > 0).mean()),

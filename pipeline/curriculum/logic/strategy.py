@@ -56,7 +56,8 @@ class ItemFeedback:
 class ItemPool:
     """The items of one environment: `difficulty` float [N] if a prior is known (any scale, higher is harder), and
     `skill` int [N], an index into `skills`. Default: one skill. `held_out` int [n] are those that are evaluated and
-    never drawn: they have no weight, whatever the strategy.
+    never drawn: they have no weight, whatever the strategy. `features` float32 [N, F]: numbers by which items whose
+    difficulty is not known may be compared (`logic/features.py`).
     """
 
     count: int
@@ -64,6 +65,7 @@ class ItemPool:
     skill: NDArray[np.int32] | None = None
     skills: Sequence[str] = ("",)
     held_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    features: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         check_kind("the number of items", self.count, Integral)
@@ -73,6 +75,10 @@ class ItemPool:
             column = getattr(self, name)
             if column is not None and not _is_finite_column(column, self.count):
                 raise ConfigError(f"items.{name}: needs {self.count} finite numbers.")
+        if self.features is not None and not (
+            self.features.ndim == 2 and len(self.features) == self.count and np.isfinite(self.features).all()
+        ):
+            raise ConfigError(f"items.features: needs {self.count} rows of finite numbers.")
         if self.skill is not None and (self.skill.min() < 0 or self.skill.max() >= len(self.skills)):
             raise ConfigError(f"items.skill: indices must lie within the {len(self.skills)} skills.")
 
