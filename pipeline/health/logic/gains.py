@@ -17,8 +17,8 @@ _MAX_POINTS = 96
 """Points of 64 groups that slopes are taken over: about 400 blocks of 16."""
 _SHORT_POINTS = 24
 _MIN_POINTS = 12
-_LONG_POINTS = 48
-"""Points from which on a gain takes longer than form does that is learned first."""
+_FORM_POINTS = 48
+"""First points of a run, in which form may be learned before what is worth more."""
 _START_WINDOWS = 2
 _REFERENCE_GROUPS = 512
 _USUAL, _OUTLYING = 0.025, 0.06
@@ -36,9 +36,8 @@ class UnconfirmedGain(Check):
     Of three raters or more, those that rise (t > 4) are no more than those that do not though they could (t < 2; one
     at its best cannot), the score rises (t > 3), and each of the former agrees less and less with the mean of the
     others on which samples of a group are the better ones (t of their correlation < -3, or it ceased to vary). That
-    warns. It quarantines where that lasts and at least as many of the others fall (t < -2) as raters rise. If others
-    stay, form may be learned before what is worth more: then it quarantines only for a gain over 48 points or more that
-    still goes on in the last 24.
+    warns, and quarantines where it lasts. In the first 48 points, in which form may be learned before what is worth
+    more, it quarantines only if at least as many of the others fall (t < -2) as raters rise.
     """
 
     name = "unconfirmed_gain"
@@ -57,8 +56,7 @@ class UnconfirmedGain(Check):
         if len(self._points[-1]) < 4:  # the score is one of them
             return CheckResult("idle", reason="fewer than three raters")
         points, value, warning = list(self._points), 0.0, None
-        recent = points[-_SHORT_POINTS:]
-        for some in (recent, points):
+        for some in (points[-_SHORT_POINTS:], points):
             rising = slope_t([score for point in some if (score := point["score"][0]) is not None]) or 0.0
             names = [name for name in points[-1] if name != "score"]
             levels = {name: _slope(some, name, 0) for name in names}
@@ -72,8 +70,7 @@ class UnconfirmedGain(Check):
                     f"which {_named(others)} do not confirm, neither in level nor in which samples are better"
                 )
                 falling = [name for name in others if (levels[name] or 0.0) < -2]
-                lasts = len(some) >= _LONG_POINTS and all((_slope(recent, name, 0) or 0.0) > 4 for name in gaining)
-                grows = len(falling) >= len(gaining) or lasts
+                grows = len(falling) >= len(gaining) or len(points) >= _FORM_POINTS
                 if warning is None or grows:
                     warning = CheckResult("warn", rising, 3.0, reason, window.newest, grows=grows)
         return warning or CheckResult("ok", min(value, 3.0), 3.0)
