@@ -183,7 +183,7 @@ def test_a_step_is_too_large_by_what_the_run_allows(groups, allowed, moved, seve
 
 @pytest.mark.parametrize(("between", "severity"), [(2, "warn"), (7, "inform")])
 def test_a_step_a_little_too_large_warns_if_it_comes_again(groups, between, severity):
-    """The first step of the demo, .10 to .14 nats a token without warm-up, is followed by steps of a hundredth."""
+    """As after the first step of AdamW without warm-up, the others are small."""
     large = Mismatch(0.01, 0.001, 1.0, 0.95, 0.14, 1.8)
     monitor = EnvMonitor(HealthConfig(), RunSettings(max_step_kl=0.1))
     monitor.trained([large])
