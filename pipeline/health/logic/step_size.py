@@ -29,7 +29,8 @@ class StepSizeCheck:
 
     A step that moved the policy by more KL than the run allows (`training.learner.max_step_kl`, .1 nats a token unless
     set) informs; more than twice as much, or another such step within 8, warns. The first step of AdamW without warm-up
-    moves every weight by the full rate, and is the largest of healthy runs. Entropy below .3 of what it was within 32 steps warns.
+    moves every weight by the full rate, and was the largest of healthy runs. Entropy below .3 of what it was within 32
+    steps warns.
     Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
     reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
     Of the first two steps only those count that no large step came before: the tokens of later ones are behind it.
