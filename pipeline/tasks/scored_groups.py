@@ -125,7 +125,7 @@ def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
     if data.turn_rewards:  # unset, or null, says nothing
         raise SchemaError(f"turn_rewards: {NO_TURN_REWARDS}")
     if data.images and origin.limits.reads is not None:
-        raise SchemaError("images: this run's trainer reads text tokens alone and would train without; leave them out")
+        raise SchemaError("images: not taken by the gateway, so the trainer would train without; leave them out")
     if data.inference_logprobs is None and origin.needs_logprobs:
         raise SchemaError(
             "inference_logprobs: missing; the logprobs at which tokens were sampled correct for the age of the policy. "

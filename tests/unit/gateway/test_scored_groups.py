@@ -224,7 +224,7 @@ def test_whatever_is_sent_is_converted_or_refused(changes, whole):
 
 TRAINER = replace(ORIGIN, limits=TrainerLimits("tok", 200))
 UNUSABLE = {
-    "an image": ({"images": ["aGk="]}, "images: this run's trainer reads text tokens alone"),
+    "an image": ({"images": ["aGk="]}, "images: not taken by the gateway"),
     "a token id": ({"tokens": [[1, 2, 3, 4, 5, 200]] * 4, "masks": [[-100, 2, 3, 4, 5, 200]] * 4,
                     "inference_logprobs": [[1.0] + [-1.0] * 5] * 4}, "token id 200 in sequence 0 is none of the 200"),
 }  # fmt: skip
