@@ -67,7 +67,7 @@ def kill_all(folder: Path, demo: "subprocess.Popen[bytes]", first: int, apart: i
 async def audit_streams(folder: Path) -> Audit:
     async with (
         EmbeddedServer(folder / "nats") as server,
-        await connect(server.url, run="run", name="audit", token=server.token) as bus,
+        await connect(server.url, run=folder.name, name="audit", token=server.token) as bus,
     ):
         return await audit(bus, folder.name)
 
