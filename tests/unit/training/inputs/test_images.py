@@ -19,7 +19,8 @@ from transformers import (
 
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tokenizer import save_tokenizer
-from lachesis.pipeline.training.config import LearnerConfig, ModelInputConfig
+from lachesis.pipeline.training.adapters import with_adapters
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, ModelInputConfig
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.errors import ConfigError
@@ -129,6 +130,17 @@ def test_the_part_of_the_model_that_sees_is_trained(seeing):
         if name in before and not torch.equal(tensor, before[name])
     ]
     assert len(moved) > len(before) / 2
+
+
+def test_adapters_of_a_model_that_sees_are_trained(seeing):
+    pytest.importorskip("peft")
+    policy, tokens_of = seeing
+    adapted = policy._replace(model=with_adapters(policy.model, LoraConfig(rank=2), 0))
+    learner = learner_of(adapted)
+    batch = packed([about(tokens_of, picture("red"))], learner)
+    before = logprobs(learner, batch)
+    assert learner.step(batch).step_kl > 0
+    assert (logprobs(learner, batch) - before)[batch.mask_BT].abs().max() > 0
 
 
 def test_a_batch_of_text_alone_trains_too(seeing):

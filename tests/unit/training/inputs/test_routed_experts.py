@@ -14,7 +14,8 @@ from transformers import (
 
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.training.config import LearnerConfig, ModelInputConfig
+from lachesis.pipeline.training.adapters import with_adapters
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig, ModelInputConfig
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.errors import ConfigError
@@ -138,6 +139,16 @@ def test_the_gradient_is_that_of_the_recorded_experts(recompute):
     assert moved[0].tolist() == [True, True, False, False]
     # the last token routes by itself in the second layer too, but is followed by nothing that is trained
     assert moved[1].tolist() == [False, False, True, True]
+
+
+def test_adapters_learn_with_the_recorded_experts_and_the_reference_routes_its_own_way():
+    pytest.importorskip("peft")
+    made = with_adapters(model(), LoraConfig(rank=2, targets=["q_proj", "v_proj"]), 0)
+    learner = learner_of(made, loss=LossConfig(kl_coef=0.1))
+    forced = packed([rollouts(model(), np.tile([3, 0, 1, 2], (21, 1)))], learner.inputs, **READS)
+    metrics = learner.step(forced)
+    assert metrics.step_kl > 0
+    assert metrics.reference_kl > 1e-3  # fresh adapters change nothing: the distance is that of the routes
 
 
 @pytest.mark.parametrize(
