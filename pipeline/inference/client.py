@@ -376,19 +376,11 @@ class InferenceClient:
 
     def _experts(self, encoded: str) -> NDArray[np.int16]:
         try:
-            found = np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise DataError(f"{self._where} sent routed_experts that are no numpy file: {error}") from error
-        if (
-            found.ndim != 3
-            or found.dtype.kind not in "iu"
-            or found.min(initial=0) < 0
-            or found.max(initial=0) > _MAX_EXPERT
-        ):
-            raise DataError(
-                f"{self._where} sent routed_experts of shape {found.shape} and type {found.dtype}, where numbers of "
-                f"experts up to {_MAX_EXPERT} by token, layer and place are needed."
-            )
+            found = _integers(encoded)
+        except ValueError as error:
+            raise DataError(f"{self._where} sent routed_experts that cannot be read: {error}") from error
+        if not 0 <= found.min(initial=0) <= found.max(initial=0) <= _MAX_EXPERT:
+            raise DataError(f"{self._where} sent an expert that is none of 0 to {_MAX_EXPERT}.")
         experts: NDArray[np.int16] = found.reshape(len(found), -1).astype(np.int16)
         return experts
 
@@ -424,3 +416,14 @@ class InferenceClient:
         if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
             raise InfrastructureError(text)
         raise DataError(text)
+
+
+def _integers(encoded: str) -> NDArray[Any]:
+    """Return the integers [rows, layers, k] of a numpy file in base64, without a copy. Raises ValueError."""
+    file = io.BytesIO(base64.b64decode(encoded, validate=True))
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("its format is not version 1.0")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if len(shape) != 3 or dtype.kind not in "iu":
+        raise ValueError(f"shape {shape} and type {dtype}, where integers by token, layer and place are needed")
+    return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)

@@ -88,9 +88,15 @@ async def test_what_vllm_answers_is_read_and_what_is_no_such_array_is_refused():
     assert generation(None).routed_experts is None
     pickled = io.BytesIO()
     np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    for bad in ("@", base64.b64encode(b"no file").decode(), base64.b64encode(pickled.getvalue()).decode()):
-        with pytest.raises(DataError, match="no numpy file"):
-            generation(bad)
-    for array in (np.zeros((3, 4), np.int16), np.zeros((3, 2, 2)), np.full((1, 1, 1), -1), np.full((1, 1, 1), 40_000)):
-        with pytest.raises(DataError, match="where numbers of experts up to 32767"):
+    whole = base64.b64decode(encoded(np.zeros((9, 2, 2), np.int16)))
+    for data in (b"no file", pickled.getvalue(), whole[:-1], whole[:40], whole.replace(b"(9,", b"(9000000000000,")):
+        with pytest.raises(DataError, match="routed_experts that cannot be read"):
+            generation(base64.b64encode(data).decode())
+    for array in (np.zeros((3, 4), np.int16), np.zeros((3, 2, 2))):
+        with pytest.raises(DataError, match="where integers by token, layer and place are needed"):
             generation(encoded(array))
+    for expert in (-1, 40_000):
+        with pytest.raises(DataError, match="none of 0 to 32767"):
+            generation(encoded(np.full((1, 1, 1), expert)))
+    with pytest.raises(DataError, match="cannot be read"):
+        generation("@")
