@@ -47,6 +47,8 @@ class ModelInputs:
 
         Raises `DataError`, naming the input that cannot use it.
         """
+        if not self._members:
+            return [()] * len(group.sequences)
         wanted = frozenset[str]().union(*(one.columns for one in self._members))
         total, held = group.sequences.n_tokens, group.sequences.columns
         columns = {
