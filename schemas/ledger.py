@@ -223,8 +223,8 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numerics of an optimizer step besides weights and batch: versions, machine, settings.
 
     `learner` holds the settings of the step as JSON, `shuffle_seed` the seed that advantages were shuffled with (None:
-    they were not). `torch` is its version; `processor` and `instructions` name the machine, `threads` how many were
-    used by each of `ranks` processes.
+    they were not), `inputs` what the model was given besides text tokens (`training.inputs`). `torch` is its version;
+    `processor` and `instructions` name the machine, `threads` how many were used by each of `ranks` processes.
     """
 
     torch: str
@@ -233,6 +233,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     threads: Count
     learner: str
     shuffle_seed: int | None = None
+    inputs: tuple[str, ...] = ()
     ranks: Count = 1
 
 

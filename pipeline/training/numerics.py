@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.ledger import Numerics
 
@@ -26,6 +27,7 @@ def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
         threads=torch.get_num_threads(),
         learner=msgspec.json.encode(config.training.learner).decode(),
         shuffle_seed=config.seed if config.training.shuffle_advantages else None,
+        inputs=tuple(code_name(one.input) for one in config.training.inputs),
     )
 
 

@@ -75,6 +75,6 @@ def numerics_differences(recorded: Numerics, ours: Numerics) -> list[str]:
     """
     return [
         f"{name} was {getattr(recorded, name)}, is {getattr(ours, name)}"
-        for name in ("torch", "processor", "instructions", "threads", "ranks")
+        for name in ("torch", "processor", "instructions", "threads", "ranks", "inputs")
         if getattr(recorded, name) != getattr(ours, name)
     ]

@@ -82,6 +82,8 @@ def test_machines_are_told_apart_by_what_changes_bits():
         "processor was a, is b",
         "threads was 1, is 4",
     ]
+    given = msgspec.structs.replace(one, inputs=("routed_experts",))
+    assert numerics_differences(given, one) == ["inputs was ('routed_experts',), is ()"]
 
 
 def test_a_step_was_taken_as_the_first_report_says_that_covers_it():
