@@ -381,7 +381,7 @@ class InferenceClient:
             raise DataError(f"{self._where} sent routed_experts that cannot be read: {error}") from error
         if not 0 <= found.min(initial=0) <= found.max(initial=0) <= _MAX_EXPERT:
             raise DataError(f"{self._where} sent an expert that is none of 0 to {_MAX_EXPERT}.")
-        experts: NDArray[np.int16] = found.reshape(len(found), -1).astype(np.int16)
+        experts: NDArray[np.int16] = found.reshape(len(found), found.shape[1] * found.shape[2]).astype(np.int16)
         return experts
 
     async def _post(self, path: str, body: Any, kind: type[T]) -> T:
@@ -423,7 +423,7 @@ def _integers(encoded: str) -> NDArray[Any]:
     file = io.BytesIO(base64.b64decode(encoded, validate=True))
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("its format is not version 1.0")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
     if len(shape) != 3 or dtype.kind not in "iu":
         raise ValueError(f"shape {shape} and type {dtype}, where integers by token, layer and place are needed")
-    return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
+    return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape, order="F" if by_column else "C")

@@ -63,12 +63,24 @@ class RoutedExperts(ModelInput):
             raise DataError(
                 f"{width} experts a token, where the model has {self._layers} layers with {self._k}: {wanted}"
             )
-        highest = int(experts_TW.max(initial=-1))
-        if highest >= self._experts:
+        if experts_TW.dtype.kind not in "iu":
+            raise DataError(f"experts of type {experts_TW.dtype}, where integers with -1 for none are needed")
+        if (highest := int(experts_TW.max())) >= self._experts:
             raise DataError(f"expert {highest}, where a layer has {self._experts}")
-        if experts_TW.dtype.kind == "i" and experts_TW.min(initial=-1) < -1:
-            raise DataError(f"expert {experts_TW.min()}")
-        return experts_TW.reshape(len(parts.tokens), self._layers, self._k)
+        if (lowest := int(experts_TW.min())) < -1:
+            raise DataError(f"expert {lowest}")
+        experts_TLK = experts_TW.reshape(len(parts.tokens), self._layers, self._k)
+        sorted_TLK = np.sort(experts_TLK, axis=2)
+        twice_TL = ((sorted_TLK[..., 1:] == sorted_TLK[..., :-1]) & (sorted_TLK[..., 1:] >= 0)).any(2)
+        unfit_TL = twice_TL | ((sorted_TLK[..., 0] < 0) & (sorted_TLK[..., -1] >= 0))
+        if unfit_TL.any():
+            token, layer = np.argwhere(unfit_TL)[0]
+            named = experts_TLK[token, layer].tolist()
+            raise DataError(
+                f"experts {named} of token {token} in layer {layer}, where {self._k} different ones, or -1 alone, are "
+                "needed"
+            )
+        return experts_TLK
 
     def during(
         self, prepared_B: Sequence[NDArray[Any] | None], width: int, device: torch.device

@@ -86,6 +86,9 @@ async def test_what_vllm_answers_is_read_and_what_is_no_such_array_is_refused():
     found = generation(encoded(np.arange(12, dtype=np.uint8).reshape(3, 2, 2))).routed_experts
     assert found.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert generation(None).routed_experts is None
+    by_column = np.asfortranarray(np.arange(24).reshape(4, 3, 2))
+    assert generation(encoded(by_column)).routed_experts.tolist() == by_column.reshape(4, 6).tolist()
+    assert generation(encoded(np.zeros((0, 3, 2), np.int16))).routed_experts.shape == (0, 6)
     pickled = io.BytesIO()
     np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     whole = base64.b64decode(encoded(np.zeros((9, 2, 2), np.int16)))

@@ -51,7 +51,7 @@ def learner_of(made, **settings):
     return learner
 
 
-def rollouts(made, experts=None, lengths=(9, 12)):
+def rollouts(made, experts=None, lengths=(9, 12), dtype="int16"):
     """Sequences with the model's own logprobs, and a column of experts: given, or -1 alone."""
     draw = np.random.default_rng(1)
     tokens = [draw.integers(5, 60, n).astype(np.int32) for n in lengths]
@@ -61,7 +61,7 @@ def rollouts(made, experts=None, lengths=(9, 12)):
         ]
     if experts is None:
         experts = np.full((sum(lengths), LAYERS * K), -1)
-    return group(tokens, logprobs, {"routed_experts": (experts, "int16")})
+    return group(tokens, logprobs, {"routed_experts": (experts, dtype)})
 
 
 def logprobs(learner, batch):
@@ -152,21 +152,37 @@ def test_adapters_learn_with_the_recorded_experts_and_the_reference_routes_its_o
 
 
 @pytest.mark.parametrize(
-    ("experts", "said"),
+    ("experts", "dtype", "said"),
     [
-        (np.full((21, 6), 0), "6 experts a token, where the model has 2 layers with 2: 4"),
-        (np.full((21, 4), 4), "expert 4, where a layer has 4"),
-        (np.full((21, 4), -2), "expert -2"),
+        (np.full((21, 6), 0), "int16", "6 experts a token, where the model has 2 layers with 2: 4"),
+        (np.full((21, 4), 4), "int16", "expert 4, where a layer has 4"),
+        (np.full((21, 4), -2), "int16", "expert -2"),
+        (np.full((21, 4), 255), "uint8", "expert 255, where a layer has 4"),
+        (np.full((21, 4), np.nan), "float32", "experts of type float32, where integers with -1 for none are needed"),
+        (np.tile([0, 1, 3, 3], (21, 1)), "int16",
+         "experts [3, 3] of token 0 in layer 1, where 2 different ones, or -1 alone, are needed"),
+        (np.tile([2, -1, 0, 1], (21, 1)), "int16",
+         "experts [2, -1] of token 0 in layer 0, where 2 different ones, or -1 alone, are needed"),
     ],
-)
-def test_a_group_that_does_not_fit_is_left_out_by_name_and_the_others_stay(experts, said):
+)  # fmt: skip
+def test_a_group_that_does_not_fit_is_left_out_by_name_and_the_others_stay(experts, dtype, said):
     made = model()
     learner = learner_of(made)
-    bad, good, without = rollouts(made, experts), rollouts(made), rollouts(made)
+    bad, good, without = rollouts(made, experts, dtype=dtype), rollouts(made), rollouts(made)
     found = selected([bad, good], learner.inputs, **READS)
     assert [ref.seq for ref in found.refs] == [2]
     assert found.dropped[1] == f"routed_experts: sequence 0: {said}"
     assert len(packed([good, without], learner.inputs, **READS).prepared) == 4
+
+
+def test_experts_may_be_numbered_without_a_sign():
+    made = model()
+    learner = learner_of(made)
+    forced = np.tile([3, 0, 1, 2], (21, 1))
+    one, other = (
+        packed([rollouts(made, forced, dtype=dtype)], learner.inputs, **READS) for dtype in ("int16", "uint8")
+    )
+    assert torch.equal(logprobs(learner, one), logprobs(learner, other))
 
 
 def test_a_dense_model_is_refused_at_the_start(small_policy):
