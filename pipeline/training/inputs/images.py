@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from lachesis.pipeline.model.tensors import has_adapters
 from lachesis.pipeline.training.inputs.model_input import ModelInput, SequenceParts
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.rollout import Attachment
 
 __all__ = ["Images"]
 
 MAX_PIXELS = 1 << 26
 """An image of more is refused before it is decoded."""
+MAX_PIXELS_TOGETHER = 1 << 28
+"""Of all images of a sequence."""
+_MAX_ASPECT = 200
+"""How many times longer than wide, or the reverse, an image may be; processors that scale the shorter edge would make
+gigabytes of longer ones."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Pillow knows more: EPS, for one, which it has Ghostscript run."""
 _MAX_SIZES = 4096
 """Sizes of images whose tokens are remembered."""
 _PLACES = "is_image"
@@ -39,8 +51,8 @@ class Images(ModelInput):
                 "that sees"
             )
         self._model, self._processor = model, processor
-        body = getattr(model, model.base_model_prefix, model)
-        self._takes_types = "mm_token_type_ids" in inspect.signature(body.forward).parameters
+        self._body = getattr(model.get_base_model() if has_adapters(model) else model, model.base_model_prefix, model)
+        self._takes_types = "mm_token_type_ids" in inspect.signature(self._body.forward).parameters
         self._tokens: dict[str, int] = {}
 
     def prepare(self, parts: SequenceParts) -> dict[str, torch.Tensor] | None:
@@ -50,16 +62,20 @@ class Images(ModelInput):
             if placeholders:
                 raise DataError(f"{placeholders} image tokens and no image")
             return None
-        images = [_image(number, one.mime, one.data) for number, one in enumerate(parts.attachments)]
+        if len(parts.attachments) > placeholders:
+            raise DataError(f"{len(parts.attachments)} images, but there are {placeholders} image tokens")
+        images = _images(parts.attachments)
         try:
             made = self._processor(images=images, return_tensors="pt")
-        except (ValueError, TypeError, RuntimeError) as error:
+        except Exception as error:  # each model has its own, which raises whatever it runs into
             raise DataError(f"the model's image processor refuses its images: {error}") from error
         found = {name: value for name, value in made.items() if torch.is_tensor(value)}
         wanted = self._tokens_of(found)
         if wanted != placeholders:
             raise DataError(f"{len(images)} images make {wanted} image tokens, but there are {placeholders}")
-        return found | {_PLACES: torch.from_numpy(parts.tokens == self._token)}
+        places = torch.from_numpy(parts.tokens == self._token)
+        self._check_order(parts.tokens, places, found)
+        return found | {_PLACES: places}
 
     def arguments(self, prepared_B: Sequence[Any], width: int, device: torch.device) -> dict[str, Any]:
         """See `ModelInput.arguments`."""
@@ -75,6 +91,20 @@ class Images(ModelInput):
                     types_BT[row, : len(one[_PLACES])] = one[_PLACES]
             found["mm_token_type_ids"] = types_BT.to(device)
         return found
+
+    def _check_order(self, tokens: NDArray[np.int32], places: torch.Tensor, pixels: dict[str, torch.Tensor]) -> None:
+        """Raise `DataError` where images do not lie as a model needs that numbers tokens by their place in an image."""
+        if not self._takes_types or not hasattr(self._body, "get_rope_index"):
+            return
+        sizes = {name: values for name, values in pixels.items() if name.endswith("_grid_thw")}
+        try:
+            self._body.get_rope_index(
+                torch.from_numpy(tokens.astype(np.int64))[None], mm_token_type_ids=places[None].int(), **sizes
+            )
+        except Exception as error:
+            raise DataError(
+                "its image tokens are not one unbroken run for each image, with another token between two images"
+            ) from error
 
     def _tokens_of(self, pixels: dict[str, torch.Tensor]) -> int:
         """Return how many tokens the images are, which follows from their sizes: computed once for each."""
@@ -93,13 +123,38 @@ class Images(ModelInput):
         return self._tokens[key]
 
 
-def _image(number: int, mime: str, data: bytes) -> Any:
+def _images(attachments: Sequence[Attachment]) -> list[Any]:
     from PIL import Image, UnidentifiedImageError
 
-    try:
-        found = Image.open(io.BytesIO(data))
-        if found.width * found.height > MAX_PIXELS:
-            raise DataError(f"attachment {number} is an image of {found.width} x {found.height} pixels: too many")
-        return found.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"attachment {number} ({mime[:40]}) is no image that can be read: {error}") from error
+    opened = []
+    together = 0
+    for number, one in enumerate(attachments):
+        try:
+            found = Image.open(io.BytesIO(one.data), formats=_FORMATS)
+        except UnidentifiedImageError as error:
+            raise _unreadable(number, one, f"it is none of {', '.join(_FORMATS)}") from error
+        except Exception as error:  # whatever a decoder runs into in a damaged file
+            raise _unreadable(number, one, error) from error
+        size, pixels = (
+            f"attachment {number} is an image of {found.width} x {found.height} pixels",
+            math.prod(found.size),
+        )
+        together += pixels
+        if pixels > MAX_PIXELS:
+            raise DataError(f"{size}: too many")
+        if together > MAX_PIXELS_TOGETHER:
+            raise DataError(f"{size}, with those before it more than {MAX_PIXELS_TOGETHER}: too many")
+        if max(found.size) > _MAX_ASPECT * min(found.size):
+            raise DataError(f"{size}: one side is more than {_MAX_ASPECT} times the other")
+        opened.append(found)
+    images = []
+    for number, (one, found) in enumerate(zip(attachments, opened, strict=True)):
+        try:
+            images.append(found.convert("RGB"))
+        except Exception as error:
+            raise _unreadable(number, one, error) from error
+    return images
+
+
+def _unreadable(number: int, attachment: Attachment, why: object) -> DataError:
+    return DataError(f"attachment {number} ({attachment.mime[:40]}) is no image that can be read: {why}")

@@ -164,6 +164,60 @@ def test_what_the_model_cannot_use_costs_its_group_alone(seeing):
     assert found.dropped[4] == "images: sequence 0: 4 image tokens and no image"
 
 
+def placed(tokens, *pictures):
+    """A group of two samples with these tokens, of which the last two are trained."""
+    ids = [np.array(tokens, np.int32)] * 2
+    named = [list(range(len(pictures)))] * 2
+    logprobs = [np.full(len(tokens), -3.0)] * 2
+    return group(ids, logprobs, attachments=pictures, messages=named, prompt=len(tokens) - 2)
+
+
+@pytest.mark.parametrize("seeing", [qwen2_vl], ids=["qwen2_vl"], indirect=True)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_image_tokens_that_the_model_cannot_number_cost_their_group_alone(seeing, adapted):
+    policy, tokens_of = seeing
+    if adapted:
+        pytest.importorskip("peft")
+        policy = policy._replace(model=with_adapters(policy.model, LoraConfig(rank=2), 0))
+    learner = learner_of(policy)
+    split = placed([20, 6, 5, 5, 9, 5, 5, 7, 21, 22], picture("red"))
+    joined = placed([20, 6, *[5] * 8, 7, 21, 22], picture("red"), picture("blue"))
+    found = selected([split, joined, about(tokens_of, picture("red"))], learner.inputs, attachments=True)
+    assert [ref.seq for ref in found.refs] == [3]
+    assert "not one unbroken run for each image" in found.dropped[1]
+    assert "not one unbroken run for each image" in found.dropped[2]
+
+
+def test_files_that_only_other_programs_read_are_no_images(seeing):
+    policy, tokens_of = seeing
+    learner = learner_of(policy)
+    file = io.BytesIO()
+    Image.new("RGB", (56, 56)).save(file, "EPS")
+    eps = about(tokens_of, picture("red")).replace(attachments=[Attachment(mime="image/png", data=file.getvalue())])
+    assert "it is none of PNG, JPEG" in selected([eps], learner.inputs, attachments=True).dropped[1]
+
+
+def test_few_bytes_do_not_become_many_pixels(seeing, monkeypatch):
+    from lachesis.pipeline.training.inputs import images
+
+    policy, tokens_of = seeing
+    learner = learner_of(policy)
+
+    def reason(rollout):
+        return selected([rollout], learner.inputs, attachments=True).dropped[1]
+
+    one = about(tokens_of, picture("red"))
+    assert "5 images, but there are 4 image tokens" in reason(
+        one.replace(messages=[], attachments=[picture("red")] * 5)
+    )
+    thin = one.replace(attachments=[picture("red", 1, 201)])
+    assert "attachment 0 is an image of 1 x 201 pixels: one side is more than 200 times the other" in reason(thin)
+    monkeypatch.setattr(images, "MAX_PIXELS_TOGETHER", 2 * 56 * 56 - 1)
+    assert "attachment 1 is an image of 56 x 56 pixels, with those before it more" in reason(
+        about(tokens_of, picture("red"), picture("blue"))
+    )
+
+
 def test_a_huge_image_is_refused_before_it_is_decoded(seeing, monkeypatch):
     from lachesis.pipeline.training.inputs import images
 
