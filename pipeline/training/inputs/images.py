@@ -83,7 +83,7 @@ class Images(ModelInput):
         if not there:
             return {}
         names = [name for name in there[0] if name != _PLACES]
-        found = {name: torch.cat([one[name] for one in there]).to(device) for name in names}
+        found = {name: _joined([one[name] for one in there]).to(device) for name in names}
         if self._takes_types:
             types_BT = torch.zeros(len(prepared_B), width, dtype=torch.int64)
             for row, one in enumerate(prepared_B):
@@ -121,6 +121,17 @@ class Images(ModelInput):
                 self._tokens.clear()
             self._tokens[key] = len(torch.cat(tuple(features)))
         return self._tokens[key]
+
+
+def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put images one behind the other, padded with zeros where sizes differ, as a processor does with those it gets."""
+    shape = [max(sizes) for sizes in zip(*(one.shape[1:] for one in values), strict=True)]
+    joined = values[0].new_zeros((sum(len(one) for one in values), *shape))
+    start = 0
+    for one in values:
+        joined[(slice(start, start + len(one)), *map(slice, one.shape[1:]))] = one
+        start += len(one)
+    return joined
 
 
 def _images(attachments: Sequence[Attachment]) -> list[Any]:

@@ -12,6 +12,9 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
@@ -52,7 +55,16 @@ def qwen2_vl():
     return Qwen2VLForConditionalGeneration(config), processor, lambda width, height: (width // 28) * (height // 28)
 
 
-@pytest.fixture(params=[llava, qwen2_vl], ids=["llava", "qwen2_vl"])
+def llava_next():
+    """An image is one patch for the whole and others for its parts, so images of other sizes have other shapes."""
+    llava_model, _, _ = llava()
+    config = LlavaNextConfig(**llava_model.config.to_dict() | {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]})
+    processor = LlavaNextImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16},
+                                           image_grid_pinpoints=config.image_grid_pinpoints)  # fmt: skip
+    return LlavaNextForConditionalGeneration(config), processor, lambda width, height: 24 if width == height else 14
+
+
+@pytest.fixture(params=[llava, llava_next, qwen2_vl], ids=["llava", "llava_next", "qwen2_vl"])
 def seeing(request, tmp_path):
     """A model folder as people have them, loaded as the trainer does; and the tokens of an image of a size."""
     torch.manual_seed(0)
@@ -159,9 +171,10 @@ def test_what_the_model_cannot_use_costs_its_group_alone(seeing):
     absent = good.replace(attachments=[], messages=[])
     found = selected([many, garbage, good, absent], learner.inputs, attachments=True)
     assert [ref.seq for ref in found.refs] == [3]
-    assert found.dropped[1] == "images: sequence 0: 1 images make 4 image tokens, but there are 5"
+    due = tokens_of(56, 56)
+    assert found.dropped[1] == f"images: sequence 0: 1 images make {due} image tokens, but there are {due + 1}"
     assert found.dropped[2].startswith("images: sequence 0: attachment 0 (image/png) is no image that can be read")
-    assert found.dropped[4] == "images: sequence 0: 4 image tokens and no image"
+    assert found.dropped[4] == f"images: sequence 0: {due} image tokens and no image"
 
 
 def placed(tokens, *pictures):
@@ -207,9 +220,9 @@ def test_few_bytes_do_not_become_many_pixels(seeing, monkeypatch):
         return selected([rollout], learner.inputs, attachments=True).dropped[1]
 
     one = about(tokens_of, picture("red"))
-    assert "5 images, but there are 4 image tokens" in reason(
-        one.replace(messages=[], attachments=[picture("red")] * 5)
-    )
+    due = tokens_of(56, 56)
+    crowd = one.replace(messages=[], attachments=[picture("red")] * (due + 1))
+    assert f"{due + 1} images, but there are {due} image tokens" in reason(crowd)
     thin = one.replace(attachments=[picture("red", 1, 201)])
     assert "attachment 0 is an image of 1 x 201 pixels: one side is more than 200 times the other" in reason(thin)
     monkeypatch.setattr(images, "MAX_PIXELS_TOGETHER", 2 * 56 * 56 - 1)
