@@ -40,6 +40,9 @@ class SamplingMask(ModelInput):
         if ids_TW.dtype.kind != "i":
             raise DataError(f"token ids of type {ids_TW.dtype}, where integers with -1 for none are needed")
         ids_TW = ids_TW.reshape(len(parts.tokens), -1)
+        ids_TW = ids_TW[:, (ids_TW >= 0).any(axis=0)]  # the widest row of a micro-batch sets what all its rows take
+        if self._vocabulary is not None and ids_TW.shape[1] > self._vocabulary:
+            raise DataError(f"{ids_TW.shape[1]} token ids in a row, where the model knows {self._vocabulary}")
         if self._vocabulary is not None and ids_TW.max(initial=-1) >= self._vocabulary:
             raise DataError(f"token id {ids_TW.max()}, where the model knows {self._vocabulary}")
         masked_T = parts.loss_mask & (ids_TW >= 0).any(axis=1)

@@ -100,11 +100,32 @@ def test_a_mask_without_the_sampled_token_costs_its_group_alone(small_policy):
     floats = group(
         [np.arange(6, 12, dtype=np.int32)], [np.full(6, -1.0)], {"sampling_mask": (lacking * 1.0, "float32")}
     )
-    found = selected([bad, good, unknown, floats], learner.inputs, **READS)
+    many = group(
+        [np.arange(6, 12, dtype=np.int32)], [np.full(6, -1.0)], {"sampling_mask": (np.full((6, 9000), 1), "int16")}
+    )
+    found = selected([bad, good, unknown, floats, many], learner.inputs, **READS)
     assert [ref.seq for ref in found.refs] == [2]
     assert found.dropped[1] == "sampling_mask: sequence 0: token 3 is 9, which its mask excludes"
     assert found.dropped[3].startswith("sampling_mask: sequence 0: token id 4000, where the model knows")
     assert "token ids of type float32" in found.dropped[4]
+    assert "9000 token ids in a row, where the model knows" in found.dropped[5]
+
+
+def test_columns_that_no_token_uses_take_no_memory_and_a_mask_without_any_id_excludes_nothing(small_policy):
+    policy = small_policy()
+    learner = learner_of(policy)
+    wide, plain = (masked_group(policy.model, width=width) for width in (9000, 5))
+    empty = group(
+        [np.arange(6, 12, dtype=np.int32)], [np.full(6, -1.0)], {"sampling_mask": (np.full((6, 9), -1), "int16")}
+    )
+    batch = packed([wide, empty], learner.inputs, **READS)
+    assert learner.inputs.of(batch).allowed.shape[2] == 5
+    alone = packed([empty], learner.inputs, **READS)
+    with torch.no_grad():
+        same = learner._logprobs(packed([plain], learner.inputs, **READS))
+        assert torch.allclose(learner._logprobs(batch)[:2], same, atol=1e-5)
+        whole = learner._sampled(alone.tokens_BT, 1.0, alone.mask_BT)[0]
+        assert torch.allclose(learner._logprobs(alone), whole, atol=1e-5)
 
 
 def test_a_loss_over_tokens_that_it_may_exclude_is_refused():
