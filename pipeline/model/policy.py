@@ -167,9 +167,10 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
             )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise cannot_load(source.name, error) from error
-    if setup.tokenizer is not None and len(tokenizer) > model.config.get_text_config().vocab_size:
+    vocabulary = model.config.get_text_config().vocab_size
+    if setup.tokenizer is not None and len(tokenizer) > vocabulary:
         raise ConfigError(
             f"tokenizer {setup.tokenizer!r} has {len(tokenizer)} tokens, model {source.name!r} knows "
-            f"{model.config.vocab_size}: choose the tokenizer that the model was trained with"
+            f"{vocabulary}: choose the tokenizer that the model was trained with"
         )
     return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer), processor)

@@ -121,13 +121,17 @@ class _Replay(TorchFunctionMode):
     def __init__(self, source: RoutedExperts, layer: int, experts: int, k: int) -> None:
         super().__init__()
         self._source, self._layer, self._experts, self._k = source, layer, experts, k
+        self._entered = 0
 
     def watch(self, block: torch.nn.Module) -> None:
         def begin(*_: Any) -> None:
             self.__enter__()  # type: ignore[no-untyped-call]
+            self._entered += 1
 
         def end(*_: Any) -> None:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if self._entered:  # not where an earlier hook of the block has raised: another's mode would be left
+                self._entered -= 1
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
         block.register_forward_pre_hook(begin)
         block.register_forward_hook(end, always_call=True)

@@ -251,6 +251,17 @@ def test_a_saved_policy_keeps_its_image_processor(seeing, tmp_path):
     assert torch.equal(logprobs(learner, batch), logprobs(learner_of(again), batch))
 
 
+def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused_by_both_numbers(tmp_path):
+    model, processor, _ = llava()
+    model.resize_token_embeddings(64)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    apart = tmp_path / "tokenizer"
+    save_tokenizer(build_tiny_policy(0, width=32, layers=1).tokenizer, apart)
+    with pytest.raises(ConfigError, match="knows 64: choose the tokenizer"):
+        load_model(tmp_path, ModelSetup(images=True, tokenizer=str(apart)))
+
+
 def test_a_model_of_text_is_refused_at_the_start(small_policy):
     policy = small_policy()
     with pytest.raises(ConfigError, match="LlamaForCausalLM takes none"):

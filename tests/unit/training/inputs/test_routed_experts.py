@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -120,6 +121,34 @@ def test_replaying_what_the_model_chose_is_what_it_computes_without():
     metrics = learner.step(batch)
     assert metrics.kl == pytest.approx(0, abs=1e-5)
     assert metrics.step_kl > 0
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_error_in_a_block_leaves_nothing_behind(first):
+    made = model()
+    learner = learner_of(made)
+    batch = packed([rollouts(made, np.tile([3, 0, 1, 2], (21, 1)))], learner.inputs, **READS)
+    right = logprobs(learner, batch)
+
+    def fail(*_):
+        raise RuntimeError("no memory left")
+
+    seen = []
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    hook = made.model.layers[1].mlp.register_forward_pre_hook(fail, prepend=first)
+    with Watched():
+        with pytest.raises(RuntimeError, match="no memory left"):
+            logprobs(learner, batch)
+        seen.clear()
+        torch.add(right, 1)
+        assert seen == [torch.add]
+    hook.remove()
+    assert torch.equal(logprobs(learner, batch), right)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
