@@ -8,6 +8,7 @@ whoever has mapped it must stop computing then (see `SegmentReader.is_alive`). R
 from __future__ import annotations
 
 import base64
+import weakref
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ class _Runtime(Protocol):
     cudaMalloc: Any  # noqa: N815 - CUDA's names
     cudaIpcGetMemHandle: Any  # noqa: N815
     cudaIpcOpenMemHandle: Any  # noqa: N815
+    cudaIpcCloseMemHandle: Any  # noqa: N815
     cudaIpcMemHandle_t: Any  # noqa: N815
     cudaIpcMemLazyEnablePeerAccess: Any  # noqa: N815
 
@@ -63,7 +65,7 @@ def exported(memory: torch.Tensor) -> CudaMemory:
 
 
 def opened(memory: CudaMemory) -> torch.Tensor:
-    """Map the memory of another process, uint8 [size].
+    """Map the memory of another process, uint8 [size], until the last tensor in it is gone.
 
     Raises `DataError` where this process does not see its GPU.
     """
@@ -80,7 +82,16 @@ def opened(memory: CudaMemory) -> torch.Tensor:
         address = _done(
             "cudaIpcOpenMemHandle", runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
         )
-    return torch.as_tensor(_Pointer(int(address), memory.size), device=f"cuda:{index}")
+    pointer = _Pointer(int(address), memory.size)  # kept by the tensor that torch makes of it, and by its views
+    weakref.finalize(pointer, _close, runtime, index, int(address)).atexit = False
+    return torch.as_tensor(pointer, device=f"cuda:{index}")
+
+
+def _close(runtime: _Runtime, index: int, address: int) -> None:
+    """Unmap memory; a failure is CUDA's to report at the next call, as when its process has ended."""
+    with torch.cuda.device(index):
+        torch.cuda.synchronize()
+        runtime.cudaIpcCloseMemHandle(address)
 
 
 def _uuid(index: int) -> str:

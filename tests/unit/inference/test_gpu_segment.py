@@ -3,10 +3,12 @@
 The stand-in shares a file where CUDA shares memory; what it cannot show is a GPU's asynchrony.
 """
 
+import base64
 import mmap
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -112,6 +114,37 @@ def test_a_server_stops_before_it_computes_with_memory_whose_trainer_has_ended(w
     os.close(segment._fd)  # as the end of its process does
     Worker().sample_tokens()
     assert "the trainer whose memory the weights are in has ended" in ended[0]
+
+
+def test_mapped_memory_is_unmapped_with_the_last_tensor_in_it(monkeypatch):
+    closed = []
+
+    class Handle:
+        reserved = b""
+
+    class Runtime:
+        cudaIpcMemHandle_t = Handle  # noqa: N815 - CUDA's names
+        cudaIpcMemLazyEnablePeerAccess = 1  # noqa: N815
+
+        def cudaIpcOpenMemHandle(self, handle, flags):  # noqa: N802
+            assert (len(handle.reserved), flags) == (64, 1)
+            return 0, 4096
+
+        def cudaIpcCloseMemHandle(self, address):  # noqa: N802
+            closed.append(address)
+            return (0,)
+
+    monkeypatch.setattr(cuda_memory, "_runtime", Runtime)
+    monkeypatch.setattr(cuda_memory, "_uuid", str)
+    for name, stand_in in (
+        ("device_count", lambda: 1), ("device", lambda index: nullcontext()), ("synchronize", lambda: None),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch, "as_tensor", lambda pointer, device: pointer)  # a tensor keeps it as long as it lives
+    mapped = cuda_memory.opened(CudaMemory("0", base64.b64encode(bytes(64)).decode(), 16))
+    assert not closed
+    del mapped
+    assert closed == [4096]
 
 
 OWNER = """
