@@ -57,7 +57,8 @@ class Images(ModelInput):
 
     def prepare(self, parts: SequenceParts) -> dict[str, torch.Tensor] | None:
         """See `ModelInput.prepare`."""
-        placeholders = int((parts.tokens == self._token).sum())
+        places = torch.from_numpy(parts.tokens == self._token)
+        placeholders = int(places.sum())
         if not parts.attachments:
             if placeholders:
                 raise DataError(f"{placeholders} image tokens and no image")
@@ -73,7 +74,6 @@ class Images(ModelInput):
         wanted = self._tokens_of(found)
         if wanted != placeholders:
             raise DataError(f"{len(images)} images make {wanted} image tokens, but there are {placeholders}")
-        places = torch.from_numpy(parts.tokens == self._token)
         self._check_order(parts.tokens, places, found)
         return found | {_PLACES: places}
 
@@ -146,10 +146,8 @@ def _images(attachments: Sequence[Attachment]) -> list[Any]:
             raise _unreadable(number, one, f"it is none of {', '.join(_FORMATS)}") from error
         except Exception as error:  # whatever a decoder runs into in a damaged file
             raise _unreadable(number, one, error) from error
-        size, pixels = (
-            f"attachment {number} is an image of {found.width} x {found.height} pixels",
-            math.prod(found.size),
-        )
+        size = f"attachment {number} is an image of {found.width} x {found.height} pixels"
+        pixels = math.prod(found.size)
         together += pixels
         if pixels > MAX_PIXELS:
             raise DataError(f"{size}: too many")

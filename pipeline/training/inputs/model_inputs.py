@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from numpy.typing import NDArray
 
 from lachesis.pipeline.config.paths import code_name
@@ -68,29 +69,29 @@ class ModelInputs:
         """Return what a pass over `batch` is given."""
         if not self._members or not batch.prepared:
             return NOTHING_FURTHER
-        width, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
         arguments: dict[str, Any] = {}
         allowed_BTW = None
-        for place, one in enumerate(self._members):
-            prepared_B = [row[place] for row in batch.prepared]
-            arguments |= one.input.arguments(prepared_B, width, device)
-            found_BTW = one.input.allowed(prepared_B, width, device)
+        for one, of_pass in self._of_pass(batch):
+            arguments |= one.input.arguments(*of_pass)
+            found_BTW = one.input.allowed(*of_pass)
             if found_BTW is not None and allowed_BTW is not None:
                 raise ConfigError(f"training.inputs: {one.name} is the second one that says which tokens are allowed")
             allowed_BTW = allowed_BTW if found_BTW is None else found_BTW
         return PassInputs(arguments, allowed_BTW)
 
-    def during(self, batch: PackedBatch) -> AbstractContextManager[None]:
-        """Return the context of the forward and backward pass over `batch`."""
-        return self._during(batch)
-
     @contextmanager
-    def _during(self, batch: PackedBatch) -> Iterator[None]:
-        width, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
+    def during(self, batch: PackedBatch) -> Iterator[None]:
+        """Let the inputs change the forward and backward pass over `batch`."""
         with ExitStack() as contexts:
-            for place, one in enumerate(self._members if batch.prepared else ()):
-                contexts.enter_context(one.input.during([row[place] for row in batch.prepared], width, device))
+            for one, of_pass in self._of_pass(batch):
+                contexts.enter_context(one.input.during(*of_pass))
             yield
+
+    def _of_pass(self, batch: PackedBatch) -> Iterator[tuple[_Member, tuple[list[Any], int, torch.device]]]:
+        """Yield each input with what its methods take of a pass; nothing for a batch without sequences."""
+        width, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
+        for place, one in enumerate(self._members if batch.prepared else ()):
+            yield one, ([row[place] for row in batch.prepared], width, device)
 
 
 def _attachments(group: RolloutGroup, sample: int) -> list[Attachment]:

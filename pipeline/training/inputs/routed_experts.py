@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class RoutedExperts(ModelInput):
         self._recorded: torch.Tensor | None = None
         self._replayed: set[int] = set()
         for layer, (block, experts) in enumerate(blocks):
-            _Replay(self, layer, experts, self._k).watch(block)
+            _TopKReplay(self, layer, experts, self._k).watch(block)
 
     def prepare(self, parts: SequenceParts) -> NDArray[Any] | None:
         """See `ModelInput.prepare`."""
@@ -82,14 +82,9 @@ class RoutedExperts(ModelInput):
             )
         return experts_TLK
 
-    def during(
-        self, prepared_B: Sequence[NDArray[Any] | None], width: int, device: torch.device
-    ) -> AbstractContextManager[None]:
-        """See `ModelInput.during`."""
-        return self._replaying(prepared_B, width, device)
-
     @contextmanager
-    def _replaying(self, prepared_B: Sequence[NDArray[Any] | None], width: int, device: torch.device) -> Iterator[None]:
+    def during(self, prepared_B: Sequence[NDArray[Any] | None], width: int, device: torch.device) -> Iterator[None]:
+        """See `ModelInput.during`."""
         like = np.empty((1, self._layers, self._k))
         self._recorded = pad_rows(prepared_B, width, like, device) if prepared_B else None
         self._replayed.clear()
@@ -115,7 +110,7 @@ class RoutedExperts(ModelInput):
         return found
 
 
-class _Replay(TorchFunctionMode):
+class _TopKReplay(TorchFunctionMode):
     """Within one mixture-of-experts block, lets `torch.topk` over its experts pick the recorded ones."""
 
     def __init__(self, source: RoutedExperts, layer: int, experts: int, k: int) -> None:
