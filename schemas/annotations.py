@@ -72,17 +72,26 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     attempt: Count = 1
 
 
+class StreamMark(msgspec.Struct, frozen=True, array_like=True):
+    """A stored message: its sequence, and when the server stored it (Unix ns, the same on every copy)."""
+
+    seq: Seq
+    stored_ns: Count
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """What makes an output message a commit of a stateful stage as well.
 
     `term` names the writer's life, `index` counts its subject's commits from 0, `cursors` gives for each input stream
     the last sequence whose effect is in the state, and `delta` (msgpack) turns the state before into the state after.
+    `read` names the newest message that the writer had read of each stream, so that a store which lost it is noticed.
     """
 
     term: str
     index: Count
     cursors: dict[str, Count]
     delta: bytes
+    read: dict[str, StreamMark] = {}
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.annotations import Stamp, StreamMark
 from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
@@ -200,7 +200,7 @@ class StateSnapshot(Event, frozen=True, kw_only=True):
     """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream.
 
     A state too large for a message is empty here: it lies in the messages `parts` of the same stream (`StatePart`), in
-    this order, in the set `slot` of subjects, and `sha256` is that of the whole.
+    this order, in the set `slot` of subjects, and `sha256` is that of the whole. `read`: as in `Commit`.
     """
 
     stage: str
@@ -211,6 +211,7 @@ class StateSnapshot(Event, frozen=True, kw_only=True):
     parts: list[Seq] = []
     slot: Annotated[int, Meta(ge=0, le=1)] = 0
     sha256: bytes = b""
+    read: dict[str, StreamMark] = {}
 
 
 class StatePart(Event, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, positio
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS
 from lachesis.pipeline.retention.trimming import HistoryTrimmer
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
@@ -127,6 +128,7 @@ class _Follower:
         self.standings = EnvironmentStatuses()
         self.position = LedgerPosition()
         self.next_report = 1
+        self.lost: dict[str, int] = {}  # bytes by stream that the server could not read when it started
 
     async def catch_up(self) -> None:
         """Take in everything that is stored now: the last entry is the whole state of the ledger."""
@@ -253,6 +255,8 @@ class _Follower:
         usage = {name: await self.service.bus.usage(name) for name in MEASURED_STREAMS}
         self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
         self.governor.usage(usage, asked_s)
+        self.lost = {name: one.lost_bytes for name, one in usage.items() if one.lost_bytes}
+        self.service.set_note("store", describe_lost_bytes(self.lost))
         self.governor.record_contact(time.monotonic())
 
     async def _let_run_out(self) -> None:
@@ -270,7 +274,8 @@ class _Follower:
 
     def show(self) -> None:
         """Put the newest figures into the heartbeat."""
-        self.service.vitals.metrics = self.governor.metrics() | self.history.metrics
+        lost = {f"flow/lost_bytes/{stream}": float(size) for stream, size in self.lost.items()}
+        self.service.vitals.metrics = self.governor.metrics() | self.history.metrics | lost
 
 
 def _disk_bytes(store: Path) -> int | None:

@@ -36,6 +36,7 @@ from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_lette
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stream_marks import MARKS_HEADER, StreamMarks, check_marks
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
@@ -129,6 +130,7 @@ class _Batcher:
         self._lock = anyio.Lock()
         self._earlier_deadline = anyio.Event()
         self._admission: AdmissionStatus | None = None
+        self.marks = StreamMarks()
         self.ends_batched = False  # whether rollouts end, for their traces, once they are batched
 
     @classmethod
@@ -139,10 +141,15 @@ class _Batcher:
             with attempt:
                 entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
                 await check_evidence(service.bus, config, is_empty=entry is None)
+                marks = StreamMarks()
                 if entry is not None:
                     await check_rollouts(service.bus, entry)
+                    stored = await service.bus.get(subjects.LEDGER, entry_seq)
+                    marks = StreamMarks.from_header(stored.headers.get(MARKS_HEADER))
+                    await check_marks(service.bus, service.run, marks.newest, writer="the batcher")
         batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
         batcher.ends_batched = config.mode == "observe"
+        batcher.marks = marks
         async for attempt in service.retrying("read the alerts"):
             with attempt:
                 await batcher.standings.read(service.bus, service.run, service.revision, config.environments)
@@ -180,6 +187,7 @@ class _Batcher:
                 self._earlier_deadline.set()
 
     async def _process_message(self, message: StoredMessage) -> None:
+        self.marks.record(message)
         if message.stream == subjects.ROLLOUTS:
             self._take_member(message)
             return
@@ -372,7 +380,7 @@ class _Batcher:
                     data,
                     expected=self.seq,
                     msg_id=f"{self.subject}.{entry.term}.{entry.index}",
-                    headers={PREVIOUS_HEADER: str(self.entry_seq)},
+                    headers={PREVIOUS_HEADER: str(self.entry_seq), MARKS_HEADER: self.marks.to_header()},
                 )
         self.entry_seq = self.seq
         self.service.mark_ok()

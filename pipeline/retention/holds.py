@@ -14,6 +14,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
@@ -23,12 +24,6 @@ from lachesis.schemas.subjects import check_name
 __all__ = ["OpenHold", "holding", "read_record", "update_record"]
 
 _MAX_NAME_CHARS = 50
-
-
-async def read_record(bus: Bus, run: str) -> Retention:
-    """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
-    entry = await bus.value(keys.RETENTION)
-    return decode(Retention, entry.value) if entry else Retention(run=run)
 
 
 async def update_record(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:

@@ -11,14 +11,15 @@ that follows (garbage, an old commit once more) is passed over; where a commit i
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.runtime.state import StateStore
+from lachesis.pipeline.runtime.stream_marks import StreamMarks
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import Commit
+from lachesis.schemas.annotations import Commit, StreamMark
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
@@ -52,11 +53,13 @@ def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """What a start found: the state of the last snapshot (None: none), the deltas after it, and the cursors."""
+    """What a start found: the state of the last snapshot (None: none), the deltas after it, the cursors, and the newest
+    message that earlier writers had read of each stream."""
 
     state: bytes | None
     deltas: list[bytes]
     cursors: dict[str, int]
+    read: dict[str, StreamMark] = field(default_factory=dict)
 
 
 class CommitLog(Generic[E]):
@@ -74,6 +77,8 @@ class CommitLog(Generic[E]):
         self.appended_bytes = 0
         """Size of the last commit."""
         self.since_snapshot = 0
+        self.marks = StreamMarks()
+        """The newest message read of each stream; the owner records what it reads."""
         self._weight = 0  # of the commits since then, bytes
         self._state = 0  # what the state weighed then, bytes
 
@@ -96,9 +101,10 @@ class CommitLog(Generic[E]):
         """
         states, snapshot = await StateStore.open(bus, state_subject, stage, term)
         log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
-        state, cursors = None, {}
+        state, cursors, read = None, {}, {}
         if snapshot is not None:
             state, cursors, log._state = snapshot.state, dict(snapshot.cursors), len(snapshot.state)
+            read = snapshot.read
             log._last, log.index = snapshot.covers, snapshot.index + 1
         deltas = []
         last = await bus.last(stream, subject)
@@ -122,14 +128,15 @@ class CommitLog(Generic[E]):
                         )
                     deltas.append(commit.delta)
                     log._weight += len(message.data)
-                    cursors = dict(commit.cursors)
+                    cursors, read = dict(commit.cursors), commit.read
                     log.index = commit.index + 1
         log.since_snapshot = len(deltas)
-        return log, RestoredState(state, deltas, cursors)
+        log.marks = StreamMarks(read)
+        return log, RestoredState(state, deltas, cursors, log.marks.newest)
 
     def next_commit(self, cursors: dict[str, int], delta: bytes) -> Commit:
         """Return the commit to put into the next event."""
-        return Commit(term=self._term, index=self.index, cursors=cursors, delta=delta)
+        return Commit(term=self._term, index=self.index, cursors=cursors, delta=delta, read=self.marks.newest)
 
     async def append(self, event: E) -> int:
         """Store the next event and return its sequence.
@@ -158,7 +165,14 @@ class CommitLog(Generic[E]):
 
         A state too large to be stored at all is left out: a start then reads the commits since the last snapshot.
         """
-        event = StateSnapshot(stage=self._stage, index=self.index - 1, covers=self._last, cursors=cursors, state=state)
+        event = StateSnapshot(
+            stage=self._stage,
+            index=self.index - 1,
+            covers=self._last,
+            cursors=cursors,
+            state=state,
+            read=self.marks.newest,
+        )
         try:
             await self._states.write(event)
         except DataError as error:

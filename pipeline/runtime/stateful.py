@@ -32,6 +32,7 @@ from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stream_marks import check_marks
 from lachesis.pipeline.telemetry.spans import Times
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
@@ -117,7 +118,7 @@ class StatefulStage(ABC, Generic[E]):
         return subjects.event(self.kind, self.service.run, self.service.revision, self.env)
 
     async def open(self) -> None:
-        """Take over what earlier writers committed. Raises `LedgerError` where a commit is gone."""
+        """Take over what earlier writers committed. Raises `LedgerError` where a commit or its source is gone."""
         service = self.service
         self._log, restored = await CommitLog.open(
             service.bus,
@@ -128,6 +129,8 @@ class StatefulStage(ABC, Generic[E]):
             stage=self.name,
             term=service.instance,
         )
+        check = service.retrying("check that what was read is still there")
+        await check(check_marks, service.bus, service.run, restored.read, writer=f"the {self.name} of {self.env}")
         self.cursors.update(restored.cursors)
         await self.restore(restored)
 
@@ -156,6 +159,7 @@ class StatefulStage(ABC, Generic[E]):
 
     async def feed_or_reject(self, message: StoredMessage) -> None:
         """Take in one message, `reject` a bad one. Raises `VersionError` where a later build wrote it."""
+        self._log.marks.record(message)
         try:
             await self.feed(message)
         except VersionError:

@@ -36,7 +36,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
         (r"eval/(?P<a>[^/]+)/(?P<rest>avg|pass)@(?P<b>[0-9]+)", "eval.{rest}", (_ENV, _SAMPLES)),
         (r"(?P<kind>curriculum|environment|health|reward|reward_norm|reward_shaping|eval)/(?P<a>[^/]+)/(?P<rest>[^/]+)",
          "{kind}.{rest}", (_ENV,)),
-        (r"flow/(?P<rest>fill|held_from|trimmed_[a-z]+)/(?P<a>[^/]+)", "flow.{rest}", (_STREAM,)),
+        (r"flow/(?P<rest>fill|held_from|lost_bytes|trimmed_[a-z]+)/(?P<a>[^/]+)", "flow.{rest}", (_STREAM,)),
         (r"batching/outcomes/(?P<a>[^/]+)", "batching.outcomes", (_OUTCOME,)),
         (r"batching/tokens_per_sequence/(?P<a>[^/]+)", "batching.tokens_per_sequence", (_OUTCOME,)),
         (r"latency/e2e/(?P<b>rolling_)?(?P<a>p[0-9]+)", "latency.end_to_end", (_QUANTILE, _WINDOW)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT
+from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.pipeline.telemetry.heartbeat_log import ReportedNames, SharedName
 from lachesis.schemas.control import Heartbeat, StopKind
 
@@ -21,6 +22,7 @@ _LONG_WAIT_S = 10.0
 """Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
 _FORGET_S = 30.0
 """Seconds after which a process that says nothing more does not count as waiting: it has ended."""
+_LOST = "flow/lost_bytes/"
 _VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
 """Ids of groups, counts and times: two processes that wait for the same thing differ in them."""
 
@@ -46,12 +48,15 @@ class Notices:
         self._last_step_logged = False
         self._waits: dict[str, _Wait] = {}
         self._reported_names = ReportedNames()
+        self._lost: dict[str, int] = {}
 
     def report(self, beat: Heartbeat, *, evaluates: bool) -> None:
         """Log what is new in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
         self._report_wait(beat)
         if beat.service == "health":
             self._report_health(beat)
+        if beat.service == "governor":
+            self._report_store(beat)
         if beat.service == "trainer" and evaluates:
             self._report_last_step(beat)
         if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
@@ -96,6 +101,14 @@ class Notices:
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped
+
+    def _report_store(self, beat: Heartbeat) -> None:
+        """Log what the server could not read of its store, as the governor measured it."""
+        lost = {name.rpartition("/")[2]: int(size) for name, size in beat.metrics.items() if name.startswith(_LOST)}
+        if lost != self._lost:
+            self._lost = lost
+            if (text := describe_lost_bytes(lost)) is not None:
+                log.error("%s", text)
 
     def _report_last_step(self, beat: Heartbeat) -> None:
         """Log what the run still waits for after its last step."""

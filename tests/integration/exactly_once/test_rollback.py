@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
+from integration.damage import truncate
 from integration.harness import trained_in_one_go
 
 from lachesis.pipeline.admission.stage import run_governor
@@ -26,12 +27,13 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.stage import run_trainer
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent
+from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError, leaves
@@ -199,6 +201,92 @@ async def test_rollouts_alone_that_went_back_are_refused(broker, regrown):
         with pytest.RaisesGroup(HistoryLostError, flatten_subgroups=True, allow_unwrapped=True):
             with anyio.fail_after(60):
                 await run_batcher(Service(bus, "batcher", RUN), make_config())
+
+
+@pytest.mark.parametrize("stage", ["normalizer", "batcher"])
+async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_refused_by_who_derived_from_them(
+    broker, make_lab, monkeypatch, stage
+):
+    """The rollouts under the old sequences are others: what was derived from the lost ones must not count for them."""
+    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    made = iter(range(1000))
+
+    async def publish(bus):
+        lab = make_lab(bus)
+        return [await lab.store(lab.group(next(made), env=ENV, samples=4)) for _ in range(8)]
+
+    async with await broker.connect() as bus:
+        async with living(broker):
+            await until_settled(bus, await publish(bus))
+        await broker.save()
+        async with living(broker):
+            await until_settled(bus, await publish(bus))
+    await broker.go_back(subjects.ROLLOUTS)
+    async with await broker.connect(stage) as bus:
+        await publish(bus)
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(HistoryLostError, match=r"another message is stored|holds [0-9a-f]{32}, but"),
+            flatten_subgroups=True,
+            allow_unwrapped=True,
+        ):
+            with anyio.fail_after(60):
+                await STAGES[stage](Service(bus, stage, RUN), CONFIG)
+
+
+async def test_annotations_that_went_back_and_grew_again_are_refused_by_the_batcher(broker, make_lab, monkeypatch):
+    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    made = iter(range(1000))
+
+    async def publish(bus):
+        lab = make_lab(bus)
+        return [await lab.store(lab.group(next(made), env=ENV, samples=4)) for _ in range(8)]
+
+    async with await broker.connect() as bus:
+        async with living(broker):
+            await until_settled(bus, await publish(bus))
+        await broker.save()
+        async with living(broker):
+            await until_settled(bus, await publish(bus))
+    await broker.go_back(subjects.EVENTS)
+    async with await broker.connect("batcher") as bus:
+        for number in range(200):
+            letter = DeadLetter(
+                run=RUN, env=ENV, revision="live", stage="scorer", kind="data", stream=subjects.EVENTS, seq=1,
+                group=None, reason="a test", place="here", time_ns=number, trace_id=None,
+            )  # fmt: skip
+            await bus.publish(subjects.event("dead", RUN, "live", ENV), encode(letter), msg_id=f"letter-{number}")
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(HistoryLostError, match="batcher has read stream EVENTS up to sequence"),
+            flatten_subgroups=True,
+            allow_unwrapped=True,
+        ):
+            with anyio.fail_after(60):
+                await run_batcher(Service(bus, "batcher", RUN), CONFIG)
+
+
+@pytest.mark.parametrize("stage", ["normalizer", "batcher"])
+async def test_newest_rollouts_that_the_server_cannot_read_any_more_are_no_trimming(
+    broker, make_lab, monkeypatch, stage
+):
+    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    async with await broker.connect() as bus:
+        lab = make_lab(bus)
+        groups = [lab.group(number, env=ENV, samples=4) for number in range(8)]
+        async with living(broker):
+            await until_settled(bus, [await lab.store(group) for group in groups])
+    await truncate(broker.server, subjects.ROLLOUTS, groups[5].id.encode())
+    async with await broker.connect(stage) as bus:
+        usage = await bus.usage(subjects.ROLLOUTS)
+        assert (usage.last, usage.messages) == (8, 5)  # the server says no word of it: the three are as if trimmed
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(
+                HistoryLostError, match=r"read stream ROLLOUTS up to sequence 8, but that message is gone"
+            ),
+            flatten_subgroups=True,
+            allow_unwrapped=True,
+        ):
+            with anyio.fail_after(60):
+                await STAGES[stage](Service(bus, stage, RUN), CONFIG)
 
 
 async def test_annotations_alone_that_went_back_are_refused(broker):

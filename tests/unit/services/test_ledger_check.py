@@ -1,5 +1,6 @@
 """How a run ends whose ledger is broken, sound, or cannot be looked at."""
 
+import dataclasses
 import logging
 
 import anyio
@@ -12,7 +13,7 @@ from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError
-from lachesis.schemas.subjects import LEDGER
+from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.supervisor import ledger_check
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.supervisor import Supervisor
@@ -43,6 +44,19 @@ async def test_what_was_found_on_the_way_counts_in_the_end(config):
         await store(bus, make_entries(2))
         with pytest.raises(LedgerError, match="it held 6 entries and holds 2 now"):
             await verify_ledger(bus, config, "it held 6 entries and holds 2 now")
+
+
+async def test_a_run_whose_server_could_not_read_rollouts_does_not_end_well(config, monkeypatch):
+    async with MemoryBus() as bus:
+        await store(bus, make_entries(3))
+        usage = bus.usage
+
+        async def damaged(stream):
+            return dataclasses.replace(await usage(stream), lost_bytes=712 if stream == ROLLOUTS else 0)
+
+        monkeypatch.setattr(bus, "usage", damaged)
+        with pytest.raises(HistoryLostError, match="could not read 712 bytes of stream ROLLOUTS when it started"):
+            await verify_ledger(bus, config, "")
 
 
 async def test_a_ledger_that_is_gone_is_known_by_what_was_published(config):

@@ -26,6 +26,7 @@ HEARTBEAT = (
     "eval/ENV/greedy",
     "eval/ENV/step",
     "flow/fill/STREAM",
+    "flow/lost_bytes/STREAM",
     "flow/held_from/STREAM",
     "flow/trimmed_below/STREAM",
     "flow/trimmed_bytes/STREAM",
