@@ -22,7 +22,7 @@ import torch
 
 from lachesis.pipeline.model.segment_layout import SegmentTensor, rope_of
 from lachesis.pipeline.model.shared_memory import SegmentReader, read_pointer
-from lachesis.pipeline.model.tensors import check_coverage, weights_digest
+from lachesis.pipeline.model.tensors import check_coverage, matches
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -118,7 +118,7 @@ class SharedModel:
                 f"{where} is of a model with the rotary embedding {reader.header.rope}, vLLM was started with "
                 f"{self._rope}: give it the model that is trained."
             )
-        if not weights_digest(tensors).startswith(version.digest):
+        if not matches(tensors, version):
             raise DataError(f"{where} does not have the digest of policy version {version}.")
 
     def _attach(self, reader: SegmentReader) -> None:

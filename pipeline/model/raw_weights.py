@@ -1,8 +1,8 @@
-"""Weights as plain bytes: safetensors files read and written without torch.
+"""Weights as plain bytes: safetensors files read, checked and written without torch.
 
-Services that carry weights, but compute nothing with them, need no torch for it. Guarantees: `raw_digest` is what
-`tensors.weights_digest` gives for the same tensors, and a file that `write_raw` has written is one that `safetensors`
-reads.
+Services that carry weights, but compute nothing with them, need no torch for it. Guarantees: all digests here are what
+`tensors.weights_digest` gives for the same tensors; a file that is written here is one that `safetensors` reads; and
+bytes are digested in the pass that writes or copies them, on several threads.
 """
 
 from __future__ import annotations
@@ -10,18 +10,40 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lachesis.pipeline.model.digest import (
+    Bytes,
+    DigestForm,
+    Piece,
+    digest_in_order,
+    digest_of_pieces,
+    label,
+    on_threads,
+    pieces_of,
+)
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["DTYPES", "RawFile", "TensorForm", "file_order", "raw_digest", "read_raw", "weights_path", "write_raw"]
+__all__ = [
+    "DTYPES",
+    "RawFile",
+    "TensorForm",
+    "copy_checked",
+    "file_order",
+    "is_finite",
+    "raw_digest",
+    "read_raw",
+    "weights_path",
+    "write_digested",
+    "write_raw",
+]
 
 DTYPES = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2), "I64": ("int64", 8),
@@ -29,7 +51,9 @@ DTYPES = {
 }  # fmt: skip
 """By safetensors' code: torch's name of the dtype, and bytes of an element."""
 _MAX_HEADER_BYTES = 64 << 20
-_HASHED_BYTES = 1 << 20
+_EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
+"""Bits of the exponent by dtype: all of them are set in values that are not finite, and in no others."""
+_UNSIGNED: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
 class TensorForm(NamedTuple):
@@ -49,13 +73,18 @@ class TensorForm(NamedTuple):
         """Bytes of the tensor."""
         return math.prod(self.shape) * self.itemsize
 
+    @property
+    def label(self) -> bytes:
+        """What a digest takes of the tensor besides its bytes."""
+        return label(self.name, f"torch.{DTYPES[self.dtype][0]}", self.shape)
+
 
 class RawFile(NamedTuple):
     """A file's metadata, its tensors' forms by name, and their bytes (uint8 [bytes], mapped from the file)."""
 
     metadata: Mapping[str, str]
     forms: Mapping[str, TensorForm]
-    data: Mapping[str, NDArray[np.uint8]]
+    data: Mapping[str, Bytes]
 
 
 def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
@@ -82,7 +111,7 @@ def read_raw(path: Path) -> RawFile:
     try:
         (length,) = struct.unpack("<Q", content[:8].tobytes())
         header: dict[str, Any] = json.loads(content[8 : 8 + min(length, _MAX_HEADER_BYTES)].tobytes())
-        metadata: dict[str, str] = header.pop("__metadata__", {})
+        metadata = dict[str, str](header.pop("__metadata__", {}).items())
         forms = {name: TensorForm(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
         spans = {name: entry["data_offsets"] for name, entry in header.items()}
         data = {name: content[8 + length + start : 8 + length + end] for name, (start, end) in spans.items()}
@@ -90,37 +119,109 @@ def read_raw(path: Path) -> RawFile:
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"weights file {path} cannot be read: {error!r}.") from error
     if not whole:
-        raise DataError(f"weights file {path} is cut off.")
+        raise DataError(f"weights file {path} cannot be read: it is cut off.")
     return RawFile(metadata, forms, data)
 
 
-def write_raw(
-    path: Path, forms: Sequence[TensorForm], blocks: Iterator[NDArray[np.uint8]], metadata: Mapping[str, str]
-) -> None:
+def write_raw(path: Path, forms: Sequence[TensorForm], blocks: Iterator[Bytes], metadata: Mapping[str, str]) -> None:
     """Write a file of tensors in `file_order` from the blocks of their bytes, one tensor after the other."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    with path.open("wb") as file:
+        file.write(_header(forms, metadata))
+        for block in blocks:
+            file.write(block.data)
+
+
+def write_digested(
+    path: Path,
+    forms: Iterable[TensorForm],
+    data: Mapping[str, Bytes],
+    metadata: Callable[[str], Mapping[str, str]],
+) -> str:
+    """Write a file of tensors, each piece digested as it is written, on several threads; return the digest.
+
+    `metadata` is that of the file, given the digest. It takes as many bytes for one digest as for any other.
+    """
+    ordered = file_order(forms)
+    labels = {form.name: form.label for form in ordered}
+    at = len(_header(ordered, metadata(digest_of_pieces({}, {}))))
+    offsets = {}
+    for form in ordered:
+        offsets[form.name] = at
+        at += form.nbytes
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+
+        def write(piece: Piece) -> bytes:
+            part = data[piece.name][piece.start : piece.end].data
+            _write_at(descriptor, part, offsets[piece.name] + piece.start)
+            return hashlib.sha256(part).digest()
+
+        pieces = [piece for form in ordered for piece in pieces_of(form.name, form.nbytes)]
+        digest = digest_of_pieces(labels, dict(zip(pieces, on_threads(write, pieces, at), strict=True)))
+        _write_at(descriptor, memoryview(_header(ordered, metadata(digest))), 0)
+    finally:
+        os.close(descriptor)
+    return digest
+
+
+def copy_checked(file: RawFile, targets: Mapping[str, Bytes], *, widen: Collection[str] = ()) -> tuple[str, list[str]]:
+    """Copy a file's tensors, each piece digested and looked at as it is copied, on several threads.
+
+    `targets`: memory of the tensors' sizes, by name; twice as large for those in `widen`, which are bfloat16 and become
+    float32 there. Return the digest, and the names of the tensors with values that are not finite. What is digested are
+    the bytes that were copied: the file may be changed meanwhile.
+    """
+
+    def copy(piece: Piece) -> tuple[bytes, bool]:
+        form, source = file.forms[piece.name], file.data[piece.name][piece.start : piece.end]
+        if piece.name in widen:
+            part = source.copy()
+            wide = targets[piece.name][2 * piece.start : 2 * piece.end].view(np.uint32)
+            np.left_shift(part.view(np.uint16), np.uint32(16), out=wide)
+        else:
+            part = targets[piece.name][piece.start : piece.end]
+            np.copyto(part, source)
+        return hashlib.sha256(part.data).digest(), is_finite(part, form.dtype)
+
+    pieces = [piece for form in file.forms.values() for piece in pieces_of(form.name, form.nbytes)]
+    found = on_threads(copy, pieces, sum(form.nbytes for form in file.forms.values()))
+    digests = {piece: digest for piece, (digest, _) in zip(pieces, found, strict=True)}
+    infinite = {piece.name for piece, (_, finite) in zip(pieces, found, strict=True) if not finite}
+    return digest_of_pieces({name: form.label for name, form in file.forms.items()}, digests), sorted(infinite)
+
+
+def is_finite(part: Bytes, dtype: str) -> bool:
+    """Return whether all values in bytes of `dtype` (a code of `DTYPES`) are finite; those of integers are."""
+    exponent = _EXPONENTS.get(dtype)
+    if exponent is None or not part.size:
+        return True
+    bits = part.view(_UNSIGNED[DTYPES[dtype][1]])
+    largest = np.left_shift(bits, bits.dtype.type(1)).max()  # without their signs
+    return int(largest) < exponent << 1
+
+
+def raw_digest(file: RawFile, form: DigestForm = "tree") -> str:
+    """Return the digest of a file's tensors; see `tensors.weights_digest`."""
+    return digest_in_order(((name, one.label, file.data[name]) for name, one in sorted(file.forms.items())), form)
+
+
+def _header(forms: Sequence[TensorForm], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for form in forms:
-        header[form.name] = {
+        entries[form.name] = {
             "dtype": form.dtype,
             "shape": list(form.shape),
             "data_offsets": [offset, offset + form.nbytes],
         }
         offset += form.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for block in blocks:
-            file.write(block.data)
+    return struct.pack("<Q", len(text)) + text
 
 
-def raw_digest(file: RawFile) -> str:
-    """Return the SHA-256 (64 hex digits) of a file's tensors; see `tensors.weights_digest`."""
-    digest = hashlib.sha256()
-    for name, form in sorted(file.forms.items()):
-        digest.update(f"{name}\0torch.{DTYPES[form.dtype][0]}\0{form.shape}\0".encode())
-        data = file.data[name]
-        for start in range(0, data.size, _HASHED_BYTES):
-            digest.update(data[start : start + _HASHED_BYTES].tobytes())
-    return digest.hexdigest()
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of `data`: the system may take less at a time."""
+    while data.nbytes:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

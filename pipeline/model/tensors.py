@@ -7,31 +7,37 @@ and dtype was found to match.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from lachesis.pipeline.model import digest
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, PIECE_BYTES, Bytes, DigestForm, form_of, label
+from lachesis.pipeline.model.raw_weights import DTYPES, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = [
-    "DIGEST_LENGTH",
+    "bytes_of",
     "check_coverage",
+    "check_forms",
     "digest_in_order",
+    "form_text",
     "has_adapters",
+    "is_wide",
     "load_tensors",
+    "matches",
     "policy_tensors",
     "policy_version",
     "rounded",
+    "tensor_form",
     "vocabulary_of",
     "weights_digest",
     "widened",
 ]
 
-DIGEST_LENGTH = 12
-"""Hex digits of the digest that a policy version carries."""
+_CODES = {f"torch.{name}": code for code, (name, _) in DTYPES.items()}
 
 
 def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -61,22 +67,21 @@ def rounded(tensors: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.
     """
     if dtype == "float32":
         return dict(tensors)
-    return {
-        name: tensor.detach().to(torch.bfloat16) if _is_wide(tensor) else tensor for name, tensor in tensors.items()
-    }
+    return {name: tensor.detach().to(torch.bfloat16) if is_wide(tensor) else tensor for name, tensor in tensors.items()}
 
 
 def widened(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return `rounded` tensors in the dtypes that are expected of them, which changes no value."""
     return {
         name: tensor.to(expected[name].dtype)
-        if tensor.dtype == torch.bfloat16 and name in expected and _is_wide(expected[name])
+        if tensor.dtype == torch.bfloat16 and name in expected and is_wide(expected[name])
         else tensor
         for name, tensor in tensors.items()
     }
 
 
-def _is_wide(tensor: torch.Tensor) -> bool:
+def is_wide(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is rounded where weights travel in bfloat16."""
     return tensor.is_floating_point() and tensor.dtype.itemsize > torch.bfloat16.itemsize
 
 
@@ -110,27 +115,39 @@ def vocabulary_of(model: Any) -> int | None:
     return known if isinstance(known, int) else None
 
 
-def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 (64 hex digits) over the name, dtype, shape and bytes of each tensor.
-
-    Tensors are in the order of their names.
-    """
-    return digest_in_order(sorted(tensors.items()))
+def tensor_form(name: str, tensor: torch.Tensor) -> TensorForm:
+    """Return a tensor's name, dtype and shape as a weights file has them."""
+    return TensorForm(name, _CODES[str(tensor.dtype)], tuple(tensor.shape))
 
 
-def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return a tensor's bytes: its own memory where it is contiguous and on the CPU, else a copy."""
+    data: Bytes = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return data
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor], form: DigestForm = "tree") -> str:
+    """Return the digest over the name, dtype, shape and bytes of each tensor; see `digest`."""
+    return digest_in_order(sorted(tensors.items()), form)
+
+
+def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]], form: DigestForm = "tree") -> str:
     """Return the `weights_digest` of tensors that come one after the other, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors:
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest.digest_in_order(
+        ((name, label(name, str(one.dtype), tuple(one.shape)), bytes_of(one)) for name, one in tensors), form
+    )
+
+
+def matches(tensors: Mapping[str, torch.Tensor], version: PolicyVersion) -> bool:
+    """Return whether the tensors have the digest of `version`, whichever form that is of."""
+    found = weights_digest(tensors, form_of(version.digest))
+    return bool(version.digest) and found.startswith(version.digest)
 
 
 def policy_version(step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> PolicyVersion:
     """Return the version of these weights: optimizer step, training attempt, and digest.
 
-    The digest has `DIGEST_LENGTH` digits.
+    The digest has `DIGEST_LENGTH` characters.
     """
     return PolicyVersion(step, lineage, weights_digest(tensors)[:DIGEST_LENGTH])
 
@@ -140,27 +157,43 @@ def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, t
 
     The text names the tensors (at most five of each kind) and `where` they came from.
     """
+    infinite = [name for name, value in sorted(tensors.items()) if not _is_finite(value)]
+    check_forms(_texts(tensors), _texts(expected), infinite, where)
+
+
+def check_forms(found: Mapping[str, str], expected: Mapping[str, str], infinite: Collection[str], where: str) -> None:
+    """Raise DataError as `check_coverage`: of tensors by their `form_text`, `infinite` ones named already."""
     problems = []
     for what, names in (
-        ("missing", sorted(expected.keys() - tensors.keys())),
-        ("unknown", sorted(tensors.keys() - expected.keys())),
+        ("missing", sorted(expected.keys() - found.keys())),
+        ("unknown", sorted(found.keys() - expected.keys())),
     ):
         if names:
             problems.append(f"{len(names)} {what}: {_some(names)}")
     unlike = [
-        f"{name} is {_form(tensors[name])}, expected {_form(expected[name])}"
-        for name in sorted(expected.keys() & tensors.keys())
-        if _form(tensors[name]) != _form(expected[name])
+        f"{name} is {found[name]}, expected {expected[name]}"
+        for name in sorted(expected.keys() & found.keys())
+        if found[name] != expected[name]
     ]
     if unlike:
         problems.append(f"{len(unlike)} of another shape or dtype: {_some(unlike)}")
-    infinite = [
-        name for name, value in sorted(tensors.items()) if value.is_floating_point() and not value.isfinite().all()
-    ]
     if infinite:
-        problems.append(f"{len(infinite)} with values that are not finite: {_some(infinite)}")
+        problems.append(f"{len(infinite)} with values that are not finite: {_some(sorted(infinite))}")
     if problems:
         raise DataError(f"{where} does not fit the model; nothing was loaded. Tensors " + "; ".join(problems))
+
+
+def _texts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    return {name: form_text(one.dtype, one.shape) for name, one in tensors.items()}
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point():
+        return True
+    if tensor.device.type != "cpu" or str(tensor.dtype) not in _CODES:
+        return bool(tensor.isfinite().all())
+    code, data = _CODES[str(tensor.dtype)], bytes_of(tensor)
+    return all(is_finite(data[at : at + PIECE_BYTES], code) for at in range(0, data.size, PIECE_BYTES))
 
 
 def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -172,8 +205,9 @@ def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
             target.copy_(tensors[name])
 
 
-def _form(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def form_text(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """Return the form of a tensor as text, "float32[2, 3]"."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def _some(items: list[str]) -> str:

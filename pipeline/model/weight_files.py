@@ -2,29 +2,56 @@
 
 Guarantees: a file under its final name is complete and on disk (written under another name, synced, renamed);
 `read_weights` returns tensors only when the file is named, labelled and filled as the version says: its metadata, the
-digest of its content, and names, shapes and dtypes of every tensor.
+digest of its content, and names, shapes and dtypes of every tensor. Bytes are read once on either side: they are
+digested as they are written, and as they are copied out of the mapped file.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from lachesis.pipeline.fsync import fsync, make_folder
-from lachesis.pipeline.model.raw_weights import weights_path
-from lachesis.pipeline.model.tensors import check_coverage, weights_digest, widened
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, Bytes, form_of
+from lachesis.pipeline.model.raw_weights import (
+    DTYPES,
+    TensorForm,
+    copy_checked,
+    read_raw,
+    weights_path,
+    write_digested,
+)
+from lachesis.pipeline.model.tensors import (
+    bytes_of,
+    check_forms,
+    form_text,
+    is_wide,
+    matches,
+    tensor_form,
+    weights_digest,
+)
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["path_inside", "prune_weights", "read_weights", "travel_dtype", "weights_path", "write_weights"]
+__all__ = [
+    "path_inside",
+    "prune_weights",
+    "read_weights",
+    "travel_dtype",
+    "weights_path",
+    "write_new_weights",
+    "write_weights",
+]
 
 _ROUNDED = "rounded_to"
 """Label of a file whose floating-point tensors were rounded."""
+_LABEL = "policy_version"
+_ALIGNMENT = 64
 
 
 def path_inside(folder: Path, path: str) -> Path:
@@ -54,22 +81,44 @@ def write_weights(
     What a writer that was killed had begun here is removed: one process at a time writes a folder.
     Raises DataError when the tensors do not have the version's digest.
     """
-    _check_digest(tensors, version, "the tensors to be written")
-    path = weights_path(folder, version)
-    make_folder(path.parent)
-    for leftover in path.parent.glob(".*.safetensors.*.partial"):
+    if form_of(version.digest) == "flat" and not matches(tensors, version):
+        raise DataError(f"the tensors to be written are not those of policy version {version}: another digest.")
+    return _write(tensors, Path(folder), lambda _: version, dtype)[1]
+
+
+def write_new_weights(
+    tensors: Mapping[str, torch.Tensor], folder: str | Path, step: int, lineage: str, dtype: str = "float32"
+) -> tuple[PolicyVersion, Path]:
+    """Write the weights after optimizer step `step`; return their version, digested as they are written, and the path.
+
+    See `write_weights`.
+    """
+    return _write(tensors, Path(folder), lambda digest: PolicyVersion(step, lineage, digest[:DIGEST_LENGTH]), dtype)
+
+
+def _write(
+    tensors: Mapping[str, torch.Tensor], folder: Path, version_of: Callable[[str], PolicyVersion], dtype: str
+) -> tuple[PolicyVersion, Path]:
+    """Write a file under another name, then give it that of the version that its digest makes."""
+    make_folder(folder)
+    for leftover in folder.glob(".*.safetensors.*.partial"):
         leftover.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    partial = folder / f".weights.safetensors.{os.getpid()}.partial"
+    forms = [tensor_form(name, tensor) for name, tensor in tensors.items()]
+    data = {name: bytes_of(tensor) for name, tensor in tensors.items()}
+    rounding = {} if dtype == "float32" else {_ROUNDED: dtype}
     try:
-        labels = {"policy_version": str(version)} | ({} if dtype == "float32" else {_ROUNDED: dtype})
-        save_file(copies, partial, metadata=labels)
+        digest = write_digested(partial, forms, data, lambda found: {_LABEL: str(version_of(found))} | rounding)
+        version = version_of(digest)
+        if form_of(version.digest) == "tree":
+            _check_digest(digest, version, "the tensors to be written")
+        path = weights_path(folder, version)
         fsync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    fsync(path.parent)
-    return path
+    fsync(folder)
+    return version, path
 
 
 def read_weights(
@@ -78,35 +127,69 @@ def read_weights(
     """Return the tensors of the file, each of which has the name, shape and dtype of one in `expected`.
 
     In a file of weights that were rounded to bfloat16 they have that dtype, and are returned in the one expected.
+    They are copies: the file may go or change afterwards.
 
     Raises NotFoundError when there is no such file (it may have been pruned: ask for a newer version), DataError when
     it is damaged, belongs to another version or does not cover `expected` exactly.
     """
-    path = Path(path)
+    path, where = Path(path), f"weights file {path}"
     if path.exists() and not path.is_file():
-        raise DataError(f"weights file {path} is no regular file.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            labels = file.metadata() or {}
-            label = labels.get("policy_version")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError as error:
-        raise NotFoundError(f"weights file {path} does not exist; it may have been pruned.") from error
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"weights file {path} cannot be read: {error}.") from error
+        raise DataError(f"{where} is no regular file.")
+    file = read_raw(path)
+    label = file.metadata.get(_LABEL)
     if label != str(version):
-        raise DataError(f"weights file {path} holds policy version {label!r}, not {str(version)!r}.")
-    loaded = widened(tensors, expected) if labels.get(_ROUNDED) == "bfloat16" else tensors
-    check_coverage(loaded, expected, f"weights file {path}")
-    _check_digest(tensors, version, f"weights file {path}")
-    return loaded
+        raise DataError(f"{where} holds policy version {label!r}, not {str(version)!r}.")
+    is_rounded = file.metadata.get(_ROUNDED) == "bfloat16"
+    dtypes = {name: _dtype_in(form, expected.get(name) if is_rounded else None) for name, form in file.forms.items()}
+    found = {name: form_text(dtypes[name], form.shape) for name, form in file.forms.items()}
+    wants = {name: form_text(tensor.dtype, tensor.shape) for name, tensor in expected.items()}
+    check_forms(found, wants, [], where)
+    form = form_of(version.digest)
+    widen = {name for name, dtype in dtypes.items() if dtype != _dtype_of(file.forms[name])}
+    at_once = {name for name in widen if form == "tree" and dtypes[name] == torch.float32}
+    memory = {
+        name: (dtypes[name] if name not in widen or name in at_once else torch.bfloat16, tuple(tensor.shape))
+        for name, tensor in expected.items()
+    }
+    targets, tensors = _allocate(memory)
+    digest, infinite = copy_checked(file, targets, widen=at_once)
+    check_forms(found, wants, infinite, where)
+    _check_digest(weights_digest(tensors, form) if form == "flat" else digest, version, where)
+    return {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}
+
+
+def _dtype_of(form: TensorForm) -> torch.dtype:
+    found: torch.dtype = getattr(torch, DTYPES[form.dtype][0])
+    return found
+
+
+def _dtype_in(form: TensorForm, expected: torch.Tensor | None) -> torch.dtype:
+    """Return the dtype that a tensor of a file is returned in; `expected`: what it may have been rounded from."""
+    if form.dtype == "BF16" and expected is not None and is_wide(expected):
+        return expected.dtype
+    return _dtype_of(form)
+
+
+def _allocate(
+    forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> tuple[dict[str, Bytes], dict[str, torch.Tensor]]:
+    """Return memory for tensors, as bytes and as what they are.
+
+    It is one block: the system gives large ones in large pages, which takes a fraction of the time.
+    """
+    places, end = {}, 0
+    for name, (dtype, shape) in forms.items():
+        size = math.prod(shape) * dtype.itemsize
+        places[name] = slice(end, end + size)
+        end = -(-(end + size) // _ALIGNMENT) * _ALIGNMENT
+    block = np.empty(end, np.uint8)
+    data = {name: block[place] for name, place in places.items()}
+    return data, {name: torch.from_numpy(data[name]).view(dtype).view(shape) for name, (dtype, shape) in forms.items()}
 
 
 def travel_dtype(path: str | Path) -> str:
     """Return what the weights of a file that `write_weights` made were rounded to; float32: they were not."""
-    with safe_open(path, framework="pt") as file:
-        labels: dict[str, str] = file.metadata() or {}
-    return labels.get(_ROUNDED, "float32")
+    return read_raw(Path(path)).metadata.get(_ROUNDED, "float32")
 
 
 def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVersion] = ()) -> list[Path]:
@@ -124,7 +207,6 @@ def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVe
     return doomed
 
 
-def _check_digest(tensors: Mapping[str, torch.Tensor], version: PolicyVersion, where: str) -> None:
-    digest = weights_digest(tensors)
+def _check_digest(digest: str, version: PolicyVersion, where: str) -> None:
     if not version.digest or not digest.startswith(version.digest):
-        raise DataError(f"{where} have digest {digest[:12]}, but policy version {version} was requested.")
+        raise DataError(f"{where} have digest {digest[:DIGEST_LENGTH]}, but policy version {version} was requested.")

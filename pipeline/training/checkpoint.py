@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.ledger.checkpoint_state import STATE, TrainerState
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.tensors import matches, policy_tensors, policy_version
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.checkpoint_folder import write_checkpoint
@@ -133,8 +133,9 @@ def load_checkpoint(
         policy = load_checkpointed_model(path, setup or ModelSetup())
     except (OSError, SafetensorError, SchemaError, ConfigError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
-    found = policy_version(state.step, state.lineage, policy_tensors(policy.model))
-    if recorded != found:
+    held = policy_tensors(policy.model)
+    if (recorded.step, recorded.lineage) != (state.step, state.lineage) or not matches(held, recorded):
+        found = policy_version(state.step, state.lineage, held)
         raise CheckpointError(f"checkpoint {path} holds weights {found}, but records {state.policy_version}.")
     learner = Learner(policy.model, config, steps=state.step, reference=reference)
     _restore_optimizer(learner, tensors, path)

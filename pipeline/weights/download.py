@@ -21,6 +21,7 @@ import numpy as np
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.fsync import fsync, make_folder
+from lachesis.pipeline.model.digest import form_of
 from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_raw
 from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_of
 from lachesis.schemas import subjects
@@ -175,7 +176,9 @@ def _is_sound(path: Path, version: str) -> bool:
     except (DataError, NotFoundError):
         return False
     digest = PolicyVersion.parse(version).digest
-    return file.metadata.get("policy_version") == version and bool(digest) and raw_digest(file).startswith(digest)
+    if file.metadata.get("policy_version") != version or not digest:
+        return False
+    return raw_digest(file, form_of(digest)).startswith(digest)
 
 
 def _prune(folder: Path, newest: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.model.raw_weights import DTYPES, TensorForm
+from lachesis.pipeline.model.tensors import bytes_of, tensor_form
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.payload import RawTensors, encode_payload
 from lachesis.schemas import subjects
@@ -35,7 +35,6 @@ log = logging.getLogger("lachesis")
 STREAM_SHARE = 0.97
 """Share of the budget that weights may take; the rest is the server's own bookkeeping."""
 _CHUNK_OVERHEAD_BYTES = 512
-_CODES = {f"torch.{name}": code for code, (name, _) in DTYPES.items()}
 
 
 class SentWeights(NamedTuple):
@@ -55,12 +54,8 @@ class _Payload(NamedTuple):
 
 def raw_tensors(tensors: Mapping[str, torch.Tensor]) -> RawTensors:
     """Return the tensors' bytes as copies of their own, on the CPU."""
-    forms = {name: TensorForm(name, _CODES[str(t.dtype)], tuple(t.shape)) for name, t in tensors.items()}
-    data = {
-        name: np.array(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        for name, tensor in tensors.items()
-    }
-    return RawTensors(forms, data)
+    forms = {name: tensor_form(name, tensor) for name, tensor in tensors.items()}
+    return RawTensors(forms, {name: np.array(bytes_of(tensor)) for name, tensor in tensors.items()})
 
 
 class WeightsUploader:

@@ -171,9 +171,9 @@ async def test_the_event_loop_is_left_free_while_weights_are_digested(lab, confi
     loop, digested = threading.get_ident(), []
     weights_digest = module.weights_digest
 
-    def digest(tensors):
+    def digest(*arguments):
         digested.append(threading.get_ident())
-        return weights_digest(tensors)
+        return weights_digest(*arguments)
 
     monkeypatch.setattr(module, "weights_digest", digest)
     await again(lab, config)

@@ -1,0 +1,153 @@
+"""Digests of weights: SHA-256 over the digests of all tensors, whose pieces are read on several threads. No torch.
+
+    piece    SHA-256 of `PIECE_BYTES` of a tensor's bytes, or of what is left of them
+    tensor   SHA-256 of its label (name, dtype and shape, see `label`) and its pieces' digests, in order
+    weights  "t", then the SHA-256 of all tensors' digests, in the order of the tensors' names: 64 hex digits
+
+The "t" names this form. A digest without it is of the form before: one SHA-256 over the label and the bytes of each
+tensor in turn. A policy version of either form can be checked. Guarantees that the digest depends on names, dtypes,
+shapes and bytes alone, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "DIGEST_LENGTH",
+    "PIECE_BYTES",
+    "Bytes",
+    "DigestForm",
+    "Piece",
+    "digest_in_order",
+    "digest_of_pieces",
+    "form_of",
+    "label",
+    "on_threads",
+    "pieces_of",
+]
+
+Bytes = NDArray[np.uint8]
+DigestForm = Literal["tree", "flat"]
+"""tree: over the tensors' digests. flat: one SHA-256 over everything, as it was before."""
+
+DIGEST_LENGTH = 13
+"""Characters of the digest that a policy version carries: "t" and 12 hex digits."""
+PIECE_BYTES = 1 << 20
+"""Bytes of a tensor that are digested together. It is part of the form: another size makes other digests."""
+_TREE = "t"
+_MAX_THREADS = 16
+_INLINE_BYTES = 4 * PIECE_BYTES
+"""Up to so many bytes no other thread is worth its start."""
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `end` of the tensor `name`, its piece `number`."""
+
+    name: str
+    number: int
+    start: int
+    end: int
+
+
+def form_of(digest: str) -> DigestForm:
+    """Return the form that a digest, or its beginning, is of."""
+    return "tree" if digest.startswith(_TREE) else "flat"
+
+
+def label(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return what is digested of a tensor besides its bytes; `dtype` as torch writes it ("torch.float32")."""
+    return f"{name}\0{dtype}\0{shape}\0".encode()
+
+
+def pieces_of(name: str, size: int) -> list[Piece]:
+    """Return the pieces of a tensor of `size` bytes; one without bytes has none."""
+    count = math.ceil(size / PIECE_BYTES)
+    return [Piece(name, i, i * PIECE_BYTES, min(size, (i + 1) * PIECE_BYTES)) for i in range(count)]
+
+
+def on_threads(work: Callable[[A], R], items: list[A], total_bytes: int) -> list[R]:
+    """Return `work` of each item, in order, from as many threads as `total_bytes` in all are worth."""
+    if total_bytes <= _INLINE_BYTES:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(_threads(), "weights") as pool:
+        return list(pool.map(work, items))
+
+
+def digest_of_pieces(labels: Mapping[str, bytes], digests: Mapping[Piece, bytes]) -> str:
+    """Return the digest of weights from those of all their pieces. `labels`: of every tensor, by name."""
+    of_tensor: dict[str, list[tuple[int, bytes]]] = {name: [] for name in labels}
+    for piece, digest in digests.items():
+        of_tensor[piece.name].append((piece.number, digest))
+    whole = hashlib.sha256()
+    for name, of_label in sorted(labels.items()):
+        found = (digest for _, digest in sorted(of_tensor[name]))
+        whole.update(hashlib.sha256(b"".join((of_label, *found))).digest())
+    return _TREE + whole.hexdigest()
+
+
+def digest_in_order(tensors: Iterable[tuple[str, bytes, Bytes]], form: DigestForm = "tree") -> str:
+    """Return the digest of tensors, each with its name, label and bytes, that come in the order of their names.
+
+    At most two of them are held at a time.
+    """
+    if form == "flat":
+        flat = hashlib.sha256()
+        for _, of_label, data in tensors:
+            flat.update(of_label)
+            flat.update(data.data)
+        return flat.hexdigest()
+    labels: dict[str, bytes] = {}
+    digests: dict[Piece, bytes] = {}
+    with _lazy_pool() as submit:
+        waiting: deque[tuple[list[Piece], Iterator[bytes]]] = deque()
+        for name, of_label, data in tensors:
+            labels[name] = of_label
+            pieces = pieces_of(name, data.size)
+            waiting.append((pieces, submit(data, pieces)))
+            if len(waiting) > 1:
+                digests.update(zip(*waiting.popleft(), strict=True))
+        for pieces, found in waiting:
+            digests.update(zip(pieces, found, strict=True))
+    return digest_of_pieces(labels, digests)
+
+
+@contextmanager
+def _lazy_pool() -> Iterator[Callable[[Bytes, list[Piece]], Iterator[bytes]]]:
+    """Yield what digests a tensor's pieces: small tensors here, large ones on threads that start with the first."""
+    pool: ThreadPoolExecutor | None = None
+
+    def submit(data: Bytes, pieces: list[Piece]) -> Iterator[bytes]:
+        nonlocal pool
+        if data.size <= _INLINE_BYTES:
+            return iter([_sha256(data, piece) for piece in pieces])
+        pool = pool or ThreadPoolExecutor(_threads(), "weights")
+        futures: list[Future[bytes]] = [pool.submit(_sha256, data, piece) for piece in pieces]
+        return (future.result() for future in futures)
+
+    try:
+        yield submit
+    finally:
+        if pool is not None:
+            pool.shutdown()
+
+
+def _sha256(data: Bytes, piece: Piece) -> bytes:
+    return hashlib.sha256(data[piece.start : piece.end].data).digest()
+
+
+def _threads() -> int:
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
