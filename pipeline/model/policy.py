@@ -7,7 +7,7 @@ load them, and no custom code travels with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,15 +124,14 @@ def build_tiny_policy(
     return PolicyModel(model.eval(), tokenizer, tokenizer_hash(tokenizer))
 
 
-def save_policy(policy: PolicyModel, folder: str | Path) -> None:
+def save_policy(policy: PolicyModel, folder: str | Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
     """Write model (safetensors), configuration and tokenizer with its chat template into `folder`.
 
-    Of a model with adapters the whole weights are written, the adapters merged in.
+    `tensors`: copies of the model's `policy_tensors` to write in their place; None: as they are. Of a model with
+    adapters the whole weights are written, the adapters merged in.
     """
-    if has_adapters(policy.model):
-        policy.model.get_base_model().save_pretrained(folder, state_dict=policy_tensors(policy.model))
-    else:
-        policy.model.save_pretrained(folder)
+    model = policy.model.get_base_model() if has_adapters(policy.model) else policy.model
+    model.save_pretrained(folder, state_dict=dict(tensors or policy_tensors(policy.model)))
     save_tokenizer(policy.tokenizer, folder)
     if policy.image_processor is not None:
         policy.image_processor.save_pretrained(folder)

@@ -75,7 +75,7 @@ class TensorForm(NamedTuple):
 
     @property
     def label(self) -> bytes:
-        """What a digest takes of the tensor besides its bytes."""
+        """Name, dtype and shape, as a digest takes them."""
         return label(self.name, f"torch.{DTYPES[self.dtype][0]}", self.shape)
 
 
@@ -137,7 +137,7 @@ def write_digested(
     data: Mapping[str, Bytes],
     metadata: Callable[[str], Mapping[str, str]],
 ) -> str:
-    """Write a file of tensors, each piece digested as it is written, on several threads; return the digest.
+    """Write a file of tensors, digested piece by piece as it is written; return the digest.
 
     `metadata` is that of the file, given the digest. It takes as many bytes for one digest as for any other.
     """
@@ -191,7 +191,7 @@ def copy_checked(file: RawFile, targets: Mapping[str, Bytes], *, widen: Collecti
 
 
 def is_finite(part: Bytes, dtype: str) -> bool:
-    """Return whether all values in bytes of `dtype` (a code of `DTYPES`) are finite; those of integers are."""
+    """Return whether all values in bytes of `dtype`, a code of `DTYPES`, are finite."""
     exponent = _EXPONENTS.get(dtype)
     if exponent is None or not part.size:
         return True

@@ -8,16 +8,15 @@ digested as they are written, and as they are copied out of the mapped file.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from lachesis.pipeline.fsync import fsync, make_folder
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, Bytes, form_of
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, form_of
+from lachesis.pipeline.model.host_memory import allocate
 from lachesis.pipeline.model.raw_weights import (
     DTYPES,
     TensorForm,
@@ -51,7 +50,6 @@ __all__ = [
 _ROUNDED = "rounded_to"
 """Label of a file whose floating-point tensors were rounded."""
 _LABEL = "policy_version"
-_ALIGNMENT = 64
 
 
 def path_inside(folder: Path, path: str) -> Path:
@@ -89,9 +87,9 @@ def write_weights(
 def write_new_weights(
     tensors: Mapping[str, torch.Tensor], folder: str | Path, step: int, lineage: str, dtype: str = "float32"
 ) -> tuple[PolicyVersion, Path]:
-    """Write the weights after optimizer step `step`; return their version, digested as they are written, and the path.
+    """Write the weights after optimizer step `step`; return their version and path.
 
-    See `write_weights`.
+    See `write_weights`. They are digested as they are written.
     """
     return _write(tensors, Path(folder), lambda digest: PolicyVersion(step, lineage, digest[:DIGEST_LENGTH]), dtype)
 
@@ -147,11 +145,13 @@ def read_weights(
     form = form_of(version.digest)
     widen = {name for name, dtype in dtypes.items() if dtype != _dtype_of(file.forms[name])}
     at_once = {name for name in widen if form == "tree" and dtypes[name] == torch.float32}
-    memory = {
-        name: (dtypes[name] if name not in widen or name in at_once else torch.bfloat16, tuple(tensor.shape))
-        for name, tensor in expected.items()
-    }
-    targets, tensors = _allocate(memory)
+    tensors = allocate(
+        {
+            name: (tensor.shape, torch.bfloat16 if name in widen - at_once else dtypes[name])
+            for name, tensor in expected.items()
+        }
+    )
+    targets = {name: bytes_of(tensor) for name, tensor in tensors.items()}
     digest, infinite = copy_checked(file, targets, widen=at_once)
     check_forms(found, wants, infinite, where)
     _check_digest(weights_digest(tensors, form) if form == "flat" else digest, version, where)
@@ -168,23 +168,6 @@ def _dtype_in(form: TensorForm, expected: torch.Tensor | None) -> torch.dtype:
     if form.dtype == "BF16" and expected is not None and is_wide(expected):
         return expected.dtype
     return _dtype_of(form)
-
-
-def _allocate(
-    forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-) -> tuple[dict[str, Bytes], dict[str, torch.Tensor]]:
-    """Return memory for tensors, as bytes and as what they are.
-
-    It is one block: the system gives large ones in large pages, which takes a fraction of the time.
-    """
-    places, end = {}, 0
-    for name, (dtype, shape) in forms.items():
-        size = math.prod(shape) * dtype.itemsize
-        places[name] = slice(end, end + size)
-        end = -(-(end + size) // _ALIGNMENT) * _ALIGNMENT
-    block = np.empty(end, np.uint8)
-    data = {name: block[place] for name, place in places.items()}
-    return data, {name: torch.from_numpy(data[name]).view(dtype).view(shape) for name, (dtype, shape) in forms.items()}
 
 
 def travel_dtype(path: str | Path) -> str:

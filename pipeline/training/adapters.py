@@ -7,7 +7,7 @@ state stays as it was, and that adapters come back to the bit.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,14 @@ from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 
-__all__ = ["ADAPTER", "load_checkpointed_model", "load_trainable_model", "save_adapters", "with_adapters"]
+__all__ = [
+    "ADAPTER",
+    "adapter_tensors",
+    "load_checkpointed_model",
+    "load_trainable_model",
+    "save_adapters",
+    "with_adapters",
+]
 
 ADAPTER = "adapter"
 """Folder of a checkpoint that holds its adapters, as peft writes them."""
@@ -104,10 +111,17 @@ def load_checkpointed_model(folder: Path, setup: ModelSetup) -> PolicyModel:
     return policy
 
 
-def save_adapters(model: Any, folder: Path) -> None:
-    """Write the adapters of `model`, if it has any, into the checkpoint folder."""
+def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of the adapters of `model`, by the model's own names; without adapters none."""
+    if not has_adapters(model):
+        return {}
+    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+
+
+def save_adapters(model: Any, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the adapters of `model`, if it has any: `tensors` are its `adapter_tensors`, or copies."""
     if has_adapters(model):
-        model.save_pretrained(str(folder / ADAPTER), save_embedding_layers=False)
+        model.save_pretrained(str(folder / ADAPTER), save_embedding_layers=False, state_dict=dict(tensors))
 
 
 def _peft_config(settings: LoraConfig) -> Any:

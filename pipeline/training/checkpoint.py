@@ -15,7 +15,8 @@ One process writes a folder at a time; it holds `checkpoint_folder.only_writer`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +25,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.ledger.checkpoint_state import STATE, TrainerState
+from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
 from lachesis.pipeline.model.tensors import matches, policy_tensors, policy_version
 from lachesis.pipeline.small_files import read_small_file
-from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
+from lachesis.pipeline.training.adapters import adapter_tensors, load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.checkpoint_folder import write_checkpoint
 from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.config import LearnerConfig
@@ -40,9 +42,11 @@ from lachesis.schemas.values import from_json
 
 __all__ = [
     "Checkpoint",
+    "CheckpointContent",
     "checkpoint_bytes",
     "load_checkpoint",
     "save_checkpoint",
+    "save_content",
 ]
 
 RANDOM_STATE = "random_state"
@@ -57,16 +61,58 @@ class Checkpoint(NamedTuple):
     path: Path
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointContent:
+    """What a checkpoint is made of after `step` steps; of `policy` only what no step changes is used."""
+
+    policy: PolicyModel
+    step: int
+    weights: Mapping[str, torch.Tensor]
+    adapters: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    """AdamW's state as `<parameter>/<entry>`, and torch's random state."""
+
+    @classmethod
+    def of(cls, policy: PolicyModel, learner: Learner, memory: HostCopies | None = None) -> CheckpointContent:
+        """Return the content of a checkpoint of `learner`, whose model is the policy's.
+
+        `memory`: for copies, so that training may go on; None: without copies. AdamW's state, where it was gathered
+        from the ranks, is a copy already.
+        """
+        if learner.model is not policy.model:
+            raise ValueError("the learner trains another model than the policy's.")
+        parts = {
+            "weights": policy_tensors(policy.model),
+            "adapters": adapter_tensors(policy.model),
+            "optimizer": _optimizer_tensors(learner),
+        }
+        if memory is not None:
+            given = {part: named for part, named in parts.items() if part != "optimizer" or learner.gathered is None}
+            flat = {f"{part}/{name}": tensor for part, named in given.items() for name, tensor in named.items()}
+            copies = memory.copy(flat)
+            parts |= {part: {name: copies[f"{part}/{name}"] for name in named} for part, named in given.items()}
+        return cls(policy, learner.steps, **parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors: nearly all that the checkpoint takes."""
+        parts = (self.weights, self.adapters, self.optimizer)
+        return sum(tensor.nbytes for part in parts for tensor in part.values())
+
+
 def checkpoint_bytes(policy: PolicyModel, learner: Learner) -> int:
     """Return what the tensors of a checkpoint take, bytes: nearly all of it."""
-    tensors = [*policy_tensors(policy.model).values(), *_optimizer_tensors(learner).values()]
-    return sum(tensor.nbytes for tensor in tensors)
+    return CheckpointContent.of(policy, learner).nbytes
 
 
-def save_checkpoint(
+def save_checkpoint(folder: str | Path, policy: PolicyModel, learner: Learner, **about: Any) -> TrainerState:
+    """Write a checkpoint of `learner`, whose model is the policy's, as `save_content` does."""
+    return save_content(folder, CheckpointContent.of(policy, learner), **about)
+
+
+def save_content(
     folder: str | Path,
-    policy: PolicyModel,
-    learner: Learner,
+    content: CheckpointContent,
     *,
     lineage: str,
     ledger_position: int,
@@ -77,21 +123,17 @@ def save_checkpoint(
     numerics: Numerics | None = None,
     keep: int = 3,
 ) -> TrainerState:
-    """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest.
-
-    Return its state.
+    """Write a checkpoint and make it the latest. Return its state.
 
     The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed. A save
     that fails (on a full disk, say) leaves nothing behind.
     """
-    if learner.model is not policy.model:
-        raise ValueError("the learner trains another model than the policy's.")
     if keep < 1:
         raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
     folder = Path(folder)
-    version = policy_version(learner.steps, lineage, policy_tensors(policy.model))
+    version = policy_version(content.step, lineage, content.weights)
     state = TrainerState(
-        step=learner.steps,
+        step=content.step,
         lineage=lineage,
         policy_version=str(version),
         ledger_position=ledger_position,
@@ -103,9 +145,9 @@ def save_checkpoint(
     )
 
     def write(partial: Path) -> None:
-        save_policy(policy, partial)
-        save_adapters(policy.model, partial)
-        save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
+        save_policy(content.policy, partial, content.weights)
+        save_adapters(content.policy.model, partial, content.adapters)
+        save_file(dict(content.optimizer), partial / "optimizer.safetensors")
 
     write_checkpoint(folder, state, write, keep=keep)
     return state

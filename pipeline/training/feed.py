@@ -212,21 +212,23 @@ class BatchFeed:
         steps: Sequence[StepTimes] = (),
         mismatches: Sequence[Mismatch] = (),
         numerics: Numerics | None = None,
+        position: LedgerPosition | None = None,
     ) -> None:
-        """Report everything up to the position as trained and durable. Raises `FencedError`.
+        """Report everything up to `position` (None: the feed's) as trained and durable. Raises `FencedError`.
 
         `step` is the optimizer step, `next_batch` (default: the same) the number of the first batch not in the weights;
         `steps` says when the steps since the last report were taken, `mismatches` what they found, `numerics` how;
         `drops` are the groups that were left out of batches since.
         """
+        position = position or self.position
         self.report = TrainReport(
             run=self._run,
             trainer=self._trainer,
             lineage=lineage,
             term=self._term,
             step=step,
-            ledger_index=self.position.entries - 1,
-            chain=self.position.digest,
+            ledger_index=position.entries - 1,
+            chain=position.digest,
             next_batch=step if next_batch is None else next_batch,
             policy_version=policy_version,
             checkpoint=checkpoint,

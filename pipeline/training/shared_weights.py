@@ -44,6 +44,10 @@ class SharedWeights:
         self._folder = folder
         self._version: str | None = None
 
+    def begin_version(self) -> None:
+        """Take in that the weights are new: they change no more before `publish` names them."""
+        self._version = None
+
     def publish(self, version: PolicyVersion) -> None:
         """Name the weights that are in the segment now. The policy record is to follow."""
         self._segment.publish(version)
@@ -84,6 +88,8 @@ class SharedWeights:
 
     async def _try_to_pause(self) -> str | None:
         """Pause the server if it has the newest version; else return what is missing."""
+        if self._version is None:
+            return "the digest of the weights is still being computed"
         client: InferenceClient | None = None
         with anyio.move_on_after(_POLL_S):
             client = await self._directory.current()

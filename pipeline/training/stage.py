@@ -2,10 +2,11 @@
 
 Guarantees: a batch is trained in the order of the ledger and exactly once relative to the weights, since the
 checkpoint holds weights, optimizer and ledger position together; a step is reported as trained only once a checkpoint
-that contains it is on disk; a trainer that starts again goes on from its newest checkpoint under a new lineage, so two
-different weights never share a policy version. A group that cannot be used is dropped, with its reason in checkpoint
-and report, and the others of its batch are trained: the same ones after a crash. A batch of which nothing can be used
-is reported void and its step counted.
+that contains it is on disk. Weights and checkpoints are copied after a step; they are stored, announced and reported
+while the next ones are taken, one at a time, and all of them before the trainer ends. A trainer that starts again goes
+on from its newest checkpoint under a new lineage, so two different weights never share a policy version. A group that
+cannot be used is dropped, with its reason in checkpoint and report, and the others of its batch are trained: the same
+ones after a crash. A batch of which nothing can be used is reported void and its step counted.
 """
 
 import logging
@@ -21,25 +22,27 @@ import anyio
 import anyio.to_thread
 import msgspec
 import torch
+from anyio.abc import TaskGroup
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.evaluation.plan import evaluated_environments, may_be_evaluated
+from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
+from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, point_to_best
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.raw_weights import weights_path
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded, vocabulary_of
+from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.checkpoint import checkpoint_bytes, save_checkpoint
+from lachesis.pipeline.training.checkpoint import CheckpointContent, save_content
 from lachesis.pipeline.training.checkpoint_folder import only_writer
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
@@ -47,24 +50,32 @@ from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
 from lachesis.pipeline.training.numerics import numerics_of
+from lachesis.pipeline.training.one_at_a_time import OneAtATime
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
+from lachesis.pipeline.training.publication import PolicyPublisher
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
-from lachesis.pipeline.training.shared_weights import SharedWeights, sharing_weights
+from lachesis.pipeline.training.shared_weights import sharing_weights
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
 from lachesis.pipeline.training.train_batch import TrainedBatch, train_batch
-from lachesis.pipeline.training.train_loop import publish_with_retries, train_batches
+from lachesis.pipeline.training.train_loop import train_batches
 from lachesis.pipeline.training.unreported_steps import UnreportedSteps
 from lachesis.pipeline.weights.download import WeightsReceiver
-from lachesis.pipeline.weights.sender import weights_sender
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, HistoryLostError, InfrastructureError
+from lachesis.schemas.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HistoryLostError,
+    InfrastructureError,
+    leaves,
+)
 from lachesis.schemas.ledger import LedgerEntry, StepTimes
 
 __all__ = ["OfflineRun", "run_trainer"]
@@ -107,7 +118,9 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
                 lead_ranks(config, place, device) as leader,
                 background() as tasks,
             ):
-                trainer = await _Trainer.restored(service, config, leader, tracking, on_past)
+                trainer = await _Trainer.restored(
+                    service, config, leader, tracking=tracking, tasks=tasks, on_past=on_past
+                )
                 tasks.start_soon(_tell_drain, service, config)
                 if on_past is not None:
                     service.mark_ok()
@@ -115,8 +128,9 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
                     return
                 if policy_url is not None:
                     tasks.start_soon(_push_weights, service, config, policy_url)
-                async with sharing_weights(service, config, trainer.learner) as trainer.shared:
-                    await trainer.publish_policy()
+                async with sharing_weights(service, config, trainer.learner) as trainer.publisher.shared:
+                    await trainer.publisher.publish(trainer.learner.steps)
+                    await trainer.publisher.finish()
                     tasks.start_soon(trainer.peer_metrics.listen, service)
                     tasks.start_soon(follow_incidents, service)
                     if tracking.tracks:
@@ -124,8 +138,9 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
                     service.mark_ok()
                     await trainer.train()
                     await trainer.log_last_evaluation()
-    except InfrastructureError:
-        if not service.draining.is_set():
+    except (InfrastructureError, BaseExceptionGroup) as error:
+        away = all(isinstance(leaf, InfrastructureError) for leaf in leaves(error))
+        if not (away and service.draining.is_set()):
             raise
         log.warning("drained while the bus was unavailable: the next start continues from the newest checkpoint")
 
@@ -177,6 +192,7 @@ class _Trainer:
         feed: BatchFeed,
         tracking: Tracking,
         on_past: OfflineRun | None,
+        tasks: TaskGroup,
     ) -> None:
         self.service = service
         self.config = config
@@ -185,7 +201,6 @@ class _Trainer:
         self.leader = leader
         self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads)
         self.feed = feed
-        self.shared: SharedWeights | None = None
         self.lineage = os.urandom(3).hex()
         self.unreported = UnreportedSteps(learner.steps)
         self.large_step: str | None = None  # what was said of the last step, if it was too large
@@ -195,14 +210,26 @@ class _Trainer:
         self.on_past = on_past
         self.numerics = msgspec.structs.replace(numerics_of(config, learner.device), ranks=leader.ranks.size)
         self.peer_metrics = PeerMetrics()
-        self.weights = weights_sender(service.bus, config)
+        self.publisher = PolicyPublisher(
+            service, config, feed, policy, tasks, lineage=self.lineage, vocabulary=self.limits.vocabulary
+        )
+        self.checkpoints = OneAtATime(tasks)
+        # a GPU's copies are in pinned memory, which takes long to get; others are freed once they are written
+        self.pinned = HostCopies() if learner.device.type == "cuda" else None
         self.evaluations = EvaluationReader(service.bus, config)
         self.rolling = RollingTrainingStats()
         self.newest: LedgerBatch | None = None
 
     @classmethod
     async def restored(
-        cls, service: Service, config: RunConfig, leader: Leader, tracking: Tracking, on_past: OfflineRun | None
+        cls,
+        service: Service,
+        config: RunConfig,
+        leader: Leader,
+        *,
+        tracking: Tracking,
+        tasks: TaskGroup,
+        on_past: OfflineRun | None,
     ) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning; see `resume` for what it refuses.
 
@@ -223,6 +250,7 @@ class _Trainer:
             feed=feed,
             tracking=tracking,
             on_past=on_past,
+            tasks=tasks,
         )
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
             state = checkpoint.state
@@ -231,10 +259,12 @@ class _Trainer:
         return trainer
 
     async def train(self) -> None:
-        """Take batches, one ahead, until there is nothing more to do."""
+        """Take batches, one ahead, until there is nothing more to do and all that came of it is stored."""
         await train_batches(
             self.service, self.feed, step=self._step, save=self._save_new_steps, finished=self._finished
         )
+        await self.publisher.finish()
+        await self.checkpoints.finish()
 
     async def _save_new_steps(self) -> None:
         if self.learner.steps > self.unreported.checkpointed:
@@ -256,7 +286,7 @@ class _Trainer:
             self.newest = batch
             if self.on_past is None:
                 with traced("publish_weights"):
-                    await self.publish_policy()
+                    await self.publisher.publish(self.learner.steps)
         ended_ns = self.service.now_ns()
         void, figures = learned.void, learned.figures
         teacher = self.config.batching.teacher != "off"
@@ -353,66 +383,46 @@ class _Trainer:
         self.slowest.extend([max(took)] if took else [])
         self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_MAX_SLOW_REPORTED:]}
 
-    async def publish_policy(self) -> None:
-        """Store the weights, or name them where they are shared, and tell the run; inference servers follow.
-
-        Of shared weights only the evaluations' server needs files, of the policies that it is to evaluate.
-        """
-        tensors = rounded(policy_tensors(self.policy.model), self.config.weights.dtype)
-        version = policy_version(self.learner.steps, self.lineage, tensors)
-        sent = str(weights_path(self.config.path / "weights", version))
-
-        async def send() -> None:
-            nonlocal sent
-            sent = await self.weights.send(version, tensors)
-
-        if self.shared is not None:
-            self.shared.publish(version)
-        if self.shared is None or may_be_evaluated(self.config, self.learner.steps):
-            await publish_with_retries(self.service, self.config.services.drain_s, "store the weights", send)
-        await publish_with_retries(
-            self.service,
-            self.config.services.drain_s,
-            "publish the policy",
-            partial(self.feed.publish_weights, version, sent, self.policy.tokenizer_hash, self.limits.vocabulary),
-        )
-        self.service.mark_ok()
-        with suppress(InfrastructureError):  # what it leaves goes with the next one
-            await self.weights.expire()
-
     async def _checkpoint(self) -> None:
-        """Make the present step durable, then report it."""
-        settings = self.config.training
-        folder = self.config.path / CHECKPOINTS
+        """Copy what makes the present step durable; write it, and report it then, while training goes on."""
+        await self.checkpoints.finish()
         await self._point_to_best()  # so that the best one is not among those that are removed now
         await self.leader.gather_optimizer(self.learner)
+        memory = self.pinned or HostCopies()
+        content = await anyio.to_thread.run_sync(CheckpointContent.of, self.policy, self.learner, memory)
+        self.learner.gathered = None
+        steps = self.unreported.hand_over(content.step)
+        self.large_step_reported = self.large_step_reported or self.large_step is not None
+        await self.checkpoints.start(partial(self._save, content, steps, self.feed.position, self.newest))
+
+    async def _save(
+        self, content: CheckpointContent, steps: UnreportedSteps, position: LedgerPosition, newest: LedgerBatch | None
+    ) -> None:
+        """Write a checkpoint of `steps`, whose last batch is `newest`, then report it."""
+        folder = self.config.path / CHECKPOINTS
         state = await write_when_room(
             folder,
             partial(
-                save_checkpoint,
+                save_content,
                 folder,
-                self.policy,
-                self.learner,
+                content,
                 lineage=self.lineage,
-                ledger_position=self.feed.position.entries,
-                chain_hash=self.feed.position.digest,
-                unreported=list(range(self.unreported.checkpointed, self.learner.steps)),
-                voids=self.unreported.voids,
-                drops=self.unreported.drops,
+                ledger_position=position.entries,
+                chain_hash=position.digest,
+                unreported=list(range(steps.checkpointed, content.step)),
+                voids=steps.voids,
+                drops=steps.drops,
                 numerics=self.numerics,
-                keep=settings.checkpoints_kept,
+                keep=self.config.training.checkpoints_kept,
             ),
-            needed_bytes=checkpoint_bytes(self.policy, self.learner),
+            needed_bytes=content.nbytes,
         )
-        self.unreported.checkpointed = self.learner.steps
-        self.large_step_reported = self.large_step_reported or self.large_step is not None
-        self.learner.gathered = None
-        await self.unreported.report(self.service, self.config, self.feed, state, latest_checkpoint(folder))
+        await steps.report(self.service, self.config, self.feed, state, latest_checkpoint(folder))
         await self._point_to_best()
-        if self.newest is not None:
-            self.tracking.log_samples(readable_samples(self.newest.groups))
+        if newest is not None:
+            self.tracking.log_samples(readable_samples(newest.groups))
             if self.on_past is not None:
-                self.on_past.durable(self.newest.entry)
+                self.on_past.durable(newest.entry)
 
     async def _point_to_best(self) -> None:
         """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once.

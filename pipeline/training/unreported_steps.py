@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -68,12 +68,20 @@ class UnreportedSteps:
             or sum(len(each.seqs) for each in self.drops) >= _MAX_DROPS_PER_REPORT
         )
 
+    def hand_over(self, step: int) -> UnreportedSteps:
+        """Return the steps up to `step`, for a checkpoint that holds them, and go on without them."""
+        steps = replace(self)
+        self.checkpointed = step
+        self.voids, self.drops, self.times, self.mismatches = [], [], [], []
+        return steps
+
     async def report(
         self, service: Service, config: RunConfig, feed: BatchFeed, state: TrainerState, checkpoint: Path | None
     ) -> None:
         """Report a checkpoint that is on disk."""
         report = partial(
             feed.report_trained,
+            position=state.position,
             policy_version=state.policy_version,
             step=state.step,
             lineage=state.lineage,

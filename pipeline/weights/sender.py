@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import anyio.to_thread
 import torch
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.model.raw_weights import weights_path
-from lachesis.pipeline.model.weight_files import prune_weights, write_weights
+from lachesis.pipeline.model.tensors import policy_version
+from lachesis.pipeline.model.weight_files import prune_weights, write_new_weights
 from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas.ids import PolicyVersion
 
@@ -24,11 +25,13 @@ __all__ = ["WeightsSender", "weights_sender"]
 class WeightsSender(Protocol):
     """Stores each version of the weights where inference servers find it."""
 
-    async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Store a version and return what its policy record says of where it is.
+    async def send(self, step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> tuple[PolicyVersion, str]:
+        """Store the weights after optimizer step `step`, in the dtype that they travel in.
 
-        Raises `InfrastructureError` when it may be tried again, `FencedError` when another trainer has taken over,
-        `DataError` when the tensors are not the version's.
+        Return their version, and what its policy record says of where they are. The tensors are not to change before
+        the weights after these are sent.
+
+        Raises `InfrastructureError` when it may be tried again, `FencedError` when another trainer has taken over.
         """
 
     async def expire(self) -> None:
@@ -49,8 +52,9 @@ class _ThroughServer:
     def __init__(self, uploader: WeightsUploader) -> None:
         self._uploader = uploader
 
-    async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> str:
-        return (await self._uploader.send(version, tensors)).location
+    async def send(self, step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> tuple[PolicyVersion, str]:
+        version = await anyio.to_thread.run_sync(policy_version, step, lineage, tensors)
+        return version, (await self._uploader.send(version, tensors)).location
 
     async def expire(self) -> None:
         await self._uploader.expire()
@@ -62,13 +66,13 @@ class _ThroughFolder:
         self._dtype = dtype
         self._kept = kept
 
-    async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> str:
-        path = await write_when_room(
-            weights_path(self._folder, version),
-            partial(write_weights, tensors, self._folder, version, self._dtype),
+    async def send(self, step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> tuple[PolicyVersion, str]:
+        version, path = await write_when_room(
+            self._folder,
+            partial(write_new_weights, tensors, self._folder, step, lineage, self._dtype),
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
-        return str(path)
+        return version, str(path)
 
     async def expire(self) -> None:
         prune_weights(self._folder, keep=self._kept)

@@ -10,6 +10,7 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     latest_checkpoint,
     point_to_best,
 )
+from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training import checkpoint as module
 from lachesis.pipeline.training import checkpoint_folder
@@ -72,7 +73,7 @@ def test_folder_is_an_ordinary_model_folder_with_the_recorded_state(tmp_path, sm
     assert AutoTokenizer.from_pretrained(path).chat_template == policy.tokenizer.chat_template
     assert not list(path.rglob("*.pt")) + list(path.rglob("*.bin"))
     digest = weights_digest(policy_tensors(policy.model))
-    assert PolicyVersion.parse(state.policy_version) == PolicyVersion(1, "a", digest[:12])
+    assert PolicyVersion.parse(state.policy_version) == PolicyVersion(1, "a", digest[:DIGEST_LENGTH])
     assert (state.ledger_position, state.chain_hash, state.unreported) == (41, "ff", [3, 4])
 
 

@@ -1,0 +1,72 @@
+"""Memory for tensors, and copies of tensors in memory that is kept from one copy to the next.
+
+The owner of the tensors goes on changing them as soon as they are copied. From a GPU they go into pinned memory, at the
+speed of the bus; they are rounded before, where they travel rounded. Guarantees that a copy holds the tensors as they
+were when it was made, until as many further ones are made as there are `slots`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from lachesis.pipeline.model.tensors import is_wide
+
+__all__ = ["HostCopies", "allocate"]
+
+log = logging.getLogger("lachesis")
+
+_ALIGNMENT = 64
+
+
+class HostCopies:
+    """Memory for `slots` copies, used in turn: allocated with the first copy, and anew where the forms change."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self._slots: list[dict[str, torch.Tensor]] = [{} for _ in range(slots)]
+        self._next = 0
+
+    def copy(self, tensors: Mapping[str, torch.Tensor], dtype: str = "float32") -> dict[str, torch.Tensor]:
+        """Return copies of the tensors, in `dtype` as `tensors.rounded` gives them."""
+        rounds = dtype == "bfloat16"
+        forms = {
+            name: (tensor.shape, torch.bfloat16 if rounds and is_wide(tensor) else tensor.dtype)
+            for name, tensor in tensors.items()
+        }
+        copies = self._slots[self._next]
+        if {name: (copy.shape, copy.dtype) for name, copy in copies.items()} != forms:
+            copies = self._slots[self._next] = {}  # what was there goes before there is as much again
+            copies |= allocate(forms, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+        self._next = (self._next + 1) % len(self._slots)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                copies[name].copy_(tensor.to(forms[name][1]) if tensor.is_cuda else tensor, non_blocking=True)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return dict(copies)
+
+
+def allocate(
+    forms: Mapping[str, tuple[Sequence[int], torch.dtype]], *, pinned: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return tensors of these shapes and dtypes, whose values are left open, in one block of memory."""
+    places, end = {}, 0
+    for name, (shape, dtype) in forms.items():
+        places[name] = slice(end, end + math.prod(shape) * dtype.itemsize)
+        end = -(-places[name].stop // _ALIGNMENT) * _ALIGNMENT
+    block = _block(end, pinned=pinned)
+    return {name: block[places[name]].view(dtype).view(torch.Size(shape)) for name, (shape, dtype) in forms.items()}
+
+
+def _block(size: int, *, pinned: bool) -> torch.Tensor:
+    """Return memory, uint8 [size]: pinned, or in large pages, which take a fraction of the time to get."""
+    if pinned:
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            log.warning("%d bytes of main memory cannot be pinned, so copies from the GPU take longer: %s", size, error)
+    return torch.from_numpy(np.empty(size, np.uint8))
