@@ -1,4 +1,4 @@
-"""Digests of weights: SHA-256 over the digests of all tensors, whose pieces are read on several threads. No torch.
+"""Digests weights: SHA-256 over the digests of all tensors, read in pieces on threads. No torch.
 
     piece    SHA-256 of `PIECE_BYTES` of a tensor's bytes, or of what is left of them
     tensor   SHA-256 of its label (name, dtype and shape, see `label`) and its pieces' digests, in order
@@ -100,9 +100,9 @@ def digest_of_pieces(labels: Mapping[str, bytes], digests: Mapping[Piece, bytes]
 
 
 def digest_in_order(tensors: Iterable[tuple[str, bytes, Bytes]], form: DigestForm = "tree") -> str:
-    """Return the digest of tensors, each with its name, label and bytes, that come in the order of their names.
+    """Return the digest of tensors that come in the order of their names.
 
-    At most two of them are held at a time.
+    Each comes with its name, label and bytes. At most two of them are held at a time.
     """
     if form == "flat":
         flat = hashlib.sha256()

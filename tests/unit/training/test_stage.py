@@ -1,9 +1,12 @@
 """The trainer on a hand-written ledger: order, exactness over kills, what it refuses."""
 
+import inspect
 import shutil
+import threading
 from contextlib import contextmanager
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import numpy as np
 import pytest
@@ -22,8 +25,11 @@ from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.checksums import write_sums
 from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.publication import PolicyPublisher
 from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.weights import sender as sender_module
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas import subjects
@@ -372,6 +378,148 @@ async def test_a_trainer_killed_around_a_checkpoint_goes_on_to_the_same_bits(lab
     assert rest == calm[step if moment == "before the report" else step - 2 :]
     assert weights_after(config) == (STEPS, digest)
     assert [report.step for report in await reports(lab)] == [2, 4, 6]
+
+
+CRASH_POINTS = {  # where, what, whether before or after it, and how to tell the step from its arguments
+    "weights copied": (PolicyPublisher, "_publish", "before", lambda _, step, tensors: step),
+    "weights stored": (sender_module, "write_new_weights", "after", lambda tensors, folder, step, *_: step),
+    "policy announced": (BatchFeed, "publish_weights", "after", lambda _, version, *about: version.step),
+    "checkpoint copied": (stage_module._Trainer, "_save", "before", lambda _, content, *about: content.step),
+    "checkpoint written": (stage_module, "save_content", "after", lambda folder, content, **about: content.step),
+    "checkpoint reported": (BatchFeed, "report_trained", "after", lambda _, **about: about["step"]),
+}
+
+
+@contextmanager
+def dying_at(lab, point, at):
+    """Kill the trainer that is alive once it comes to `point` of step `at`."""
+    where, name, when, step_of = CRASH_POINTS[point]
+    call = getattr(where, name)
+
+    async def dying(*args, **about):
+        due = step_of(*args, **about) == at
+        if not (due and when == "before"):
+            await call(*args, **about)
+        if due:
+            lab.alive.kill()
+            raise lab.Killed
+
+    def dying_in_thread(*args, **about):
+        found = call(*args, **about)
+        if step_of(*args, **about) == at:
+            anyio.from_thread.run_sync(lab.alive.kill)
+            raise lab.Killed
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, dying if inspect.iscoroutinefunction(call) else dying_in_thread)
+        yield
+
+
+@contextmanager
+def watching_records(lab):
+    """Yield the policy records that are published from now on; the weights of each must be there by then."""
+    records, put = [], lab.bus.put
+
+    async def watched(key, value, **about):
+        record = decode(PolicyRecord, value)
+        assert record.version in record.weights
+        assert await anyio.Path(record.weights).exists(), f"{record.version} is announced without its weights"
+        records.append(record)
+        return await put(key, value, **about)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab.bus, "put", watched)
+        yield records
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+@pytest.mark.parametrize("step", [2, STEPS])
+async def test_a_trainer_killed_behind_its_steps_loses_and_doubles_nothing(lab, config, uninterrupted, point, step):
+    digest, calm = uninterrupted
+    rest = []
+    with watching_records(lab) as records:
+        with dying_at(lab, point, step):
+            await live_until_killed(lab, config)
+        found = known_checkpoints(config.path / "checkpoints")
+        resumed_at = found[0][1].step if found else 0
+        with recording(rest):
+            await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert rest == calm[resumed_at:]
+    assert weights_after(config) == (STEPS, digest)
+    assert [report.step for report in await reports(lab)] == [2, 4, 6]
+    lives = {record.policy_version.lineage: [] for record in records}
+    for record in records:
+        lives[record.policy_version.lineage].append(record.policy_version.step)
+    killed, resumed = lives.values()
+    assert killed == list(range(len(killed)))
+    assert killed[-1] >= step - 1, "the announcement was at most one version behind"
+    assert resumed == list(range(resumed_at, STEPS + 1))
+    assert len({record.version for record in records}) == len(records)
+
+
+@contextmanager
+def held_up(name, where, at, step_of):
+    """Hold up a call of a worker thread for step `at` until the yielded event is set."""
+    call, release = getattr(where, name), threading.Event()
+
+    def waiting(*args, **about):
+        if step_of(*args, **about) == at:
+            assert release.wait(60)
+        return call(*args, **about)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, waiting)
+        try:
+            yield release
+        finally:
+            release.set()
+
+
+async def test_the_next_step_is_taken_while_weights_are_stored_and_no_further_one(lab, model, config):
+    where, name, _, step_of = CRASH_POINTS["weights stored"]
+    await fill(lab, model)
+    trained = []
+    with watching_records(lab) as records, recording(trained), held_up(name, where, 2, step_of) as release:
+        async with lab.running(lambda service: run_trainer(service, config), "trainer"):
+            await lab.until(lambda: count_is(trained, 3))
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            assert len(trained) == 3
+            assert [record.policy_version.step for record in records] == [0, 1]
+            release.set()
+            await lab.until(lambda: reported(lab, 3))
+    assert [record.policy_version.step for record in records] == list(range(STEPS + 1))
+    announced = {record.policy_version.step: record.version for record in records}
+    for report in await reports(lab):  # what step 3 has made of the weights is not in those of step 2
+        assert report.policy_version == announced[report.step]
+
+
+async def count_is(found, count):
+    return len(found) == count
+
+
+async def test_steps_are_taken_while_a_checkpoint_is_written_and_reported_behind_it(lab, model, config):
+    where, name, _, step_of = CRASH_POINTS["checkpoint written"]
+    await fill(lab, model)
+    trained = []
+    with watching_records(lab) as records, recording(trained), held_up(name, where, 2, step_of) as release:
+        async with lab.running(lambda service: run_trainer(service, config), "trainer"):
+            await lab.until(lambda: count_is(trained, 4))
+            assert await reports(lab) == []
+            release.set()
+            await lab.until(lambda: reported(lab, 3))
+    announced = {record.policy_version.step: record.version for record in records}
+    found = await reports(lab)
+    assert [(report.step, report.next_batch, report.ledger_index) for report in found] == [
+        (2, 2, 3),
+        (4, 4, 7),
+        (6, 6, 11),
+    ]
+    assert [report.policy_version for report in found] == [announced[2], announced[4], announced[6]]
+    assert [[times.batch for times in report.steps] for report in found] == [[0, 1], [2, 3], [4, 5]]
+    for path, state in known_checkpoints(config.path / "checkpoints"):
+        assert load_checkpoint(path, config.training.learner).state.policy_version == announced[state.step]
 
 
 async def test_two_lives_never_share_a_policy_version(lab, model, config):
