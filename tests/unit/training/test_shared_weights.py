@@ -111,3 +111,15 @@ async def test_a_trainer_that_drains_does_not_wait_for_a_server(world):
     with pytest.raises(InfrastructureError, match=r"the step was given up, .* it has policy default, not yet 0-a-"):
         await world.step()
     assert world.steps == []
+
+
+async def test_no_weights_change_before_those_of_the_last_step_have_their_version(world):
+    """Its digest is computed from them as they lie there, while the next step begins."""
+    world.server.version = str(world.version)
+    world.shared.begin_version()
+    async with world.stepping():
+        for _ in range(10):
+            await anyio.sleep(0.001)
+        assert (world.steps, world.server.paused) == ([], False)
+        world.shared.publish(world.version)
+    assert world.steps == [True]
