@@ -21,7 +21,7 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_ou
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.weights.download import WeightsReceiver
+from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
@@ -135,7 +135,7 @@ class _Evaluator:
         self.service = service
         self.config = config
         self.directory = directory
-        self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / "eval")
+        self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""

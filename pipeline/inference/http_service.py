@@ -30,7 +30,7 @@ from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.weights.download import WeightsReceiver
+from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
 
 __all__ = ["allowed_hosts", "announce", "serve_role"]
 
@@ -93,7 +93,7 @@ async def announce(
         if role == "policy":
             await service.starts_with("waiting for the trainer to publish a policy")
             loaded = anyio.Event()
-            receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / role)
+            receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
             # a trainer with shared weights waits for the server, so that it is never late
             behind = None if pointer is not None else config.batching.max_staleness
             follow = partial(follow_policy, path_of=receiver.path_of, max_behind=behind, shared=pointer)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ __all__ = [
     "Bytes",
     "DigestForm",
     "Piece",
+    "RunningDigest",
     "digest_in_order",
     "digest_of_pieces",
     "form_of",
@@ -47,6 +48,7 @@ PIECE_BYTES = 1 << 20
 """Bytes of a tensor that are digested together. It is part of the form: another size makes other digests."""
 _TREE = "t"
 _MAX_THREADS = 16
+_MAX_PIECES_BEHIND = 64
 _INLINE_BYTES = 4 * PIECE_BYTES
 """Up to so many bytes no other thread is worth its start."""
 
@@ -123,6 +125,47 @@ def digest_in_order(tensors: Iterable[tuple[str, bytes, Bytes]], form: DigestFor
         for pieces, found in waiting:
             digests.update(zip(pieces, found, strict=True))
     return digest_of_pieces(labels, digests)
+
+
+class RunningDigest:
+    """The digest of tensors whose bytes come block by block: it is computed on threads behind them.
+
+    `sizes`: the tensors' bytes by name, in the order in which they come; `labels` as `digest_of_pieces`. Each block is
+    of one tensor, and whole pieces unless it is that tensor's last. Blocks are not to change afterwards.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], labels: Mapping[str, bytes]) -> None:
+        self._labels = labels
+        self._pieces = iter([piece for name, size in sizes.items() for piece in pieces_of(name, size)])
+        self._waiting: deque[tuple[Piece, Future[bytes]]] = deque()
+        self._digests: dict[Piece, bytes] = {}
+        self._pool = ThreadPoolExecutor(_threads(), "weights")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def update(self, block: Bytes) -> None:
+        """Take in the next block. Waits where too much is behind."""
+        for at in range(0, block.size, PIECE_BYTES):
+            part = block[at : at + PIECE_BYTES]
+            self._waiting.append(
+                (next(self._pieces), self._pool.submit(lambda data: hashlib.sha256(data).digest(), part.data))
+            )
+        while len(self._waiting) > _MAX_PIECES_BEHIND:
+            self._collect()
+
+    def digest(self) -> str:
+        """Return the digest, once all blocks have come."""
+        while self._waiting:
+            self._collect()
+        return digest_of_pieces(self._labels, self._digests)
+
+    def _collect(self) -> None:
+        piece, found = self._waiting.popleft()
+        self._digests[piece] = found.result()
 
 
 @contextmanager

@@ -66,7 +66,7 @@ from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tr
 from lachesis.pipeline.training.train_batch import TrainedBatch, train_batch
 from lachesis.pipeline.training.train_loop import train_batches
 from lachesis.pipeline.training.unreported_steps import UnreportedSteps
-from lachesis.pipeline.weights.download import WeightsReceiver
+from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import (
     CheckpointError,
@@ -165,7 +165,7 @@ async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
     """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
     key = sampling_key(config, "policy")
     async with open_role(service.bus, config.run, "policy", url=url, key=key) as directory:
-        receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / "policy")
+        receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
         follow = partial(follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness)
         await follow(service, directory, anyio.Event(), config.training.name)
 

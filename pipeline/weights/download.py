@@ -1,28 +1,32 @@
 """Fetches a policy's weights to where an inference server can read them as a file.
 
 In: a policy record. Out: the path of its file: the record's own, or one in `folder` that is made of what the run's
-stream WEIGHTS holds. Guarantees: a file under its final name has the digest of its version; a download that was cut
-off, by whatever, goes on where it was; where the base of a difference is missing or damaged, the newest whole version
-and all differences since are fetched instead. No torch here. One process at a time fetches into a folder.
+stream WEIGHTS holds. All processes of a machine share the folder, so the bytes come once: one process at a time
+fetches, and those that wait find the file. Guarantees: a file under its final name has the digest of its version, which
+is computed as it is written; a download that was cut off, by whatever, goes on where it was; where the base of a
+difference is missing or damaged, the newest whole version and all differences since are fetched instead. No torch here.
 """
 
 import fcntl
 import hashlib
 import logging
+import math
 import os
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import numpy as np
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.fsync import fsync, make_folder
-from lachesis.pipeline.model.digest import form_of
+from lachesis.pipeline.model.digest import Bytes, RunningDigest, form_of
 from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_raw
+from lachesis.pipeline.weights.checked_files import CheckedFiles
 from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_of
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -32,51 +36,78 @@ from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.subjects import WEIGHTS
 from lachesis.schemas.weights import WEIGHTS_CHUNK_BYTES, WeightsHead, head_seq
 
-__all__ = ["WeightsReceiver"]
+__all__ = ["FETCHED", "WeightsReceiver"]
 
 log = logging.getLogger("lachesis")
 
-_FILES_KEPT = 2
-"""Versions kept in the folder: the one that is served, and one more."""
+FETCHED = "fetched"
+"""Folder, in that of a run's weights, that all services of a machine fetch into."""
+_FILES_KEPT = 3
+"""Versions kept in the folder: the newest, and those that a slower server or the evaluator may be about to read."""
+_POLL_S = 0.05
+_SILENT_S = 10.0
+"""Seconds of waiting for another process after which the log says so."""
 _PARTIAL = ".partial"
 
 
 class WeightsReceiver:
-    """`path_of` gives the file of each policy record. `folder` is one that nothing else writes to."""
+    """`path_of` gives the file of each policy record. Only receivers write to `folder`."""
 
     def __init__(self, bus: Bus, run: str, folder: Path) -> None:
         self._bus = bus
         self._run = run
         self._folder = folder
+        self._checked = CheckedFiles(folder)
 
     async def path_of(self, record: PolicyRecord) -> str:
-        """Return the path of a file with the record's weights.
+        """Return the path of a file with the record's weights, once it is here: another process may fetch it.
 
         Raises `NotFoundError` when they have expired (a newer record follows), `DataError` when they are not what the
-        record says, `InfrastructureError` when the server is away, or another process fetches into the folder.
+        record says, `InfrastructureError` when the server is away.
         """
         seq = head_seq(record.weights)
         if seq is None:
             return record.weights
         make_folder(self._folder)
-        with _only_one_in(self._folder):
+        async with _alone_in(self._folder):
             path = weights_path(self._folder, record.policy_version)
-            if path.exists() and not await anyio.to_thread.run_sync(_is_sound, path, record.version):
-                path.unlink()
-            if not path.exists():
+            if not await anyio.to_thread.run_sync(self._is_sound, path, record.version):
                 await self._fetch(seq, record.version)
             await anyio.to_thread.run_sync(_prune, self._folder, path)
         return str(path)
 
+    def _is_sound(self, path: Path, version: str) -> bool:
+        """Return whether the file of `version` is here; delete one that is none. It is read once, whoever asks."""
+        if path in self._checked:
+            return True
+        sound = _is_sound(path, version)
+        if sound:
+            self._checked.add(path)
+        else:
+            path.unlink(missing_ok=True)
+        return sound
+
     async def _fetch(self, seq: int, version: str) -> None:
         """Make the file of `version`, from the newest file here that leads to it or else from a whole version."""
         steps = await self._steps_to(seq, version)
+        try:
+            await self._make(steps)
+        except DataError as error:
+            base = steps[0][1].base
+            if base is None:
+                raise
+            log.warning("%s; its base is fetched anew", error)  # it may have been damaged since it was checked
+            weights_path(self._folder, PolicyVersion.parse(base)).unlink(missing_ok=True)
+            await self._make(await self._steps_to(seq, version))
+
+    async def _make(self, steps: list[tuple[int, WeightsHead]]) -> None:
         for place, head in steps:
             base = None if head.base is None else weights_path(self._folder, PolicyVersion.parse(head.base))
             payload = await self._download(place, head)
             target = weights_path(self._folder, PolicyVersion.parse(head.version))
-            decoded = partial(_write_version, payload, head, base, target, last=place == seq)
+            decoded = partial(_write_version, payload, head, base, target, last=place == steps[-1][0])
             await write_when_room(target, decoded, needed_bytes=head.plain_size)
+            await anyio.to_thread.run_sync(self._checked.add, target)
             payload.unlink()
 
     async def _steps_to(self, seq: int, version: str) -> list[tuple[int, WeightsHead]]:
@@ -91,10 +122,8 @@ class WeightsReceiver:
             if head.base is None or head.previous is None:
                 return steps[::-1]
             base = weights_path(self._folder, PolicyVersion.parse(head.base))
-            if base.exists():
-                if await anyio.to_thread.run_sync(_is_sound, base, head.base):
-                    return steps[::-1]
-                base.unlink()
+            if await anyio.to_thread.run_sync(self._is_sound, base, head.base):
+                return steps[::-1]
             seq, version = head.previous, head.base
 
     async def _download(self, place: int, head: WeightsHead) -> Path:
@@ -116,13 +145,23 @@ class WeightsReceiver:
         return path
 
 
-@contextmanager
-def _only_one_in(folder: Path) -> Iterator[None]:
+@asynccontextmanager
+async def _alone_in(folder: Path) -> AsyncIterator[None]:
+    """Wait until no other process fetches into `folder`, and let none meanwhile.
+
+    A process that ends makes way, however it ends.
+    """
+    silent_until = anyio.current_time() + _SILENT_S
     with (folder / ".lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InfrastructureError(f"another process fetches weights into {folder}") from error
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await anyio.sleep(_POLL_S)  # to wait in the kernel could not be cancelled
+            if anyio.current_time() > silent_until:
+                silent_until = math.inf
+                log.warning("waiting for another process that fetches weights into %s", folder)
         yield
 
 
@@ -157,8 +196,14 @@ def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: 
         forms, _ = forms_of(coded)
         if sum(form.nbytes for form in forms) != head.plain_size:
             raise DataError(f"the weights of policy {head.version} are not as large as their head says")
-        write_raw(partial_path, forms, decode_payload(coded, before), labels)
-        if not _is_sound(partial_path, head.version):
+        sizes = {form.name: form.nbytes for form in forms}
+        with RunningDigest(sizes, {form.name: form.label for form in forms}) as running:
+            write_raw(partial_path, forms, _digested(decode_payload(coded, before), running), labels)
+            digest = running.digest()
+        wanted = PolicyVersion.parse(head.version).digest
+        if form_of(wanted) == "flat":
+            digest = raw_digest(read_raw(partial_path), "flat")
+        if not digest.startswith(wanted):
             raise DataError(f"the decoded weights of policy {head.version} have another digest")
         if last:
             fsync(partial_path)
@@ -167,6 +212,12 @@ def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: 
         partial_path.unlink(missing_ok=True)
     if last:
         fsync(target.parent)
+
+
+def _digested(blocks: Iterator[Bytes], running: RunningDigest) -> Iterator[Bytes]:
+    for block in blocks:
+        running.update(block)
+        yield block
 
 
 def _is_sound(path: Path, version: str) -> bool:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from lachesis.pipeline.model.digest import on_threads
 from lachesis.pipeline.model.raw_weights import DTYPES, TensorForm, file_order
-from lachesis.pipeline.weights.delta import Bytes, decode_blocks, encode_blocks
+from lachesis.pipeline.weights.delta import BLOCK_BYTES, Bytes, decode_blocks, encode_blocks
 from lachesis.schemas.errors import DataError
 
 __all__ = ["RawTensors", "decode_payload", "encode_payload", "forms_of"]
@@ -43,13 +45,22 @@ class RawTensors(msgspec.Struct, frozen=True):
 
 
 def encode_payload(tensors: RawTensors, base: RawTensors | None) -> Iterator[bytes]:
-    """Yield the payload of `tensors` in pieces; `base`, if there is one, has tensors of the same forms."""
+    """Yield the payload of `tensors` in pieces; `base`, if there is one, has tensors of the same forms.
+
+    The blocks are coded on several threads.
+    """
     forms = file_order(tensors.forms.values())
     manifest = msgspec.msgpack.encode([_Form(form.name, form.dtype, list(form.shape)) for form in forms])
     yield _LENGTH.pack(len(manifest)) + manifest
-    for form in forms:
-        before = None if base is None else base.data[form.name]
-        yield from encode_blocks(tensors.data[form.name], before, form.itemsize)
+    blocks = [(form, at) for form in forms for at in range(0, form.nbytes, BLOCK_BYTES)]
+    yield from on_threads(partial(_encode_block, tensors, base), blocks, tensors.nbytes)
+
+
+def _encode_block(tensors: RawTensors, base: RawTensors | None, block: tuple[TensorForm, int]) -> bytes:
+    form, at = block
+    part = slice(at, at + BLOCK_BYTES)
+    before = None if base is None else base.data[form.name][part]
+    return b"".join(encode_blocks(tensors.data[form.name][part], before, form.itemsize))
 
 
 def forms_of(payload: memoryview) -> tuple[list[TensorForm], int]:

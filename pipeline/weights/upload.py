@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import anyio.to_thread
-import numpy as np
 import torch
 
 from lachesis.pipeline.bus.api import Bus
@@ -53,9 +52,9 @@ class _Payload(NamedTuple):
 
 
 def raw_tensors(tensors: Mapping[str, torch.Tensor]) -> RawTensors:
-    """Return the tensors' bytes as copies of their own, on the CPU."""
+    """Return the tensors' bytes: their own memory, or copies of what is not contiguous or on a GPU."""
     forms = {name: tensor_form(name, tensor) for name, tensor in tensors.items()}
-    return RawTensors(forms, {name: np.array(bytes_of(tensor)) for name, tensor in tensors.items()})
+    return RawTensors(forms, {name: bytes_of(tensor) for name, tensor in tensors.items()})
 
 
 class WeightsUploader:
@@ -74,6 +73,8 @@ class WeightsUploader:
 
     async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> SentWeights:
         """Store a version. `InfrastructureError`: try again; what was stored of it is never referred to.
+
+        The tensors are not to change before the next version was sent: that may be stored as its difference to them.
 
         Raises `FencedError` when another trainer has taken over, `ConfigError` when no version fits the budget.
         """

@@ -1,9 +1,15 @@
 """Weights through the run's own server: what is sent arrives, as a whole or as differences, and old versions go."""
 
+import os
+from pathlib import Path
+
+import anyio
 import pytest
 from contract.weights import MIB, RUN, CountingBus, CutBus, Trainer, check
 
 from lachesis.pipeline.model.raw_weights import weights_path
+from lachesis.pipeline.weights import checked_files, download
+from lachesis.pipeline.weights.checked_files import CheckedFiles
 from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -20,7 +26,7 @@ async def test_differences_arrive_bit_for_bit(bus, tmp_path):
         assert await check(receiver, *await trainer.step()) == "float32"
     assert [sent.is_delta for sent in trainer.sent] == [False, True, True, True]
     assert max(sent.size for sent in trainer.sent[1:]) < 0.8 * trainer.sent[0].size
-    assert len(list(tmp_path.glob("*.safetensors"))) == 2, "older files go"
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3, "older files go"
     assert not list(tmp_path.glob(".*partial"))
 
 
@@ -179,22 +185,60 @@ async def test_a_head_that_cannot_be_read_stops_nobody(bus, tmp_path):
     await check(WeightsReceiver(bus, RUN, tmp_path), *await Trainer(bus).step())
 
 
-async def test_two_processes_do_not_fetch_into_one_folder(bus, tmp_path):
-    record, _ = await Trainer(bus).step()
-    one, other = WeightsReceiver(bus, RUN, tmp_path), WeightsReceiver(bus, RUN, tmp_path)
-    refused = []
+async def test_of_the_services_of_a_machine_one_fetches_and_the_others_find_the_file(bus, tmp_path, monkeypatch):
+    trainer, counting, digested = Trainer(bus), CountingBus(bus), []
+    monkeypatch.setattr(download, "raw_digest", lambda *about: digested.append(about))
+    receivers = [WeightsReceiver(counting, RUN, tmp_path) for _ in range(3)]
+    paths = []
+    for _ in range(2):
+        record, tensors = await trainer.step()
+        head = decode(WeightsHead, (await bus.get(WEIGHTS, head_seq(record.weights))).data)
+        counting.chunks = 0
 
-    class Held(CountingBus):
-        async def fetch(self, stream, seqs, subject=None):
-            with pytest.raises(InfrastructureError, match="another process"):
-                await other.path_of(record)
-            refused.append(True)
-            async for message in self._bus.fetch(stream, seqs, subject):
-                yield message
+        async def fetch(receiver, record):
+            paths.append(await receiver.path_of(record))
 
-    one._bus = Held(bus)
-    await one.path_of(record)
-    assert refused
+        async with anyio.create_task_group() as tasks:
+            for receiver in receivers:
+                tasks.start_soon(fetch, receiver, record)
+        assert counting.chunks == len(head.chunks)
+        await check(WeightsReceiver(counting, RUN, tmp_path), record, tensors)  # and of another life of one of them
+        assert counting.chunks == len(head.chunks)
+    assert len(paths) == 6
+    assert len(set(paths)) == 2
+    assert not digested, "a file is digested as it is written, and not again"
+
+
+def flip_last_bit(path):
+    """As a disk does it that forgets: nothing says that the file has changed."""
+    before, data = path.stat(), path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+async def test_a_base_that_was_damaged_after_it_was_checked_is_fetched_anew(bus, tmp_path):
+    trainer, receiver = Trainer(bus), WeightsReceiver(bus, RUN, tmp_path)
+    first, _ = await trainer.step()
+    path = Path(await receiver.path_of(first))
+    flip_last_bit(path)
+    await check(receiver, *await trainer.step())
+
+
+def test_a_file_that_changed_or_was_checked_before_the_system_started_is_checked_again(tmp_path, monkeypatch):
+    path = tmp_path / "1-a-b.safetensors"
+    path.write_bytes(b"weights")
+    assert path not in CheckedFiles(tmp_path)
+    CheckedFiles(tmp_path).add(path)
+    files = CheckedFiles(tmp_path)
+    assert path in files
+    os.utime(path, ns=(1, 1))
+    assert path not in files
+    files.add(path)
+    assert path in files
+    (tmp_path / "boot").write_text("another life\n")
+    monkeypatch.setattr(checked_files, "_BOOT_ID", tmp_path / "boot")
+    assert path not in CheckedFiles(tmp_path)
 
 
 def test_a_record_names_a_file_or_a_head():
