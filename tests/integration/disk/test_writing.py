@@ -82,7 +82,7 @@ async def test_weights_wait_for_room(small_disk, policy: PolicyModel) -> None:
     folder.mkdir()
     (folder / ".0-a-1.safetensors.17.partial").write_bytes(b"of a trainer that was killed")
     disk.fill(leave=10_000)
-    with pytest.raises(Exception, match="os error 28"):
+    with pytest.raises(OSError, match="Errno 28"):
         write_weights(tensors, folder, version)
     assert files(folder) == set()
     async with anyio.create_task_group() as tasks:
