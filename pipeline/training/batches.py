@@ -34,9 +34,9 @@ from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.ledger.chain import LedgerPosition
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
+from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
-from lachesis.pipeline.model.weight_files import weights_path, write_weights
+from lachesis.pipeline.model.weight_files import write_new_weights
 from lachesis.pipeline.trainability import TEXT_ALONE, TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
@@ -145,10 +145,9 @@ class BatchReader:
     async def publish_step(self, model: Any, tokenizer: Any, folder: str | Path, step: int) -> str:
         """Publish the weights after `step` batches."""
         tensors = policy_tensors(model)
-        version = policy_version(step, self.lineage, tensors)
-        path = await write_when_room(
-            weights_path(folder, version),
-            lambda: write_weights(tensors, Path(folder).absolute(), version),
+        version, path = await write_when_room(
+            Path(folder),
+            lambda: write_new_weights(tensors, Path(folder).absolute(), step, self.lineage),
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
         await self.feed.publish_weights(version, str(path), tokenizer_hash(tokenizer), vocabulary_of(model))

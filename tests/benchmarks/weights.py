@@ -2,10 +2,13 @@
 
     .venv/bin/python tests/benchmarks/weights.py [--million 134] [--dtype float32|bfloat16] [--device cpu|cuda]
 
-Stop: what the trainer waits for, until its next step may change the weights. Out: from the copy to the file under its
-name, digested and synced, beside safetensors' `save_file` with a sync. In: the file into memory, checked, and on into
-the model, beside a copy of the same bytes into new memory. Each line is the best of a few interleaved rounds.
+Stop: the copy that the trainer waits for, until its next step may change the weights. Out: from the copy to the file
+under its name, digested and synced, beside safetensors' `save_file` with a sync and without. In: the file into memory,
+checked, and on into the model, beside a copy of the same bytes into new memory. Each line is the best of a few
+interleaved rounds.
 Readers: so many readers of one file at once, and what the disk read meanwhile (0: it was read once, or not at all).
+Trainer: the trainer's own publisher, on a bus in memory: how long a step waits for it, how long until the policy record
+is there, and the longest time that the event loop did not turn.
 """
 
 import argparse
@@ -17,14 +20,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import torch
 from safetensors.torch import save_file
 
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.model.host_memory import HostCopies
+from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.raw_weights import DTYPES, read_raw
 from lachesis.pipeline.model.tensors import rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights, write_new_weights
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.training.publication import PolicyPublisher
+from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.ids import PolicyVersion
 
 ROWS = 4096
@@ -70,6 +83,41 @@ def read_in_process(path: str, version: str, queue: "multiprocessing.Queue[float
     started = time.perf_counter()
     read_weights(path, PolicyVersion.parse(version), forms)
     queue.put(time.perf_counter() - started)
+
+
+async def publish(tensors: dict[str, torch.Tensor], dtype: str, folder: Path, rounds: int) -> None:
+    """Publish versions with the trainer's publisher and print what that took."""
+    model = torch.nn.Module()
+    for name, tensor in tensors.items():
+        model.register_parameter(name.replace(".", "_"), torch.nn.Parameter(tensor, requires_grad=False))
+    config = RunConfig(run="r", folder=str(folder), weights=WeightsConfig(dtype=dtype))
+    budgets = StreamsConfig().budgets()
+    stops, outs, lags = [], [], []
+    async with MemoryBus(max_bytes=budgets) as bus, background() as tasks:
+        feed = await BatchFeed.open(bus, "r", "main", term="t")
+        service = Service(bus, "trainer", "r")
+        policy = PolicyModel(model, None, "tokenizer")
+        publisher = PolicyPublisher(service, config, feed, policy, tasks, lineage="a", vocabulary=None)
+
+        async def turn() -> None:
+            while True:
+                before = time.perf_counter()
+                await anyio.sleep(0.001)
+                lags.append(time.perf_counter() - before - 0.001)
+
+        tasks.start_soon(turn)
+        for step in range(rounds + 1):
+            lags.clear()
+            started = time.perf_counter()
+            await publisher.publish(step)
+            stops.append(time.perf_counter() - started)
+            await publisher.finish()
+            outs.append(time.perf_counter() - started)
+            await anyio.sleep(0.01)
+        print(
+            f"trainer: a step waits {min(stops[1:]):.3f} s ({stops[0]:.3f} s the first time), the record is there "
+            f"after {min(outs[1:]):.3f} s; the event loop stood still for {max(lags):.3f} s at most"
+        )
 
 
 def sectors_read() -> int:
@@ -149,6 +197,7 @@ def main() -> None:
         times = [queue.get() for _ in readers]
         for one in readers:
             one.join()
+        anyio.run(publish, tensors, options.dtype, folder / "run", options.rounds)
         print(f"3 readers at once: {max(times):.3f} s, {(sectors_read() - before) / size:.2f} of the bytes from a disk")
 
 
