@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
@@ -520,6 +521,51 @@ async def test_steps_are_taken_while_a_checkpoint_is_written_and_reported_behind
     assert [[times.batch for times in report.steps] for report in found] == [[0, 1], [2, 3], [4, 5]]
     for path, state in known_checkpoints(config.path / "checkpoints"):
         assert load_checkpoint(path, config.training.learner).state.policy_version == announced[state.step]
+
+
+class SharingServer:
+    """An inference server on the trainer's segment: it has the version that was announced last."""
+
+    def __init__(self, bus):
+        self.bus = bus
+
+    async def weight_version(self):
+        return decode(PolicyRecord, (await self.bus.value("policy")).value).version
+
+    async def pause(self, mode):
+        assert mode == "keep"
+
+
+async def test_shared_weights_are_digested_as_they_were_after_their_step(lab, model, config, monkeypatch):
+    """They are not copied: the next step begins, and changes them once the server has the version."""
+    await fill(lab, model)
+    monkeypatch.setattr(lab.bus, "put", recorded_put(lab, records := []))
+    calm = msgspec.structs.replace(config, folder=f"{config.folder}/calm")
+    await run_trainer(Service(lab.bus, "trainer", "r"), calm)
+    digests = [record.policy_version.digest for record in records]
+    forget(lab, subjects.state("r", "trainer", subjects.LIVE, "main"))
+    lab.bus._entries.clear()
+    records.clear()
+
+    async def current(directory):
+        return SharingServer(lab.bus)
+
+    monkeypatch.setattr(InferenceDirectory, "current", current)
+    vllm = {"policy": InferenceConfig(kind="vllm")}
+    shared = msgspec.structs.replace(config, inference=vllm, weights=WeightsConfig(transport="shared_memory"))
+    await run_trainer(Service(lab.bus, "trainer", "r"), shared)
+    assert [record.policy_version.digest for record in records] == digests
+    assert not list((shared.path / "weights").glob("*.safetensors"))
+
+
+def recorded_put(lab, records):
+    put = lab.bus.put
+
+    async def recorded(key, value, **about):
+        records.append(decode(PolicyRecord, value))
+        return await put(key, value, **about)
+
+    return recorded
 
 
 async def test_two_lives_never_share_a_policy_version(lab, model, config):
