@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.plan import may_be_evaluated
+from lachesis.pipeline.inference.weight_traces import traced_publication
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.raw_weights import weights_path
@@ -83,6 +84,13 @@ class PolicyPublisher:
         return self._copies.copy(tensors, self._config.weights.dtype)
 
     async def _publish(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        with traced_publication(self._service, self._config.training.name, step):
+            await self._store_and_announce(step, tensors)
+        self._service.mark_ok()
+        with suppress(InfrastructureError):  # what it leaves goes with the next one
+            await self._sender.expire()
+
+    async def _store_and_announce(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Store the weights, or name them where they are shared, and tell the run; inference servers follow.
 
         Of shared weights only the evaluations' server needs files, of the policies that it is to evaluate.
@@ -104,6 +112,3 @@ class PolicyPublisher:
             self.shared.publish(version)
         record = partial(self._feed.publish_weights, version, location, self._policy.tokenizer_hash, self._vocabulary)
         await publish_with_retries(self._service, drain_s, "publish the policy", record)
-        self._service.mark_ok()
-        with suppress(InfrastructureError):  # what it leaves goes with the next one
-            await self._sender.expire()

@@ -105,7 +105,7 @@ class Streams:
 RATERS = ("letters", "repetition")
 NAMES = {
     "rollout", "generate", "assemble batch", "train.consume", "train.step", "forward_backward", "optimizer.step",
-    "publish_weights", "update_weights", "llm_request", "queue", "generation", "chat policy",
+    "publish_weights", "store_weights", "update_weights", "llm_request", "queue", "generation", "chat policy",
     "prompt_logprobs teacher", *(f"score {rater}" for rater in RATERS),
     *(f"{work} {channel.address}" for work in ("publish", "queue.wait", "process") for channel in CHANNELS),
 }  # fmt: skip
@@ -313,6 +313,9 @@ async def test_a_sampled_rollout_is_one_trace_over_all_processes_and_the_others_
     for name in ("forward_backward", "optimizer.step", "publish_weights"):
         assert batch[name].parent_span_id == step.span_id
         assert values(batch[name])["rl.train.step"] == values(step)["rl.train.step"]
+    stored = batch["store_weights"]
+    assert stored.parent_span_id == step.span_id
+    assert stored.start_time_unix_nano >= batch["publish_weights"].start_time_unix_nano
     updates = [(service, span) for service, span in received.spans if span.name == "update_weights"]
     assert {service for service, _ in updates} >= {"lachesis-inference-policy"}
     steps = {span.span_id: values(span)["rl.train.step"] for _, span in received.spans if span.name == "train.step"}
