@@ -263,6 +263,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The model to train: a local folder or a Hugging Face id."""
     tokenizer: ModelPath | None = None
     """Folder or Hugging Face id of the tokenizer of `model`. Default None: the one that lies beside its weights."""
+    model_exceptions: list[str] = []
+    """What may be wrong with a model that the run loads: names of tensors that may be missing, unexpected, of another
+    shape, quantized, not finite or tied against the files' word, where * stands for any characters; tokenizer, for one
+    with more tokens than the model; quantization_config. What is missing is drawn at random, in every process the same.
+    Each service that loads such a model names it in its log. Default empty: it is refused."""
     seed: int = 0
     """Seed of everything drawn at random."""
     mode: Literal["train", "observe"] = "train"
