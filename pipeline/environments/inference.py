@@ -21,6 +21,7 @@ from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
@@ -31,6 +32,10 @@ __all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_see
 T = TypeVar("T")
 
 _MAX_PAUSE_S = 30.0
+_NO_MASK = (
+    "the policy's server does not say which tokens top_p left, so the trainer could not compare with what was sampled: "
+    "set top_p = 1, or let the reference server sample"
+)
 _wait_log = WaitLog()
 
 
@@ -68,6 +73,8 @@ class ModelTurn(NamedTuple):
     """stop or length."""
     routed_experts: NDArray[np.int16] | None = None
     """int16 [rows, layers * k]: the experts that processed the first tokens of prompt and turn, as far as recorded."""
+    sampling_mask: MaskRows | None = None
+    """The ids among which each token was sampled; None: not recorded."""
 
 
 def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
@@ -119,7 +126,11 @@ class InferenceRequests:
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:
         """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
-        sampling = msgspec.structs.replace(sampling, max_tokens=self.room(len(prompt_ids), sampling))
+        sampling = msgspec.structs.replace(
+            sampling,
+            max_tokens=self.room(len(prompt_ids), sampling),
+            sampling_mask=sampling.sampling_mask and sampling.top_p < 1,  # else there is none, whatever the server
+        )
         asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._config.model}
         with traced(f"chat {self._config.model}", "client", asked) as found:
             generations = await self._retry("generate", lambda: self._inference.generate(prompt_ids, n, sampling))
@@ -149,6 +160,8 @@ class InferenceRequests:
         logprobs: list[float] = []
         versions: list[tuple[int, str]] = []
         experts = None
+        mask: MaskRows = []
+        masked = sampling.sampling_mask and sampling.top_p < 1
         room = self.room(len(prompt_ids), sampling)
         parts = idle = 0
         since = datetime.now(UTC)
@@ -159,6 +172,9 @@ class InferenceRequests:
             ids += [int(token) for token in generation.token_ids]
             logprobs += [float(logprob) for logprob in generation.logprobs]
             experts = joined_experts(experts, generation.routed_experts)
+            if masked and generation.sampling_mask is None:
+                raise DataError(_NO_MASK)
+            mask += generation.sampling_mask or []
             reason = generation.finish_reason
             if reason != "abort":
                 break
@@ -188,7 +204,7 @@ class InferenceRequests:
             raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
-        return ModelTurn(ids, logprobs, versions, text, reason, experts)
+        return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None)
 
     async def _text(self, ids: list[int]) -> str:
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""

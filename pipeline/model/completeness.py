@@ -42,10 +42,10 @@ def add_loading_faults(
         if not is_spare(name, config, images=images):
             faults.add("missing tensors", name, hint if name == head else "")
     for name, stored, wanted in sorted(info["mismatched_keys"]):
-        faults.add("tensors of another shape", name, f" is {list(stored)}, by config.json {list(wanted)}")
+        faults.add("mis-shaped tensors", name, f" is {list(stored)}, by config.json {list(wanted)}")
     for name in sorted(info["unexpected_keys"]):
         if not is_spare(name, config, images=images):
-            faults.add("tensors that the model does not have", name)
+            faults.add("unexpected tensors", name)
     for target, source in tied_pairs(model).items():
         if not _is_one(model, target, source):
             add_tied_fault(faults, target, source)
@@ -73,7 +73,7 @@ def add_value_faults(faults: ModelFaults, model: Any) -> None:
 def add_value_fault(faults: ModelFaults, name: str, tensor: torch.Tensor) -> None:
     """Add a tensor that holds NaN or infinity."""
     if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
-        faults.add("tensors with values that are not finite", name)
+        faults.add("non-finite tensors", name)
 
 
 def add_tokenizer_faults(faults: ModelFaults, tokenizer: Any, rows: int) -> None:

@@ -77,7 +77,7 @@ class ModelFaults:
             for kind, faults in self._found.items()
         )
         return (
-            f"it is incomplete or wrong: {kinds}. Take its files from their source again, or correct its config.json. "
+            f"{kinds}. Take its files from their source again, or correct its config.json. "
             "Where it is meant so, name them in model_exceptions (* stands for any characters)"
         )
 

@@ -71,7 +71,7 @@ def check_model(name: str, setup: ModelSetup) -> str:
         if whole:
             _add_value_faults(faults, stored, config, images=setup.images)
     if (problem := faults.text(source.name)) is not None:
-        raise ConfigError(f"model {source.name!r} could not be loaded: {problem}")
+        raise ConfigError(f"model {source.name!r} is incomplete or wrong: {problem}")
     if setup.lora is not None and (problem := adapter_problem(model, setup.lora)) is not None:
         raise ConfigError(problem)
     text = f"{type(model).__name__}, {sum(one.numel() for one in model.parameters()):,} parameters"

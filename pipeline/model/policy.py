@@ -181,7 +181,7 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     if (rows := vocabulary_of(model)) is not None:
         add_tokenizer_faults(faults, tokenizer, rows)
     if (problem := faults.text(source.name)) is not None:
-        raise ConfigError(f"model {source.name!r} could not be loaded: {problem}")
+        raise ConfigError(f"model {source.name!r} is incomplete or wrong: {problem}")
     return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer), processor)
 
 

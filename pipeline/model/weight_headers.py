@@ -88,7 +88,7 @@ def check_weight_files(folder: Path, config: dict[str, Any], exceptions: Sequenc
     add_stored_faults(faults, stored, config)
     problem = faults.text(str(folder))
     if problem is not None:
-        raise ConfigError(problem)
+        raise ConfigError(f"the folder {str(folder)!r} holds no whole model: {problem}")
 
 
 def add_stored_faults(faults: ModelFaults, stored: dict[str, StoredTensor], config: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ def _convert(source: Path, folder: Path) -> None:
     faults = ModelFaults()
     add_loading_faults(faults, quantized, info, {})
     if (problem := faults.text(source.name)) is not None:
-        raise StartupError(f"model {str(source)!r} could not be loaded: {problem}")
+        raise StartupError(f"model {str(source)!r} is incomplete or wrong: {problem}")
     settings: Any = quantized.config
     if hasattr(settings, "quantization_config"):
         del settings.quantization_config  # a dequantized model is refused by save_pretrained, one made anew is not
