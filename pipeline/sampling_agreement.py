@@ -49,22 +49,22 @@ def sampling_difference(generation: Mapping[str, Any], temperature: float, *, ma
     `generation`: parameters by name; one that is not there is not known, and not compared. `temperature`: that of the
     trainer. `masked`: whether the trainer is given the mask of what a cut left.
     """
-    sampled = generation.get("temperature")
-    if _is_number(sampled) and abs(sampled - temperature) > 1e-6:
+    sampled = _number(generation, "temperature")
+    if sampled is not None and abs(sampled - temperature) > 1e-6:
         return (
             f"sampled at temperature {sampled:g}, where training.learner.temperature is {temperature:g}: the trainer "
             "divides logits by its own, so give both the same"
         )
     for name, neutral in _CUTS.items():
-        value = generation.get(name)
-        if _is_number(value) and value != neutral and not (name == "top_k" and value < 0) and not masked:
+        value = _number(generation, name)
+        if value is not None and value != neutral and not (name == "top_k" and value < 0) and not masked:
             return (
                 f"sampled with {name} {value:g}, which leaves out tokens that the trainer counts: leave it out, or let "
                 f'the reference server record the mask with training.inputs = [{{ input = "{MASK_COLUMN}" }}]'
             )
     for name, neutral in _CHANGES.items():
-        value = generation.get(name)
-        if _is_number(value) and value != neutral:
+        value = _number(generation, name)
+        if value is not None and value != neutral:
             return f"sampled with {name} {value:g}, which the trainer does not compute: leave it out"
     for name in _BIASES:
         if generation.get(name):
@@ -72,5 +72,6 @@ def sampling_difference(generation: Mapping[str, Any], temperature: float, *, ma
     return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(generation: Mapping[str, Any], name: str) -> float | None:
+    value = generation.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

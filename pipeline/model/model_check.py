@@ -6,6 +6,7 @@ the values of a model beyond `VALUE_BYTES` and for one that is not downloaded ye
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +29,6 @@ from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.source import read_config, stored_folder
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.model.weight_headers import check_weight_files
-from lachesis.pipeline.training.adapter_targets import adapter_problem
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["VALUE_BYTES", "check_model"]
@@ -39,10 +39,11 @@ _ROWS_ELEMENTS = 1 << 24
 """Elements that are compared at a time."""
 
 
-def check_model(name: str, setup: ModelSetup) -> str:
+def check_model(name: str, setup: ModelSetup, problem_of: Callable[[Any], str | None] | None = None) -> str:
     """Return what the model is.
 
-    Raises `ConfigError` as `load_model` does, and where it cannot have the adapters of `setup`.
+    `problem_of` is given the model, without its weights, and says what else is wrong. Raises `ConfigError` for that,
+    and as `load_model` does.
     """
     source = find_named(name, tokenizer=setup.tokenizer is None, exceptions=setup.exceptions)
     tokenizer = tokenizer_from(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
@@ -72,7 +73,7 @@ def check_model(name: str, setup: ModelSetup) -> str:
             _add_value_faults(faults, stored, config, images=setup.images)
     if (problem := faults.text(source.name)) is not None:
         raise ConfigError(f"model {source.name!r} is incomplete or wrong: {problem}")
-    if setup.lora is not None and (problem := adapter_problem(model, setup.lora)) is not None:
+    if problem_of is not None and (problem := problem_of(model)) is not None:
         raise ConfigError(problem)
     text = f"{type(model).__name__}, {sum(one.numel() for one in model.parameters()):,} parameters"
     return text + ("; their values are looked at when it is loaded" if not whole else "")

@@ -6,6 +6,7 @@ joined to paths. Imports neither torch nor transformers.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
@@ -48,9 +49,9 @@ def indexed_tensors(folder: Path) -> set[str]:
     return set(_weight_map(index)) if index.exists() else set()
 
 
-def _weight_map(index: Path) -> dict[str, object]:
+def _weight_map(index: Path) -> dict[str, Any]:
     try:
-        found: dict[str, object] = json.loads(read_small_file(index))["weight_map"]
+        found: dict[str, Any] = json.loads(read_small_file(index))["weight_map"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
         raise ConfigError(f"{str(index)!r} cannot be read as an index of weights: {error!r}") from error
     return found

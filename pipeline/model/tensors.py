@@ -8,6 +8,7 @@ and dtype was found to match.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ __all__ = [
     "widened",
 ]
 
+_WRAPPED = re.compile(r"\.base_layer(?=\.|$)")
+"""What peft puts into the name of a module that has an adapter."""
 DIGEST_LENGTH = 12
 """Hex digits of the digest that a policy version carries."""
 
@@ -86,17 +89,21 @@ def has_adapters(model: Any) -> bool:
 
 
 def _merged(model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names."""
+    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names.
+
+    An adapter is of a module's `weight`, or of another parameter, as those of experts are; a module with several such
+    parameters is wrapped once for each.
+    """
     from peft.tuners.lora import LoraLayer
 
     base = model.get_base_model()
-    state = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
-    }
+    state = {_WRAPPED.sub("", name): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name}
     with torch.no_grad():
         for name, module in base.named_modules():
             if isinstance(module, LoraLayer):
-                state[f"{name}.weight"] = module.get_base_layer().weight + module.get_delta_weight("default")
+                parameter = getattr(module, "parameter_name", "weight")
+                whole = getattr(module.get_base_layer(), parameter) + module.get_delta_weight("default")
+                state[f"{_WRAPPED.sub('', name)}.{parameter}"] = whole
     return state
 
 

@@ -39,7 +39,7 @@ def adapter_problem(model: Any, settings: LoraConfig) -> str | None:
             known = sorted({name.rpartition(".")[2] for name, one in modules.items() if _is_adaptable(one)})
             return (
                 f"training.lora.targets: no module of {type(model).__name__} is called {lacking[0]!r}"
-                f"{nearest(lacking[0], known)}; it has {some(known)}"
+                f"{nearest(lacking[0], known)}"
             )
         chosen = {name: one for found in by_target.values() for name, one in found.items()}
     return _shared(model, chosen) or _beyond_rank(chosen, settings)

@@ -135,6 +135,7 @@ def _quiet() -> Iterator[None]:
     """Keep to itself what peft's use of transformers is warned of, which is nobody's to mend here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", ".*(fan_in_fan_out|rank_pattern|alpha_pattern)")
         yield
 
 

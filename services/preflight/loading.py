@@ -107,6 +107,7 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
 
         from lachesis.pipeline.model.model_check import check_model
         from lachesis.pipeline.model.policy import ModelSetup, model_setup
+        from lachesis.pipeline.training.adapter_targets import adapter_problem
     except ModuleNotFoundError as error:
         return f"not checked: needs {error.name}; {install_command('train')}"
     trained = setting == "model" and config.mode == "train"
@@ -115,7 +116,8 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
         if trained
         else ModelSetup(tokenizer=named.own_tokenizer, exceptions=tuple(config.model_exceptions))
     )
-    return check_model(named.name, setup)
+    lora = setup.lora
+    return check_model(named.name, setup, None if lora is None else lambda model: adapter_problem(model, lora))
 
 
 def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> Callable[[], str]:

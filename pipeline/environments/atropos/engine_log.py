@@ -72,15 +72,15 @@ class EngineLog:
                     f"and the run trains at {self._temperature:g}: let the environment ask for that, or set "
                     "environments.NAME.temperature and training.learner.temperature to its own"
                 )
-            mask = found.turn.sampling_mask
-            if found.asked.top_p < 1 and mask is None:
+            allowed = found.turn.sampling_mask
+            if found.asked.top_p < 1 and allowed is None:
                 raise EnvironmentCodeError(
                     f"tokens[{number}][{at}:{at + length}] were sampled with top_p {found.asked.top_p:g}, and the run "
                     'trains on all tokens: let the environment leave it out, or name { input = "sampling_mask" } in '
                     "training.inputs"
                 )
-            if mask is not None:
-                masks.append((at, mask[:length]))
+            if allowed is not None:
+                masks.append((at, allowed[:length]))
             logprobs[at : at + length] = found.turn.logprobs[:length]
             for start, version in found.turn.versions:
                 if start < length and (not versions or versions[-1][1] != version):
