@@ -51,10 +51,12 @@ from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_plain, text_length
 
-__all__ = ["SAMPLING_PATHS", "ReadWeights", "ServedTokens", "serving_app"]
+__all__ = ["SAMPLING_PATHS", "TEXT_PATHS", "ReadWeights", "ServedTokens", "serving_app"]
 
 SAMPLING_PATHS = frozenset({"/inference/v1/generate", "/v1/chat/completions", "/v1/completions", "/generate"})
 """The routes that sample."""
+TEXT_PATHS = SAMPLING_PATHS - {"/inference/v1/generate"}
+"""Those of them that others use than the run itself."""
 
 _READERS = 2
 """Texts read at once, so that what that takes in memory is bounded."""

@@ -21,13 +21,25 @@ from numpy.typing import NDArray
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["DTYPES", "RawFile", "TensorForm", "file_order", "raw_digest", "read_raw", "weights_path", "write_raw"]
+__all__ = [
+    "DTYPES",
+    "UNFIT",
+    "RawFile",
+    "TensorForm",
+    "file_order",
+    "raw_digest",
+    "read_raw",
+    "weights_path",
+    "write_raw",
+]
 
 DTYPES = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2), "I64": ("int64", 8),
     "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1), "BOOL": ("bool", 1),
 }  # fmt: skip
 """By safetensors' code: torch's name of the dtype, and bytes of an element."""
+UNFIT = "does not fit the model"
+"""What is said of weights whose tensors are not those of a server's model: no later version of them will fit."""
 _MAX_HEADER_BYTES = 64 << 20
 _HASHED_BYTES = 1 << 20
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lachesis.pipeline.model.raw_weights import UNFIT
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -167,7 +168,7 @@ def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, t
     if infinite:
         problems.append(f"{len(infinite)} with values that are not finite: {_some(infinite)}")
     if problems:
-        raise DataError(f"{where} does not fit the model; nothing was loaded. Tensors " + "; ".join(problems))
+        raise DataError(f"{where} {UNFIT}; nothing was loaded. Tensors " + "; ".join(problems))
 
 
 def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
