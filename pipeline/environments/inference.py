@@ -23,6 +23,7 @@ from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
+from lachesis.pipeline.sampling_agreement import sampling_difference
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
@@ -109,9 +110,17 @@ class InferenceRequests:
     """Retrying access to an `Inference`. One instance serves any number of samples."""
 
     def __init__(
-        self, inference: Inference, config: CollectConfig, report: Callable[[RetryWait], None] | None = None
+        self,
+        inference: Inference,
+        config: CollectConfig,
+        report: Callable[[RetryWait], None] | None = None,
+        run: SamplingParams | None = None,
     ) -> None:
-        """`report` is called before a request is repeated; without it, such waits are logged."""
+        """`report` is called before a request is repeated; without it, such waits are logged. `run`: how the run
+        samples; turns that are sampled otherwise are kept in `otherwise`, with what the difference is.
+        """
+        self._run = run
+        self.otherwise: list[tuple[list[int], str]] = []
         self._report = report or _wait_log
         self._policy = RetryPolicy(
             first_s=config.backoff_s, longest_s=_MAX_PAUSE_S, jitter=0.5, attempts=config.attempts
@@ -204,6 +213,11 @@ class InferenceRequests:
             raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
+        if self._run is not None:
+            cut = 1.0 if sampling.top_p == self._run.top_p else sampling.top_p
+            asked = {"temperature": sampling.temperature, "top_p": cut}
+            difference = sampling_difference(asked, self._run.temperature, masked=masked)
+            self.otherwise += [] if difference is None else [(ids, difference)]
         return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None)
 
     async def _text(self, ids: list[int]) -> str:

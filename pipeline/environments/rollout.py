@@ -108,7 +108,9 @@ async def collect_group(
     config = config or CollectConfig()
     group = group or new_group_id()
     if isinstance(env, GroupEnvironment):
-        made = await env.generate_group(task, InferenceRequests(inference, config, report), n, sampling)
+        requests = InferenceRequests(inference, config, report, run=sampling)
+        made = await env.generate_group(task, requests, n, sampling)
+        _check_sampling(env, made.sessions, requests.otherwise)
         return GroupDraft(
             id=group,
             task=made.task,
@@ -145,6 +147,21 @@ async def collect_group(
         started_ns=started_ns,
         lost=lost,
     )
+
+
+def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Sequence[tuple[list[int], str]]) -> None:
+    """Raise `EnvironmentCodeError` where a session is trained on tokens that were sampled otherwise than in the run."""
+    for ids, difference in otherwise:
+        wanted = np.asarray(ids, np.int32)
+        for session in sessions:
+            tokens, mask = np.asarray(session.tokens, np.int32), np.asarray(session.loss_mask, np.bool_)
+            starts = np.flatnonzero(tokens[: len(tokens) - len(wanted) + 1] == wanted[0])
+            for start in starts:
+                place = slice(start, start + len(wanted))
+                if mask[place].all() and np.array_equal(tokens[place], wanted):
+                    raise EnvironmentCodeError(
+                        f"{type(env).__name__}: sample {session.sample} is trained on tokens that were {difference}"
+                    )
 
 
 class _GroupSamples:

@@ -58,8 +58,8 @@ class SamplingNotice:
             self._differing += 1
             self._agreeing = 0
             text = (
-                f"{self._differing} requests for {path} were {difference}. Groups of such samples are trained with wrong "
-                "ratios; samples that are not trained on need nothing"
+                f"{self._differing} requests for {path} were {difference}. Groups of such samples are trained with "
+                "wrong ratios; samples that are not trained on need nothing"
             )
             if self._differing == 1:
                 log.warning("%s", text)

@@ -37,10 +37,11 @@ class _Sampled(NamedTuple):
 
 
 class EngineLog:
-    """`temperature` is the one that the run's trainer reckons with: tokens sampled at another are not trained on."""
+    """`run` is how the run samples: tokens that were sampled otherwise are not trained on."""
 
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
+    def __init__(self, run: SamplingParams) -> None:
+        self._temperature = run.temperature
+        self._top_p = run.top_p
         self._after: dict[bytes, list[_Sampled]] = {}
 
     def record(self, prompt_ids: list[int], turn: ModelTurn, asked: SamplingParams) -> None:
@@ -73,7 +74,7 @@ class EngineLog:
                     "environments.NAME.temperature and training.learner.temperature to its own"
                 )
             allowed = found.turn.sampling_mask
-            if found.asked.top_p < 1 and allowed is None:
+            if found.asked.top_p not in (1, self._top_p) and allowed is None:
                 raise EnvironmentCodeError(
                     f"tokens[{number}][{at}:{at + length}] were sampled with top_p {found.asked.top_p:g}, and the run "
                     'trains on all tokens: let the environment leave it out, or name { input = "sampling_mask" } in '

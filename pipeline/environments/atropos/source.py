@@ -142,7 +142,7 @@ class AtroposSource(GroupEnvironment):
         async with self.running():
             process = self._process
             assert process is not None  # noqa: S101 - it runs
-            engine = EngineLog(sampling.temperature)
+            engine = EngineLog(sampling)
 
             async def answer(request: Generate) -> Sequence[ModelTurn]:
                 asked = _sampling(request, sampling)
