@@ -7,6 +7,7 @@ load them, and no custom code travels with them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
 
 disable_progress_bar()  # the output of a service is its log
+logging.getLogger("transformers.modeling_utils").addFilter(  # what it says of tensors is a fault here, or no news
+    lambda record: "LOAD REPORT" not in record.getMessage()
+)
 
 __all__ = [
     "ModelSetup",
