@@ -7,21 +7,25 @@ the time of a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from lachesis.pipeline.model.faults import TOKENIZER, ModelFaults, is_spare
+from lachesis.pipeline.model.faults import TOKENIZER, ModelFaults, is_spare, some
 
 __all__ = [
+    "add_faults_of_values",
     "add_loading_faults",
     "add_tied_fault",
     "add_tokenizer_faults",
-    "add_value_fault",
     "add_value_faults",
     "tied_pairs",
 ]
+
+log = logging.getLogger("lachesis")
 
 _CHUNK = 1 << 24
 """Elements that are looked at together."""
@@ -65,15 +69,30 @@ def tied_pairs(model: Any) -> dict[str, str]:
 
 
 def add_value_faults(faults: ModelFaults, model: Any) -> None:
-    """Add the tensors that hold NaN or infinity."""
-    for name, tensor in _once_each(model.state_dict()):
-        add_value_fault(faults, name, tensor)
+    """Add the tensors that hold NaN or infinity, and a model that holds nothing but zeros."""
+    add_faults_of_values(faults, _once_each(model.state_dict()))
 
 
-def add_value_fault(faults: ModelFaults, name: str, tensor: torch.Tensor) -> None:
-    """Add a tensor that holds NaN or infinity."""
-    if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
-        faults.add("non-finite tensors", name)
+def add_faults_of_values(faults: ModelFaults, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """As `add_value_faults`, for tensors that come one after the other.
+
+    Single matrices of zeros are named in the log alone: a layer may begin so, and a file whose download broke off looks
+    so where its room was taken in advance.
+    """
+    matrices, empty = 0, []
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = _range(tensor)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            faults.add("non-finite tensors", name)
+        matrices += tensor.dim() > 1
+        if tensor.dim() > 1 and low == high == 0:
+            empty.append(name)
+    if empty and len(empty) == matrices:
+        faults.add_names("tensors of nothing but zeros", empty)
+    elif empty:
+        log.warning("%d tensors of the model hold nothing but zeros: %s", len(empty), some(empty))
 
 
 def add_tokenizer_faults(faults: ModelFaults, tokenizer: Any, rows: int) -> None:
@@ -113,11 +132,11 @@ def _once_each(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
             yield name, tensor
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether all values are finite. NaN and infinity end up in the smallest and the largest value."""
+def _range(tensor: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value; what is not finite ends up there."""
     flat = tensor.detach().reshape(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        low, high = torch.aminmax(flat[start : start + _CHUNK])
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            return False
-    return True
+    parts = [torch.aminmax(flat[start : start + _CHUNK]) for start in range(0, flat.numel(), _CHUNK)]
+    return (
+        float(torch.stack([low for low, _ in parts]).min()),
+        float(torch.stack([high for _, high in parts]).max()),
+    )

@@ -16,10 +16,10 @@ import torch
 from safetensors import safe_open
 
 from lachesis.pipeline.model.completeness import (
+    add_faults_of_values,
     add_loading_faults,
     add_tied_fault,
     add_tokenizer_faults,
-    add_value_fault,
     tied_pairs,
 )
 from lachesis.pipeline.model.faults import ModelFaults, is_spare
@@ -94,6 +94,5 @@ def _equal(stored: dict[str, Any], first: str, second: str) -> bool:
 
 
 def _add_value_faults(faults: ModelFaults, stored: dict[str, Any], config: dict[str, Any], *, images: bool) -> None:
-    for name, file in sorted(stored.items()):
-        if not is_spare(name, config, images=images):
-            add_value_fault(faults, name, file.get_tensor(name))
+    names = (name for name in sorted(stored) if not is_spare(name, config, images=images))
+    add_faults_of_values(faults, ((name, stored[name].get_tensor(name)) for name in names))

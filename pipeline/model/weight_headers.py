@@ -60,7 +60,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no safetensors file: {error!r}; {_AGAIN}") from error
     if size != end:
-        raise ConfigError(f"{str(path)!r} is cut off: it has {size} bytes of {end}; {_AGAIN}")
+        text = "is cut off" if size < end else "has more than its tensors"
+        raise ConfigError(f"{str(path)!r} {text}: {size} bytes, where its header says {end}; {_AGAIN}")
     return found
 
 

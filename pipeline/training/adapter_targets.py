@@ -17,7 +17,7 @@ from lachesis.pipeline.model.faults import some
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.training.config import LoraConfig
 
-__all__ = ["adapter_problem"]
+__all__ = ["adapter_problem", "experts_without_adapter"]
 
 log = logging.getLogger("lachesis")
 
@@ -43,6 +43,17 @@ def adapter_problem(model: Any, settings: LoraConfig) -> str | None:
             )
         chosen = {name: one for found in by_target.values() for name, one in found.items()}
     return _shared(model, chosen) or _beyond_rank(chosen, settings)
+
+
+def experts_without_adapter(adapted: Any) -> list[str]:
+    """Return the parameters of several layers in one (experts) that have no adapter."""
+    convolutions = {f"{name}.weight" for name, one in adapted.named_modules() if isinstance(one, torch.nn.Conv1d)}
+    return [
+        name.removeprefix("base_model.model.")
+        for name, parameter in adapted.named_parameters()
+        if parameter.dim() == 3 and not parameter.requires_grad and ".base_layer." not in name
+        if name not in convolutions
+    ]
 
 
 def _matching(modules: Mapping[str, Any], target: str) -> dict[str, Any]:

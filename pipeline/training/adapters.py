@@ -19,10 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.model.faults import some
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import has_adapters
 from lachesis.pipeline.small_files import read_small_file
-from lachesis.pipeline.training.adapter_targets import adapter_problem
+from lachesis.pipeline.training.adapter_targets import adapter_problem, experts_without_adapter
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.values import from_json
@@ -69,6 +70,8 @@ def with_adapters(model: Any, settings: LoraConfig, seed: int) -> Any:
             raise ConfigError(f"training.lora.targets: {error}") from error
     trained, whole = adapted.get_nb_trainable_parameters()
     log.info("adapters of rank %d: %d of %d parameters are trained", settings.rank, trained, whole)
+    if settings.targets == "all-linear" and (left := experts_without_adapter(adapted)):
+        log.warning("these experts are no linear layers and have no adapter, so they stay as they are: %s", some(left))
     return adapted
 
 

@@ -91,6 +91,8 @@ WRONG = [
     (with_tensor(Q, torch.ones(16, 32)), {}, rf"mis-shaped tensors \(1\): {Q} is \[16, 32\], by config.json \[32"),
     (None, {"num_key_value_heads": 1}, r"mis-shaped tensors \(4\): model.layers.0.self_attn.k_proj.weight"),
     (None, {"vocab_size": 200}, rf"mis-shaped tensors \(1\): {EMBEDDING} is \[101, 32\], by config.json \[200, 32\]"),
+    (lambda tensors: {name: torch.zeros_like(one) for name, one in tensors.items()}, {},
+     rf"tensors of nothing but zeros \(15\): {EMBEDDING}"),
     (at(NAN), {}, rf"non-finite tensors \(1\): {Q}"),
     (at(-INF), {}, rf"non-finite tensors \(1\): {Q}"),
     (lambda tensors: cast(torch.float16)(at(INF)(tensors)), {}, r"non-finite tensors \(1\)"),
@@ -155,8 +157,8 @@ def test_what_is_meant_is_excepted_said_and_the_same_each_time(make, caplog):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda data: data[:-1000], r"is cut off: it has \d+ bytes of \d+"),
-        (lambda data: data + b"\0", r"is cut off: it has"),
+        (lambda data: data[:-1000], r"is cut off: \d+ bytes, where its header says \d+"),
+        (lambda data: data + b"\0", "has more than its tensors"),
         (lambda data: data[:50], "is cut off, or no safetensors file"),
         (lambda data: b"", r"\(0 bytes\) is cut off"),
         (lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "pointer of Git LFS"),

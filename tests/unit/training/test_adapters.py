@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 import torch
 from msgspec import convert
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GraniteMoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
@@ -14,7 +14,7 @@ from lachesis.pipeline.model.logprobs import SampledLogprobs, token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, weights_digest
 from lachesis.pipeline.model.tokenizer import save_tokenizer
-from lachesis.pipeline.training.adapters import ADAPTER, load_trainable_model
+from lachesis.pipeline.training.adapters import ADAPTER, load_trainable_model, with_adapters
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
 from lachesis.pipeline.training.learner import Learner
@@ -189,6 +189,15 @@ def test_what_is_published_and_exported_is_what_is_trained(tmp_path, small_polic
         assert (ours - before).abs().max() > 1e-3
         for other in (served, load_model(tmp_path / "export")):
             torch.testing.assert_close(token_logprobs(other.model, TOKENS, 1.0)[0], ours, atol=1e-4, rtol=0)
+
+
+def test_experts_that_get_no_adapter_are_named(caplog):
+    config = GraniteMoeConfig(
+        vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    with_adapters(AutoModelForCausalLM.from_config(config), LoraConfig(rank=2), 0)
+    assert "so they stay as they are: model.layers.0.block_sparse_moe.experts.gate_up_proj" in caplog.text
 
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10]])
