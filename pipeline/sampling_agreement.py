@@ -1,4 +1,4 @@
-"""Whether tokens were sampled from the distribution that a trainer computes, by the parameters they were sampled with.
+"""Compares how tokens were sampled with the distribution that a trainer computes.
 
 An engine's logprobs are those of what it samples from: logits divided by a temperature, changed by penalties and cut
 off by top-p, top-k or min-p. The trainer divides by its own temperature and knows a cut only by its mask. Where the two

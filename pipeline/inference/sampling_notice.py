@@ -1,4 +1,4 @@
-"""Says which clients of the text routes sample from another distribution than the run's trainer computes.
+"""Names clients of the text routes that sample from another distribution than the trainer computes.
 
 Whoever samples for a run by OpenAI's routes chooses temperature and top_p, and the group that comes of it does not say
 so. Guarantees that what such a client asks for is named within one of its answers, and no longer once clients have

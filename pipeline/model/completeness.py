@@ -1,4 +1,4 @@
-"""Whether a model that transformers has loaded is the one that its files and its configuration describe.
+"""Compares a model that transformers has loaded with what its files and its configuration describe.
 
 transformers draws what is missing at random, leaves out what it does not know and casts what it finds; it says so in a
 log. Guarantees that each such tensor is a fault here, and so is a value that is not finite. Values are read once, in
@@ -36,7 +36,9 @@ _PLACEHOLDER = ("image", "img", "audio", "video", "vision", "soft_token")
 def add_loading_faults(
     faults: ModelFaults, model: Any, info: Mapping[str, Any], config: Mapping[str, Any], *, images: bool = False
 ) -> None:
-    """Add what `from_pretrained` said with `output_loading_info`, and weights that are tied against the files' word.
+    """Add what `from_pretrained` said with `output_loading_info`.
+
+    Also weights that are tied against the files' word.
 
     `config`: what config.json says. `images`: whether the model is to take images.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a model that is to be loaded: collected by kind, refused by name, or excepted by a setting.
+"""Collects what is wrong with a model, by kind, and passes over what a setting excepts.
 
 In: the names of tensors that are missing, unexpected, of another shape, quantized or not finite. Guarantees that a
 model with any of them is refused, with the first few names and the count of each kind, unless `model_exceptions` names
@@ -83,9 +83,9 @@ class ModelFaults:
 
 
 def is_spare(name: str, config: Mapping[str, Any], *, images: bool = False) -> bool:
-    """Return whether a model of text does without the tensor `name` of its files, or with `images` one that sees.
+    """Return whether a model of text does without the tensor `name` of its files.
 
-    `config`: what config.json says.
+    `images`: whether it is one that sees. `config`: what config.json says.
     """
     if _BUFFERS.search(name) or _HEADS.search(name) or _NEXT_TOKENS.search(name):
         return True

@@ -1,4 +1,4 @@
-"""Checks a model without loading it: the names, shapes and dtypes of its tensors, and of a small one the values.
+"""Checks a model without loading it: names, shapes and dtypes of its tensors; of a small one, values.
 
 In: the name of a model whose files are on this machine. Guarantees the verdict that `load_model` would give, but for
 the values of a model beyond `VALUE_BYTES` and for one that is not downloaded yet, which the text says.

@@ -190,9 +190,10 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
 
 
 def load_files(source: ModelSource, setup: ModelSetup, device_map: str | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the model and what transformers says of its tensors. What is missing is drawn as in any other process.
+    """Return the model and what transformers says of its tensors.
 
-    With `device_map` "meta" it has no values, and none are read.
+    What is missing is drawn at random, in every process the same. With `device_map` "meta" it has no values, and none
+    are read.
     """
     kind = AutoModelForImageTextToText if setup.images else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):

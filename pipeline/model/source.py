@@ -71,7 +71,7 @@ def find_model(
 
 
 def stored_folder(name: str) -> Path | None:
-    """Return the folder with the files of a model that was found; None where the hub's cache does not tell."""
+    """Return the folder with the files of a model that was found; None: the cache does not tell."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import try_to_load_from_cache

@@ -38,7 +38,10 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name. Raises `ConfigError` unless all their bytes are there."""
+    """Return the tensors of a safetensors file by name.
+
+    Raises `ConfigError` unless all their bytes are there.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -66,9 +69,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def check_weight_files(folder: Path, config: dict[str, Any], exceptions: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` that says what is wrong with the weights in `folder`, as far as their headers tell.
+    """Raise `ConfigError` that says what is wrong with the weights in `folder`.
 
-    `config`: what its config.json says. `exceptions`: see `ModelFaults`.
+    As far as their headers tell. `config`: what its config.json says. `exceptions`: see `ModelFaults`.
     """
     names = weight_file_names(folder)
     absent = [name for name in names if not (folder / name).is_file()]

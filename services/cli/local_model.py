@@ -83,9 +83,9 @@ async def open_app(
 async def open_local_model(
     model: str, timeout_s: float, settings: InferenceConfig | None = None, *, exceptions: "Sequence[str]" = ()
 ) -> AsyncIterator[InferenceClient]:
-    """Load `model`, a folder or a Hugging Face id, and yield a client for it. `exceptions`: see `model_exceptions`.
+    """Load `model`, a folder or a Hugging Face id, and yield a client for it.
 
-    Raises ConfigError when it cannot be loaded.
+    `exceptions`: see `model_exceptions`. Raises ConfigError when it cannot be loaded.
     """
     async with open_app(model, settings or InferenceConfig(), exceptions=exceptions) as app:
         config = ClientConfig(url="http://127.0.0.1", timeout=timeout_s)
