@@ -417,7 +417,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def trained_temperature(self) -> float | None:
-        """What the run's own trainer divides logits by: nothing at Tinker; None where another trains."""
+        """The temperature that the run's own trainer divides logits by; None where another trains."""
         if self.mode != "train":
             return None
         return 1.0 if self.training.backend == "tinker" else self.training.learner.temperature
