@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from lachesis.pipeline.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.schemas.columns import view
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.rollout import RolloutGroup, Sequences
@@ -43,18 +44,22 @@ class TrainerLimits(NamedTuple):
     """What a trainer can read. `tokenizer_hash` and `vocabulary` (the number of token ids) are None where unknown.
 
     `reads`: what besides text tokens. None: whole groups, as a trainer of one's own may, with rewards of turns too.
+    `temperature`: what it divides logits by; None: not known, so how a group was sampled is not compared.
     """
 
     tokenizer_hash: str | None = None
     vocabulary: int | None = None
     reads: TrainerReads | None = TEXT_ALONE
+    temperature: float | None = None
 
     @classmethod
-    def of(cls, policy: PolicyRecord | None, reads: TrainerReads | None) -> TrainerLimits:
+    def of(
+        cls, policy: PolicyRecord | None, reads: TrainerReads | None, temperature: float | None = None
+    ) -> TrainerLimits:
         """Return the limits that the run's policy record tells of."""
         if policy is None:
-            return cls(reads=reads)
-        return cls(policy.tokenizer_hash, policy.vocabulary, reads)
+            return cls(reads=reads, temperature=temperature)
+        return cls(policy.tokenizer_hash, policy.vocabulary, reads, temperature)
 
 
 def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
@@ -76,6 +81,11 @@ def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
                 f"{held}: this run's trainer reads {_named(limits.reads)} and would train without; leave it out, or "
                 "name in training.inputs what gives it to the model"
             )
+    if limits.temperature is not None:
+        masked = limits.reads is not None and MASK_COLUMN in limits.reads.columns & group.sequences.columns.keys()
+        difference = sampling_difference(group.generation, limits.temperature, masked=masked)
+        if difference is not None:
+            return difference
     return None if limits.vocabulary is None else _unknown_token(group, limits.vocabulary)
 
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
+from lachesis.pipeline.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -70,9 +71,10 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_new_tokens: PositiveInt = 256
     """Most tokens generated in one turn. Default 256."""
     temperature: Annotated[float, Meta(ge=0)] = 1.0
-    """Sampling temperature. Default 1."""
+    """Sampling temperature; that of training.learner.temperature, unless held-out tasks are evaluated. Default 1."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Nucleus of the sampling distribution. Default 1: all of it."""
+    """Nucleus of the sampling distribution. Below 1 the trainer must know which tokens it left: name sampling_mask in
+    training.inputs, and room for it in column_bytes; the reference server records it. Default 1: all of it."""
     concurrency: PositiveInt = 8
     """Groups that one process generates at once. Default 8."""
     longest_tokens: PositiveInt = 1024
@@ -263,6 +265,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The model to train: a local folder or a Hugging Face id."""
     tokenizer: ModelPath | None = None
     """Folder or Hugging Face id of the tokenizer of `model`. Default None: the one that lies beside its weights."""
+    model_exceptions: list[str] = []
+    """What may be wrong with a model that the run loads: names of tensors that may be missing, unexpected, of another
+    shape, quantized, not finite or tied against the files' word, where * stands for any characters; tokenizer, for one
+    with more tokens than the model; quantization_config. What is missing is drawn at random, in every process the same.
+    Each service that loads such a model names it in its log. Default empty: it is refused."""
     seed: int = 0
     """Seed of everything drawn at random."""
     mode: Literal["train", "observe"] = "train"
@@ -334,6 +341,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         self._check_weights()
         self._check_tinker()
         self._check_inputs()
+        self._check_sampling()
         for name, env in self.evaluation.items():
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
@@ -382,6 +390,37 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f'training.learner.loss.teacher_kl is "{teacher_kl}", which needs logprobs of '
                 'tokens that training.inputs sampling_mask may exclude: set it to "sampled", or leave the input out'
             )
+
+    def _check_sampling(self) -> None:
+        """Refuse environments that sample from another distribution than the trainer computes."""
+        temperature = self.trained_temperature
+        if temperature is None:
+            return
+        masked = MASK_COLUMN in self.training.reads.columns
+        for name, env in self.environments.items():
+            if env.is_foreign:
+                continue
+            asked = {"temperature": env.temperature, "top_p": env.top_p}
+            difference = sampling_difference(asked, temperature, masked=masked)
+            if difference is not None:
+                raise ConfigError(f"environments.{name}: {difference}")
+            if env.top_p < 1 and self.role("policy").kind == "vllm":
+                raise ConfigError(
+                    f"environments.{name}.top_p is {env.top_p:g}, and vLLM does not say which tokens that left: set it "
+                    'to 1, or leave inference.policy.kind at "reference"'
+                )
+            if env.top_p < 1 and not env.column_bytes:
+                raise ConfigError(
+                    f"environments.{name}.top_p is {env.top_p:g}, so each token has the ids among which it was "
+                    f"sampled: set environments.{name}.column_bytes to 4 bytes for each id that may be left, 4096 say"
+                )
+
+    @property
+    def trained_temperature(self) -> float | None:
+        """The temperature that the run's own trainer divides logits by; None where another trains."""
+        if self.mode != "train":
+            return None
+        return 1.0 if self.training.backend == "tinker" else self.training.learner.temperature
 
     def _check_tinker(self) -> None:
         if self.training.backend != "tinker":

@@ -21,7 +21,9 @@ from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
+from lachesis.pipeline.sampling_agreement import sampling_difference
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
@@ -31,6 +33,10 @@ __all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_see
 T = TypeVar("T")
 
 _MAX_PAUSE_S = 30.0
+_NO_MASK = (
+    "the policy's server does not say which tokens top_p left, so the trainer could not compare with what was sampled: "
+    "set top_p = 1, or let the reference server sample"
+)
 _wait_log = WaitLog()
 
 
@@ -68,6 +74,8 @@ class ModelTurn(NamedTuple):
     """stop or length."""
     routed_experts: NDArray[np.int16] | None = None
     """int16 [rows, layers * k]: the experts that processed the first tokens of prompt and turn, as far as recorded."""
+    sampling_mask: MaskRows | None = None
+    """The ids among which each token was sampled; None: not recorded."""
 
 
 def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
@@ -102,9 +110,17 @@ class InferenceRequests:
     """Retrying access to an `Inference`. One instance serves any number of samples."""
 
     def __init__(
-        self, inference: Inference, config: CollectConfig, report: Callable[[RetryWait], None] | None = None
+        self,
+        inference: Inference,
+        config: CollectConfig,
+        report: Callable[[RetryWait], None] | None = None,
+        run: SamplingParams | None = None,
     ) -> None:
-        """`report` is called before a request is repeated; without it, such waits are logged."""
+        """`report` is called before a request is repeated; without it, such waits are logged. `run`: how the run
+        samples; turns that are sampled otherwise are kept in `otherwise`, with what the difference is.
+        """
+        self._run = run
+        self.otherwise: list[tuple[list[int], str]] = []
         self._report = report or _wait_log
         self._policy = RetryPolicy(
             first_s=config.backoff_s, longest_s=_MAX_PAUSE_S, jitter=0.5, attempts=config.attempts
@@ -119,7 +135,11 @@ class InferenceRequests:
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:
         """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
-        sampling = msgspec.structs.replace(sampling, max_tokens=self.room(len(prompt_ids), sampling))
+        sampling = msgspec.structs.replace(
+            sampling,
+            max_tokens=self.room(len(prompt_ids), sampling),
+            sampling_mask=sampling.sampling_mask and sampling.top_p < 1,  # else there is none, whatever the server
+        )
         asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._config.model}
         with traced(f"chat {self._config.model}", "client", asked) as found:
             generations = await self._retry("generate", lambda: self._inference.generate(prompt_ids, n, sampling))
@@ -149,6 +169,8 @@ class InferenceRequests:
         logprobs: list[float] = []
         versions: list[tuple[int, str]] = []
         experts = None
+        mask: MaskRows = []
+        masked = sampling.sampling_mask and sampling.top_p < 1
         room = self.room(len(prompt_ids), sampling)
         parts = idle = 0
         since = datetime.now(UTC)
@@ -159,6 +181,9 @@ class InferenceRequests:
             ids += [int(token) for token in generation.token_ids]
             logprobs += [float(logprob) for logprob in generation.logprobs]
             experts = joined_experts(experts, generation.routed_experts)
+            if masked and generation.sampling_mask is None:
+                raise DataError(_NO_MASK)
+            mask += generation.sampling_mask or []
             reason = generation.finish_reason
             if reason != "abort":
                 break
@@ -188,7 +213,12 @@ class InferenceRequests:
             raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
-        return ModelTurn(ids, logprobs, versions, text, reason, experts)
+        if self._run is not None:
+            cut = 1.0 if sampling.top_p == self._run.top_p else sampling.top_p
+            asked = {"temperature": sampling.temperature, "top_p": cut}
+            difference = sampling_difference(asked, self._run.temperature, masked=masked)
+            self.otherwise += [] if difference is None else [(ids, difference)]
+        return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None)
 
     async def _text(self, ids: list[int]) -> str:
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""

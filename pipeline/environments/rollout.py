@@ -108,7 +108,9 @@ async def collect_group(
     config = config or CollectConfig()
     group = group or new_group_id()
     if isinstance(env, GroupEnvironment):
-        made = await env.generate_group(task, InferenceRequests(inference, config, report), n, sampling)
+        requests = InferenceRequests(inference, config, report, run=sampling)
+        made = await env.generate_group(task, requests, n, sampling)
+        _check_sampling(env, made.sessions, requests.otherwise)
         return GroupDraft(
             id=group,
             task=made.task,
@@ -145,6 +147,21 @@ async def collect_group(
         started_ns=started_ns,
         lost=lost,
     )
+
+
+def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Sequence[tuple[list[int], str]]) -> None:
+    """Raise `EnvironmentCodeError` where a session is trained on tokens that were sampled otherwise than in the run."""
+    for ids, difference in otherwise:
+        wanted = np.asarray(ids, np.int32)
+        for session in sessions:
+            tokens, mask = np.asarray(session.tokens, np.int32), np.asarray(session.loss_mask, np.bool_)
+            starts = np.flatnonzero(tokens[: len(tokens) - len(wanted) + 1] == wanted[0])
+            for start in starts:
+                place = slice(start, start + len(wanted))
+                if mask[place].all() and np.array_equal(tokens[place], wanted):
+                    raise EnvironmentCodeError(
+                        f"{type(env).__name__}: sample {session.sample} is trained on tokens that were {difference}"
+                    )
 
 
 class _GroupSamples:
@@ -317,18 +334,41 @@ def build_group(
         dispatch=dispatch,
         task=draft.task.task,
         messages=[session.messages for session in draft.sessions],
-        generation=msgspec.to_builtins(draft.sampling),
+        generation=_generation(draft.sampling),
         metadata=notes,
     )
     group.check()
     return group
 
 
+def _generation(sampling: SamplingParams) -> dict[str, Any]:
+    """Return how a group was sampled; what decides its probabilities also where it is the default."""
+    return {"temperature": sampling.temperature, "top_p": sampling.top_p, **msgspec.to_builtins(sampling)}
+
+
 def _columns(draft: GroupDraft) -> dict[str, Column]:
-    """Return the further columns: those that the environment gave, and the experts that a server recorded."""
+    """Return the further columns: those that a server recorded, and those that the environment gave."""
+    return {**_experts(draft), **_sampling_mask(draft), **draft.extras.columns}
+
+
+def _sampling_mask(draft: GroupDraft) -> dict[str, Column]:
+    """Return the ids among which tokens were sampled, if any were excluded."""
+    width = max((len(row) for one in draft.sessions for _, rows in one.sampling_masks for row in rows), default=0)
+    if not width:
+        return {}
+    masks = [np.full((len(one.tokens), width), -1, np.int32) for one in draft.sessions]
+    for rows_of, session in zip(masks, draft.sessions, strict=True):
+        for start, rows in session.sampling_masks:
+            for at, row in enumerate(rows, start):
+                rows_of[at, : len(row)] = row
+    return {"sampling_mask": Column(dtype="int32", data=as_bytes(np.concatenate(masks), "int32"), width=width)}
+
+
+def _experts(draft: GroupDraft) -> dict[str, Column]:
+    """Return the experts that a server recorded."""
     recorded = [one.routed_experts for one in draft.sessions if one.routed_experts is not None]
     if not recorded:
-        return draft.extras.columns
+        return {}
     width = recorded[0].shape[1]
     experts = [np.full((len(one.tokens), width), -1, np.int16) for one in draft.sessions]
     for rows, session in zip(experts, draft.sessions, strict=True):
@@ -338,7 +378,7 @@ def _columns(draft: GroupDraft) -> dict[str, Column]:
                 raise DataError(f"routed_experts: {known.shape[1]} a token in one sample and {width} in another")
             rows[: len(known)] = known
     column = Column(dtype="int16", data=as_bytes(np.concatenate(experts), "int16"), width=width)
-    return {"routed_experts": column, **draft.extras.columns}
+    return {"routed_experts": column}
 
 
 def deciding_error(error: Exception) -> Exception:

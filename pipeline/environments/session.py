@@ -19,6 +19,7 @@ from lachesis.pipeline.environments.inference import InferenceRequests, ModelTur
 from lachesis.pipeline.environments.template import render_turn
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
@@ -105,6 +106,7 @@ class Session:
         self.logprobs: list[float] = []
         self.versions: list[tuple[int, str]] = []
         self.routed_experts: NDArray[np.int16] | None = None
+        self.sampling_masks: list[tuple[int, MaskRows]] = []
         self._max_turns = max_turns
         self._requests = requests
         self._sampling = sampling
@@ -206,6 +208,8 @@ class Session:
         self.loss_mask += [True] * len(turn.token_ids)
         self.logprobs += turn.logprobs
         self.routed_experts = joined_experts(self.routed_experts, turn.routed_experts)
+        if turn.sampling_mask is not None:
+            self.sampling_masks.append((start, turn.sampling_mask))
         self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
 
 

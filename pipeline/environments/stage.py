@@ -37,6 +37,7 @@ from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.sampling_agreement import MASK_COLUMN
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
@@ -132,6 +133,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             seed=config.seed,
             single=single,
             reads=config.trainer_reads,
+            temperature=config.trained_temperature,
         )
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed)
@@ -160,6 +162,7 @@ class _Producer:
         seed: int,
         single: SingleGroup | None = None,
         reads: TrainerReads | None = None,
+        temperature: float | None = None,
     ) -> None:
         self.service = service
         self.name = name
@@ -168,6 +171,7 @@ class _Producer:
         self.single = single
         self.settings = settings
         self.reads = reads
+        self.temperature = temperature
         self.inference = directory
         self.id = f"environment-{name}-{service.replica}"
         self.epoch = time.time_ns()
@@ -190,6 +194,7 @@ class _Producer:
         self.sampling = SamplingParams(
             temperature=settings.temperature,
             top_p=settings.top_p,
+            sampling_mask=reads is not None and MASK_COLUMN in reads.columns,
             max_tokens=settings.max_new_tokens,
             seed=None if single is None else single.seed,
         )
@@ -230,7 +235,7 @@ class _Producer:
         """Wait for the run's policy and its server; note the tokenizer and the longest context."""
         async for attempt in self.service.retrying("probe the policy's server"):
             with attempt:
-                capabilities = await (await self.inference.current()).probe()
+                capabilities = await (await self.inference.current()).probe(self.sampling)
         self.collect = msgspec.structs.replace(
             self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
         )
@@ -238,7 +243,7 @@ class _Producer:
             async for entry in entries:
                 policy = decode(PolicyRecord, entry.value)
                 self.tokenizer_hash = policy.tokenizer_hash
-                self.limits = TrainerLimits.of(policy, self.reads)
+                self.limits = TrainerLimits.of(policy, self.reads, self.temperature)
                 return
 
     async def work(self) -> None:

@@ -175,8 +175,7 @@ class Intake:
             name=registered.name if registered else env,
             longest=self.envs[env].longest_tokens,
             most=self._config.batching.batch_size,
-            limits=TrainerLimits.of(policy, self._config.trainer_reads),
-            temperature=self._config.training.learner.temperature if self._config.mode == "train" else None,
+            limits=TrainerLimits.of(policy, self._config.trainer_reads, self._config.trained_temperature),
         )
         return origin, data.env_id if registered else None
 

@@ -35,6 +35,7 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeResponse,
     WeightVersionSpan,
 )
+from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.schemas.errors import (
@@ -75,6 +76,8 @@ class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     """Contiguous from 0 to N. Empty for an empty sample."""
     routed_experts: NDArray[np.int16] | None = None
     """int16 [rows, layers * k]: experts that processed the first tokens of prompt and sample; None: not recorded."""
+    sampling_mask: MaskRows | None = None
+    """The ids among which each token was sampled; None: not asked for, or not known to the server."""
 
 
 class PromptTopLogprobs(NamedTuple):
@@ -304,8 +307,10 @@ class InferenceClient:
             await self._request("POST", "/finish_weight_update")  # of nothing: it ends the other's session
             await self._request("POST", "/start_weight_update")
 
-    async def probe(self) -> Capabilities:
+    async def probe(self, sampling: SamplingParams | None = None) -> Capabilities:
         """Find out whether the server can serve a trainer, by generating one token.
+
+        `sampling`: how it is to sample; the mask of what top_p leaves must come if it is asked for.
 
         Raises StartupError saying what is missing (a generic OpenAI-compatible server has no token ids),
         InfrastructureError when the server cannot be reached.
@@ -317,11 +322,19 @@ class InferenceClient:
         try:
             model = (await self._json("GET", "/v1/models", _Models)).data[0]
             tokens = await self.tokenize([{"role": "user", "content": "a"}])
-            sample = (await self.generate(tokens, 1, SamplingParams(max_tokens=1)))[0]
+            asked = SamplingParams(max_tokens=1)
+            if sampling is not None and sampling.sampling_mask and sampling.top_p < 1:
+                asked = msgspec.structs.replace(asked, top_p=sampling.top_p, sampling_mask=True)
+            sample = (await self.generate(tokens, 1, asked))[0]
             version = sample.weight_versions[-1].version
             await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
         except (DataError, LookupError) as error:
             raise StartupError(f"{self._where} cannot serve a trainer: {error} {advice}") from error
+        if asked.sampling_mask and sample.sampling_mask is None:
+            raise StartupError(
+                f"{self._where} does not say which tokens top_p leaves, so a trainer could not compare with what was "
+                "sampled: set top_p = 1, or let the reference server sample"
+            )
         return Capabilities(
             model=model.id,
             max_model_len=model.max_model_len,
@@ -365,14 +378,22 @@ class InferenceClient:
             raise DataError(
                 f"{self._where} sent weight versions that do not cover the {len(tokens)} tokens of a sample."
             )
+        token_ids = np.array(tokens, np.int32)
         return GeneratedSample(
-            token_ids=np.array(tokens, np.int32),
+            token_ids=token_ids,
             logprobs=logprobs,
             text=choice.text,
             finish_reason=choice.finish_reason or "stop",
             weight_versions=spans,
             routed_experts=None if choice.routed_experts is None else self._experts(choice.routed_experts),
+            sampling_mask=None if choice.sampling_mask is None else self._mask(choice.sampling_mask, token_ids),
         )
+
+    def _mask(self, encoded: str, token_ids: NDArray[np.int32]) -> MaskRows:
+        try:
+            return decode_mask(encoded, token_ids)
+        except ValueError as error:
+            raise DataError(f"{self._where} sent a sampling_mask that cannot be read: {error}") from error
 
     def _experts(self, encoded: str) -> NDArray[np.int16]:
         try:

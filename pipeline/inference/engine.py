@@ -25,7 +25,7 @@ from lachesis.pipeline.inference.decoding import DecodingBatch
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow, TokenListener
-from lachesis.pipeline.inference.sampling import processed_logprobs, sample
+from lachesis.pipeline.inference.sampling import allowed_tokens, processed_logprobs, sample
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.inference.text import Decode, StopStrings
 from lachesis.pipeline.model.tensors import load_tensors
@@ -239,6 +239,8 @@ class Engine:
         for index, row in enumerate(self._rows):
             top_k = row.request.params.logprobs
             top = top_logprobs(logprobs_BV[index], top_k) if top_k else []
+            if row.request.params.sampling_mask:
+                row.record_allowed(allowed_tokens(logprobs_BV[index], row.request.params.top_p))
             row.append(tokens[index], logprobs[index], top, version=self._weight_version, eos_token_id=self._eos)
         going = [index for index, row in enumerate(self._rows) if row.finish_reason is None]
         if len(going) < len(self._rows):

@@ -25,7 +25,8 @@ from lachesis.pipeline.inference.directory import (
     url_file,
 )
 from lachesis.pipeline.inference.policy_follower import follow_policy
-from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
+from lachesis.pipeline.inference.sampling_notice import SamplingNotice
+from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS, TEXT_PATHS
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
@@ -62,6 +63,9 @@ async def serve_role(
     load: Callable[[], tuple[int, int]],
 ) -> None:
     """Serve `app` until the service drains. `load`: requests in work, and waiting."""
+    foreign = role == "policy" and any(env.is_foreign for env in config.environments.values())
+    if foreign and config.trained_temperature is not None:
+        app = SamplingNotice(app, TEXT_PATHS, config.trained_temperature, partial(service.set_note, "sampling"))
     traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
     counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
     server = HttpServer.over(counted, head_s=_HEAD_S, grace_s=5)

@@ -21,6 +21,7 @@ from lachesis.pipeline.inference.protocol import TokenizeRequest
 from lachesis.pipeline.inference.replies import body_of, generated
 from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
+from lachesis.pipeline.inference.sampling_notice import ASKED
 from lachesis.pipeline.inference.text import GrowingText, text_of
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 from lachesis.schemas.errors import NotFoundError
@@ -110,6 +111,7 @@ class OpenAiRoutes:
                 yield answer.head(kind) | {"choices": [], "usage": _usage([prompt], [result])}
 
         request.state.items = params.n
+        setattr(request.state, ASKED, params)
         return EventStream(events(), future)
 
 

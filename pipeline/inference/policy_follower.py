@@ -18,12 +18,14 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.model.raw_weights import UNFIT
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import (
     AccessError,
+    ConfigError,
     DataError,
     InfrastructureError,
     NotFoundError,
@@ -126,6 +128,11 @@ class _PolicyFollower:
             except (AccessError, DataError, NotFoundError) as error:
                 # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
                 # own version, and a newer record follows.
+                if UNFIT in str(error) and not self._loaded.is_set():  # nor will any that follows
+                    raise ConfigError(
+                        f"the policy's server cannot take the weights that the trainer publishes: {error}. Both must "
+                        "begin with the same model (`model` and inference.policy.model)"
+                    ) from error
                 log.warning("policy %s was refused: %s", done.version, error)
                 self._service.set_note("policy", f"policy {done.version} was refused: {error}")
                 await self._pause_if_late()

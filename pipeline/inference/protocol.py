@@ -90,6 +90,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """None: no logprobs. k: the sampled token's logprob and those of the k likeliest tokens."""
     prompt_logprobs: TopK | None = None
     """As `logprobs`, for the prompt's own tokens, always at temperature 1."""
+    sampling_mask: bool = False
+    """Return which tokens `top_p` left at each token. The reference server alone does; vLLM has no such parameter."""
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,6 +146,8 @@ class Choice(Struct, frozen=True, kw_only=True):
     routed_experts: str | None = None
     """Of a mixture-of-experts model, if the server records them: base64 of a numpy file, integers [rows, layers, k], a
     row for each token that was processed, from the first of the prompt on."""
+    sampling_mask: str | None = None
+    """If it was asked for: the ids among which each token was sampled, as `sampling_mask.encode_mask` writes them."""
 
 
 class PromptLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):

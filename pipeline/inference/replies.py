@@ -24,6 +24,7 @@ from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.inference.sampling_engine import EngineFullError, SamplingEngine
+from lachesis.pipeline.inference.sampling_notice import ASKED
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
 
@@ -110,6 +111,7 @@ async def generated(
     Leaves in the request's state what is counted and traced of it. Raises as `SamplingEngine.submit`.
     """
     request.state.items = params.n * len(prompts)
+    setattr(request.state, ASKED, params)
     futures: list[Future[GenerationResult]] = []
     try:
         for prompt in prompts:

@@ -29,6 +29,8 @@ class SampleResult:
     stop_reason: int | str | None
     """The stop token or the stop string that ended it; None: the end-of-sequence token, or neither."""
     weight_versions: list[WeightVersionSpan]
+    allowed: list[list[int]] | None = None
+    """For each token the ids among which it was sampled, none where nothing was excluded; None: not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class SampleRow:
         self._logprobs: list[float] = []
         self._top: list[list[tuple[int, float]]] = []
         self._spans: list[WeightVersionSpan] = []
+        self._allowed: list[list[int]] = []
         self._stop_reason: int | str | None = None
 
     def append(
@@ -150,8 +153,18 @@ class SampleRow:
         if self.request.listener is not None:
             self.request.listener(SampledToken(self.index, token, logprob, top, self.finish_reason, self._stop_reason))
 
+    def record_allowed(self, token_ids: list[int]) -> None:
+        """Note among which ids the next token is sampled; see `SampleResult.allowed`."""
+        self._allowed.append(token_ids)
+
     def result(self) -> SampleResult:
         """Return the sample as it stands."""
         return SampleResult(
-            self.tokens, self._logprobs, self._top, self.finish_reason or "abort", self._stop_reason, self._spans
+            self.tokens,
+            self._logprobs,
+            self._top,
+            self.finish_reason or "abort",
+            self._stop_reason,
+            self._spans,
+            self._allowed if self.request.params.sampling_mask else None,
         )

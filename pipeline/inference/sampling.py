@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["processed_logprobs", "sample"]
+__all__ = ["allowed_tokens", "processed_logprobs", "sample"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
@@ -29,6 +29,11 @@ def processed_logprobs(logits_BV: torch.Tensor, temperature: Sequence[float], to
     outside_BV[:, 0] = False
     filtered_BV = logprobs_BV.masked_fill(outside_BV.gather(-1, index_BV.argsort(-1)), -torch.inf)
     return torch.log_softmax(filtered_BV, dim=-1)
+
+
+def allowed_tokens(logprobs_V: torch.Tensor, top_p: float) -> list[int]:
+    """Return the ids that the nucleus of `processed_logprobs` left; none where it left all."""
+    return torch.nonzero(logprobs_V > -torch.inf)[:, 0].tolist() if top_p < 1 else []
 
 
 def sample(

@@ -45,15 +45,18 @@ from lachesis.pipeline.inference.protocol import (
 from lachesis.pipeline.inference.replies import AccessGuard, Handler, answer, body_of, completed, forbidden, generated
 from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
+from lachesis.pipeline.inference.sampling_mask import encode_mask
 from lachesis.pipeline.inference.text import text_of
 from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_plain, text_length
 
-__all__ = ["SAMPLING_PATHS", "ReadWeights", "ServedTokens", "serving_app"]
+__all__ = ["SAMPLING_PATHS", "TEXT_PATHS", "ReadWeights", "ServedTokens", "serving_app"]
 
 SAMPLING_PATHS = frozenset({"/inference/v1/generate", "/v1/chat/completions", "/v1/completions", "/generate"})
 """The routes that sample."""
+TEXT_PATHS = SAMPLING_PATHS - {"/inference/v1/generate"}
+"""Those of them that others use than the run itself."""
 
 _READERS = 2
 """Texts read at once, so that what that takes in memory is bounded."""
@@ -236,6 +239,7 @@ class _Server:
             logprobs=None if content is None else Logprobs(content=content),
             weight_versions=sample.weight_versions,
             text=text_of(sample.token_ids, sample.stop_reason, decode) if text_mode else None,
+            sampling_mask=None if sample.allowed is None else encode_mask(sample.allowed),
         )
 
     async def pause(self, request: Request) -> dict[str, Any]:

@@ -52,6 +52,10 @@ def _own_tokenizer(config: RunConfig, role: str) -> str | None:
     return settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
 
 
+def _setup(config: RunConfig, role: str) -> ModelSetup:
+    return ModelSetup(tokenizer=_own_tokenizer(config, role), exceptions=tuple(config.model_exceptions))
+
+
 async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
     found = await anyio.to_thread.run_sync(partial(load_tokenizer, config.tokenizer_of(role) or model))
     async with (
@@ -83,9 +87,7 @@ async def _serve_reference(
     service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
 ) -> None:
     torch.set_num_threads(settings.threads)
-    policy: PolicyModel = await anyio.to_thread.run_sync(
-        partial(load_model, model, ModelSetup(tokenizer=_own_tokenizer(config, role)))
-    )
+    policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model, _setup(config, role)))
     version = policy_version(0, role, policy_tensors(policy.model))
     with (
         listen(settings.host, settings.port, "inference.<role>.port") as listener,

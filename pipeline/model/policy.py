@@ -7,6 +7,7 @@ load them, and no custom code travels with them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +24,26 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.model.completeness import add_loading_faults, add_tokenizer_faults, add_value_faults
+from lachesis.pipeline.model.faults import ModelFaults
 from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named, load_tokenizer, tokenizer_from
-from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
+from lachesis.pipeline.model.source import ModelSource, read_config, stored_folder
+from lachesis.pipeline.model.tensors import has_adapters, policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer, tokenizer_hash
+from lachesis.pipeline.model.weight_headers import check_weight_files
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
 
 disable_progress_bar()  # the output of a service is its log
+logging.getLogger("transformers.modeling_utils").addFilter(  # what it says of tensors is a fault here, or no news
+    lambda record: "LOAD REPORT" not in record.getMessage()
+)
 
 __all__ = [
     "ModelSetup",
     "PolicyModel",
     "build_tiny_policy",
+    "load_files",
     "load_model",
     "model_setup",
     "save_policy",
@@ -62,13 +71,24 @@ class ModelSetup:
     """Folder or id of the tokenizer; None: it lies beside the weights."""
     images: bool = False
     """Whether the model is to take images: it is loaded whole, and its image processor with it."""
+    exceptions: tuple[str, ...] = ()
+    """See `model_exceptions`."""
 
 
 def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
     """Return how the trainer of a run sets up its model on `device`."""
     training = config.training
     images = any(one.input == "images" for one in training.inputs)
-    return ModelSetup(device, training.attention, training.lora, config.model, config.seed, config.tokenizer, images)
+    return ModelSetup(
+        device,
+        training.attention,
+        training.lora,
+        config.model,
+        config.seed,
+        config.tokenizer,
+        images,
+        tuple(config.model_exceptions),
+    )
 
 
 class PolicyModel(NamedTuple):
@@ -144,21 +164,15 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
 
     Weights come from safetensors alone, and no code that lies beside them is run.
     Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
-    end-of-sequence token. A name that is neither a folder nor on the hub is refused within seconds.
+    end-of-sequence token; and for a model that is incomplete or wrong, with the names of its tensors (`ModelFaults`).
+    A name that is neither a folder nor on the hub is refused within seconds.
     """
     setup = setup or ModelSetup()
-    source = find_named(str(path_or_hf_id), tokenizer=setup.tokenizer is None)
+    source = find_named(str(path_or_hf_id), tokenizer=setup.tokenizer is None, exceptions=setup.exceptions)
     tokenizer = tokenizer_from(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
+    faults = ModelFaults(setup.exceptions)
     try:
-        kind = AutoModelForImageTextToText if setup.images else AutoModelForCausalLM
-        model = kind.from_pretrained(
-            source.name,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=source.local_files_only,
-            attn_implementation=None if setup.attention == "auto" else setup.attention,
-        )
+        model, info = load_files(source, setup)
         processor = None
         if setup.images:
             processor = AutoImageProcessor.from_pretrained(
@@ -166,10 +180,42 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
             )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise cannot_load(source.name, error) from error
-    vocabulary = model.config.get_text_config().vocab_size
-    if setup.tokenizer is not None and len(tokenizer) > vocabulary:
-        raise ConfigError(
-            f"tokenizer {setup.tokenizer!r} has {len(tokenizer)} tokens, model {source.name!r} knows "
-            f"{vocabulary}: choose the tokenizer that the model was trained with"
-        )
+    _add_faults(faults, source, model, info, setup)
+    if (rows := vocabulary_of(model)) is not None:
+        add_tokenizer_faults(faults, tokenizer, rows)
+    if (problem := faults.text(source.name)) is not None:
+        raise ConfigError(f"model {source.name!r} is incomplete or wrong: {problem}")
     return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer), processor)
+
+
+def load_files(source: ModelSource, setup: ModelSetup, device_map: str | None = None) -> tuple[Any, dict[str, Any]]:
+    """Return the model and what transformers says of its tensors.
+
+    What is missing is drawn at random, in every process the same. With `device_map` "meta" it has no values, and none
+    are read.
+    """
+    kind = AutoModelForImageTextToText if setup.images else AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, info = kind.from_pretrained(
+            source.name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=source.local_files_only,
+            attn_implementation=None if setup.attention == "auto" else setup.attention,
+            ignore_mismatched_sizes=True,  # they are faults, by name
+            output_loading_info=True,
+            device_map=device_map,
+        )
+    return model, info
+
+
+def _add_faults(faults: ModelFaults, source: ModelSource, model: Any, info: dict[str, Any], setup: ModelSetup) -> None:
+    """Add what is wrong with a model's tensors. Those of a local folder were looked at in its files already."""
+    folder = stored_folder(source.name)
+    config = {} if folder is None else read_config(folder)
+    if folder is not None and not Path(source.name).is_dir():
+        check_weight_files(folder, config, setup.exceptions)
+    add_loading_faults(faults, model, info, config, images=setup.images)
+    add_value_faults(faults, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ def load_tokenizer(path_or_hf_id: str | Path) -> Any:
     return tokenizer_from(find_named(str(path_or_hf_id), weights=False))
 
 
-def find_named(name: str, *, weights: bool = True, tokenizer: bool = True) -> ModelSource:
-    """Return where a model lies. Raises `ConfigError` that names it."""
+def find_named(
+    name: str, *, weights: bool = True, tokenizer: bool = True, exceptions: Sequence[str] = ()
+) -> ModelSource:
+    """Return where a model lies; see `find_model`. Raises `ConfigError` that names it."""
     try:
-        return find_model(name, weights=weights, tokenizer=tokenizer)
+        return find_model(name, weights=weights, tokenizer=tokenizer, exceptions=exceptions)
     except ConfigError as error:
         raise ConfigError(f"model {name!r} could not be loaded: {error}") from error
 

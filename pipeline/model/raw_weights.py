@@ -33,6 +33,7 @@ from lachesis.schemas.ids import PolicyVersion
 
 __all__ = [
     "DTYPES",
+    "UNFIT",
     "RawFile",
     "TensorForm",
     "copy_checked",
@@ -50,6 +51,8 @@ DTYPES = {
     "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1), "BOOL": ("bool", 1),
 }  # fmt: skip
 """By safetensors' code: torch's name of the dtype, and bytes of an element."""
+UNFIT = "does not fit the model"
+"""What is said of weights whose tensors are not those of a server's model: no later version of them will fit."""
 _MAX_HEADER_BYTES = 64 << 20
 _EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
 """Bits of the exponent by dtype: all of them are set in values that are not finite, and in no others."""

@@ -6,14 +6,15 @@ joined to paths. Imports neither torch nor transformers.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["INDEX_FILE", "weight_file_names"]
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "indexed_tensors", "weight_file_names"]
 
 INDEX_FILE = "model.safetensors.index.json"
-_SINGLE_FILE = "model.safetensors"
+SINGLE_FILE = "model.safetensors"
 _SUFFIX = ".safetensors"
 
 
@@ -24,10 +25,10 @@ def weight_file_names(folder: Path) -> list[str]:
     """
     index = folder / INDEX_FILE
     if not index.exists():
-        return [_SINGLE_FILE]
+        return [SINGLE_FILE]
     try:
-        names = set(json.loads(read_small_file(index))["weight_map"].values())
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        names = set(_weight_map(index).values())
+    except (TypeError, AttributeError) as error:
         raise ConfigError(f"{str(index)!r} cannot be read as an index of weights: {error!r}") from error
     foreign = sorted(repr(name) for name in names if not _is_own(name))
     if foreign or not names:
@@ -37,6 +38,23 @@ def weight_file_names(folder: Path) -> list[str]:
             "Save the model anew with save_pretrained, or take it from a source that you trust"
         )
     return sorted(names)
+
+
+def indexed_tensors(folder: Path) -> set[str]:
+    """Return the names of the tensors that the index in `folder` promises; without an index none.
+
+    Raises `ConfigError` when it cannot be read.
+    """
+    index = folder / INDEX_FILE
+    return set(_weight_map(index)) if index.exists() else set()
+
+
+def _weight_map(index: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(read_small_file(index))["weight_map"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise ConfigError(f"{str(index)!r} cannot be read as an index of weights: {error!r}") from error
+    return found
 
 
 def _is_own(name: object) -> bool:

@@ -9,17 +9,17 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import httpx
 
-from lachesis.pipeline.model.shards import weight_file_names
+from lachesis.pipeline.model.weight_headers import check_weight_files
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["ModelSource", "find_model", "holds_tokenizer_alone"]
+__all__ = ["ModelSource", "find_model", "holds_tokenizer_alone", "read_config", "stored_folder"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT_S = 5.0
@@ -30,6 +30,7 @@ _MAX_NAMED = 3
 _MIN_SIMILARITY = 0.6
 """Similarity (0 to 1) from which on a folder is offered as the one that was meant."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_ADAPTER_FILE = "adapter_config.json"
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 HubAnswer = Literal["there", "absent", "refused", "unreachable", "unclear"]
@@ -48,16 +49,19 @@ def holds_tokenizer_alone(name: str) -> bool:
     return not (folder / "config.json").is_file() and any((folder / file).is_file() for file in _TOKENIZER_FILES)
 
 
-def find_model(name: str, *, weights: bool = True, tokenizer: bool = True) -> ModelSource:
+def find_model(
+    name: str, *, weights: bool = True, tokenizer: bool = True, exceptions: Sequence[str] = ()
+) -> ModelSource:
     """Return where the model `name` is.
 
     Without `weights` those of a folder may have any format, as for vLLM. Without `tokenizer` it need not hold one.
+    `exceptions`: see `model_exceptions`.
 
     Raises `ConfigError` that says what is missing and names the nearest folder that holds a model.
     """
     folder = Path(name)
     if folder.is_dir():
-        problem = _folder_problem(folder, weights=weights, tokenizer=tokenizer)
+        problem = _folder_problem(folder, weights=weights, tokenizer=tokenizer, exceptions=exceptions)
         if problem is not None:
             raise ConfigError(problem)
         return ModelSource(name, local_files_only=True)
@@ -66,22 +70,43 @@ def find_model(name: str, *, weights: bool = True, tokenizer: bool = True) -> Mo
     return _find_on_hub(name)
 
 
-def _folder_problem(folder: Path, *, weights: bool, tokenizer: bool) -> str | None:
+def stored_folder(name: str) -> Path | None:
+    """Return the folder with the files of a model that was found; None: the cache does not tell."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return what the config.json of a model says. Raises `ConfigError`."""
+    return _read_json(folder / "config.json")
+
+
+def _folder_problem(folder: Path, *, weights: bool, tokenizer: bool, exceptions: Sequence[str]) -> str | None:
     """Return why a folder cannot be loaded, None where nothing is seen to be wrong.
 
-    Raises `ConfigError` when its index names weights outside of it.
+    Raises `ConfigError` when its index names weights outside of it, and for what the headers of its weights tell.
     """
+    if (folder / _ADAPTER_FILE).is_file():  # transformers would load the base that it names, and not this folder
+        return (
+            f"the folder {str(folder)!r} holds adapters ({_ADAPTER_FILE}), which belong to another model: merge them "
+            "(peft: merge_and_unload), and give the folder that save_pretrained writes then"
+        )
     if not (folder / "config.json").is_file():
         below = [str(found) for found in _models_below(folder)][:_MAX_NAMED]
         hint = f"; below it are {', '.join(below)}" if below else _nearest(folder)
         return f"the folder {str(folder)!r} holds no model: it has no config.json{hint}"
     lacking = f"the folder {str(folder)!r} holds no whole model: it has"
-    if "model_type" not in _read_json(folder / "config.json"):
+    config = read_config(folder)
+    if "model_type" not in config:
         return f"{lacking} no model_type in config.json; give a folder written by save_pretrained"
     if weights and not any(file.is_file() for file in folder.glob("*.safetensors")):
         return f"{lacking} no *.safetensors; save it with save_pretrained(..., safe_serialization=True)"
     if weights:
-        weight_file_names(folder)
+        check_weight_files(folder, config, exceptions)
     return _tokenizer_problem(folder, lacking) if tokenizer else None
 
 

@@ -7,6 +7,7 @@ and dtype was found to match.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from lachesis.pipeline.model import digest
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, PIECE_BYTES, Bytes, DigestForm, form_of, label
-from lachesis.pipeline.model.raw_weights import DTYPES, TensorForm, is_finite
+from lachesis.pipeline.model.raw_weights import DTYPES, UNFIT, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -37,6 +38,8 @@ __all__ = [
     "widened",
 ]
 
+_WRAPPED = re.compile(r"\.base_layer(?=\.|$)")
+"""What peft puts into the name of a module that has an adapter."""
 _CODES = {f"torch.{name}": code for code, (name, _) in DTYPES.items()}
 
 
@@ -91,17 +94,21 @@ def has_adapters(model: Any) -> bool:
 
 
 def _merged(model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names."""
+    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names.
+
+    An adapter is of a module's `weight`, or of another parameter, as those of experts are; a module with several such
+    parameters is wrapped once for each.
+    """
     from peft.tuners.lora import LoraLayer
 
     base = model.get_base_model()
-    state = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
-    }
+    state = {_WRAPPED.sub("", name): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name}
     with torch.no_grad():
         for name, module in base.named_modules():
             if isinstance(module, LoraLayer):
-                state[f"{name}.weight"] = module.get_base_layer().weight + module.get_delta_weight("default")
+                parameter = getattr(module, "parameter_name", "weight")
+                whole = getattr(module.get_base_layer(), parameter) + module.get_delta_weight("default")
+                state[f"{_WRAPPED.sub('', name)}.{parameter}"] = whole
     return state
 
 
@@ -180,7 +187,7 @@ def check_forms(found: Mapping[str, str], expected: Mapping[str, str], infinite:
     if infinite:
         problems.append(f"{len(infinite)} with values that are not finite: {_some(sorted(infinite))}")
     if problems:
-        raise DataError(f"{where} does not fit the model; nothing was loaded. Tensors " + "; ".join(problems))
+        raise DataError(f"{where} {UNFIT}; nothing was loaded. Tensors " + "; ".join(problems))
 
 
 def _texts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -41,8 +41,7 @@ class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
     `by` says who took the group in: the gateway, or an import. Unless it `needs_logprobs`, it may come without those
-    that it was sampled with. `limits` are those of the run's trainer: what it cannot use is refused. `temperature` is
-    the one that this trainer divides all logits by; None: it is not known, and not checked.
+    that it was sampled with. `limits` are those of the run's trainer: what it cannot use is refused.
     """
 
     id: str
@@ -60,7 +59,6 @@ class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
     by: str = "gateway"
     needs_logprobs: bool = True
     limits: TrainerLimits = TrainerLimits(reads=None)
-    temperature: float | None = None
 
 
 def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
@@ -147,15 +145,15 @@ def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
 
 def _check_temperatures(data: ScoredData, origin: GroupOrigin) -> None:
     """Refuse a temperature of its own for a sample or the group: the trainer has one for all."""
-    if origin.temperature is None:
+    if origin.limits.temperature is None:
         return
     named = [(f"overrides[{i}]", given) for i, given in enumerate(data.overrides or [])]
     for name, given in [*named, ("group_overrides", data.group_overrides or {})]:
         temperature = given.get("temperature")
-        if temperature is not None and temperature != origin.temperature:
+        if temperature is not None and temperature != origin.limits.temperature:
             raise SchemaError(
                 f"{name}.temperature: {temperature!r:.40}, but this run's trainer divides all logits by "
-                f"training.learner.temperature, {origin.temperature:g}; leave it out, or change that setting"
+                f"training.learner.temperature, {origin.limits.temperature:g}; leave it out, or change that setting"
             )
 
 

@@ -6,6 +6,7 @@ state stays as it was, and that adapters come back to the bit.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.model.faults import some
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import has_adapters
 from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.training.adapter_targets import adapter_problem, experts_without_adapter
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.values import from_json
@@ -33,6 +36,8 @@ __all__ = [
     "save_adapters",
     "with_adapters",
 ]
+
+log = logging.getLogger("lachesis")
 
 ADAPTER = "adapter"
 """Folder of a checkpoint that holds its adapters, as peft writes them."""
@@ -62,12 +67,19 @@ def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> Policy
 def with_adapters(model: Any, settings: LoraConfig, seed: int) -> Any:
     """Return `model` with fresh adapters. Raises `ConfigError` as `load_trainable_model`."""
     peft = _peft()
+    if (problem := adapter_problem(model, settings)) is not None:
+        raise ConfigError(problem)
     with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)
         try:
-            return peft.get_peft_model(model, _peft_config(settings)).eval()
+            adapted = peft.get_peft_model(model, _peft_config(settings)).eval()
         except ValueError as error:
             raise ConfigError(f"training.lora.targets: {error}") from error
+    trained, whole = adapted.get_nb_trainable_parameters()
+    log.info("adapters of rank %d: %d of %d parameters are trained", settings.rank, trained, whole)
+    if settings.targets == "all-linear" and (left := experts_without_adapter(adapted)):
+        log.warning("these experts are no linear layers and have no adapter, so they stay as they are: %s", some(left))
+    return adapted
 
 
 def load_checkpointed_model(folder: Path, setup: ModelSetup) -> PolicyModel:
@@ -140,6 +152,7 @@ def _quiet() -> Iterator[None]:
     """Keep to itself what peft's use of transformers is warned of, which is nobody's to mend here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", ".*(fan_in_fan_out|rank_pattern|alpha_pattern)")
         yield
 
 

@@ -199,7 +199,12 @@ class _Trainer:
         self.policy = policy
         self.learner = learner
         self.leader = leader
-        self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads)
+        self.limits = TrainerLimits(
+            policy.tokenizer_hash,
+            vocabulary_of(policy.model),
+            config.training.reads,
+            config.training.learner.temperature,
+        )
         self.feed = feed
         self.lineage = os.urandom(3).hex()
         self.unreported = UnreportedSteps(learner.steps)

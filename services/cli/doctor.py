@@ -43,7 +43,8 @@ async def _check_start(options: Options, config: RunConfig) -> list[DoctorFindin
                 "configuration", "none is given, so what a run would load is not checked", "--config FILE or --run NAME"
             )
         ]
-    return [finding async for finding in check_start(config, options.arguments(), load_s=_LOAD_S, load_always=True)]
+    check = check_start(config, options.arguments(), load_s=_LOAD_S, load_always=True, models=True)
+    return [finding async for finding in check]
 
 
 def _print(findings: Sequence[DoctorFinding]) -> None:

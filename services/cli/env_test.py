@@ -48,6 +48,7 @@ class _Targets(NamedTuple):
     run: RunConfig | None
     role: str
     timeout_s: float
+    exceptions: list[str]
 
 
 class InferenceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +108,8 @@ def env_test(
         )
     run = options.config() if options.run else None
     servers = ServerTargets(server or [], model or [], key_env)
-    asked = _Targets(servers, list(folder or []), run, role, chosen.settings.timeout_s)
+    exceptions = options.config().model_exceptions
+    asked = _Targets(servers, list(folder or []), run, role, chosen.settings.timeout_s, exceptions)
     played = load_environment(chosen.settings.kind, chosen.settings.params)
     test = InferenceTest(
         played, chosen.settings, chosen.scoring, steps=steps, samples=samples, seed=seed, concurrency=concurrency
@@ -190,7 +192,9 @@ async def _open_models(asked: _Targets) -> AsyncIterator[list[ModelUnderTest]]:
         if asked.run is not None:
             models.append(await stack.enter_async_context(_open_run(asked.run, asked.role, asked.timeout_s)))
         for folder in asked.folders:
-            client = await stack.enter_async_context(open_local_model(str(folder), asked.timeout_s))
+            client = await stack.enter_async_context(
+                open_local_model(str(folder), asked.timeout_s, exceptions=asked.exceptions)
+            )
             models.append(ModelUnderTest(str(folder), partial(_same, client)))
         yield [*models, *servers]
 

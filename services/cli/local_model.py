@@ -34,10 +34,12 @@ async def open_app(
     token: str | None = None,
     key: str | None = None,
     hosts: "Container[str] | None" = None,
+    exceptions: "Sequence[str]" = (),
 ) -> "AsyncIterator[Starlette]":
     """Load `model`, a folder or a Hugging Face id, and yield the inference server's application over it.
 
-    `settings`: its threads and engine. `name`: what it is called, by default `model`. The others: as `build_app`.
+    `settings`: its threads and engine. `name`: what it is called, by default `model`. `exceptions`: see
+    `model_exceptions`. The others: as `build_app`.
     Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
     try:
@@ -45,7 +47,7 @@ async def open_app(
 
         from lachesis.pipeline.inference.app import build_app
         from lachesis.pipeline.inference.engine import Engine
-        from lachesis.pipeline.model.policy import load_model
+        from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import policy_tensors, policy_version
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("lachesis"):
@@ -53,7 +55,7 @@ async def open_app(
         raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
     torch.set_num_threads(settings.threads)
-    policy = await anyio.to_thread.run_sync(partial(load_model, model))
+    policy = await anyio.to_thread.run_sync(partial(load_model, model, ModelSetup(exceptions=tuple(exceptions))))
     version = str(policy_version(0, "test", policy_tensors(policy.model)))
     with (
         TemporaryDirectory() as weights,
@@ -79,13 +81,13 @@ async def open_app(
 
 @asynccontextmanager
 async def open_local_model(
-    model: str, timeout_s: float, settings: InferenceConfig | None = None
+    model: str, timeout_s: float, settings: InferenceConfig | None = None, *, exceptions: "Sequence[str]" = ()
 ) -> AsyncIterator[InferenceClient]:
     """Load `model`, a folder or a Hugging Face id, and yield a client for it.
 
-    Raises ConfigError when it cannot be loaded.
+    `exceptions`: see `model_exceptions`. Raises ConfigError when it cannot be loaded.
     """
-    async with open_app(model, settings or InferenceConfig()) as app:
+    async with open_app(model, settings or InferenceConfig(), exceptions=exceptions) as app:
         config = ClientConfig(url="http://127.0.0.1", timeout=timeout_s)
         async with InferenceClient(config, transport=httpx.ASGITransport(app)) as client:
             yield client

@@ -56,6 +56,10 @@ def serve(
         Path | None, typer.Option(help="File with the key that clients must send; made if there is none.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    model_exception: Annotated[
+        list[str] | None,
+        typer.Option(help="What may be wrong with the model, as the setting model_exceptions has it. Repeatable."),
+    ] = None,
 ) -> None:
     """Serve a checkpoint of a run, or a model's folder, to OpenAI clients. Ends with Ctrl-C.
 
@@ -70,7 +74,7 @@ def serve(
             "made if there is none"
         )
     model = find_served_model(place, checkpoint)
-    anyio.run(_serve, model, settings, key_file)
+    anyio.run(_serve, model, settings, key_file, model_exception or [])
 
 
 def find_served_model(place: str, checkpoint: str | None) -> ServedModel:
@@ -87,7 +91,7 @@ def find_served_model(place: str, checkpoint: str | None) -> ServedModel:
     return ServedModel(Path(place).name, place)
 
 
-async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path | None) -> None:
+async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path | None, exceptions: list[str]) -> None:
     try:
         import uvicorn  # noqa: F401 - so that it is the one that is named where it is missing
 
@@ -107,6 +111,7 @@ async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path |
                 token=secrets.token_urlsafe(32),  # nobody changes its state
                 key=key,
                 hosts={settings.host} if settings.host in LOOPBACK else None,
+                exceptions=exceptions,
             ) as app:
                 server = HttpServer.over(app, head_s=_HEAD_S, grace_s=_GRACE_S)
                 _print(model, f"http://{settings.local_address}:{listener.getsockname()[1]}", key_file)

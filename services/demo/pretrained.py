@@ -108,11 +108,23 @@ def _convert(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from lachesis.pipeline.model.completeness import add_loading_faults
+    from lachesis.pipeline.model.faults import ModelFaults
+
     disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
-    quantized = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    quantized, info = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
     )
+    faults = ModelFaults()
+    add_loading_faults(faults, quantized, info, {})
+    if (problem := faults.text(source.name)) is not None:
+        raise StartupError(f"model {str(source)!r} is incomplete or wrong: {problem}")
     settings: Any = quantized.config
     if hasattr(settings, "quantization_config"):
         del settings.quantization_config  # a dequantized model is refused by save_pretrained, one made anew is not

@@ -40,6 +40,7 @@ from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner, train_soundly
@@ -93,7 +94,9 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
             return False
         async with aclosing(feed.batches()) as batches:
             batch = await anext(batches)
-    limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads)
+    limits = TrainerLimits(
+        policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads, config.training.learner.temperature
+    )
     learner = Learner(policy.model, config.training.learner)
     learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
     _, step, _ = train_soundly(learner, batch.select(limits, inputs=learner.inputs), policy.tokenizer.pad_token_id or 0)
@@ -140,7 +143,11 @@ def one_group_config(config: RunConfig, name: str) -> RunConfig:
             score_deadline_s=None,
         ),
         flow=msgspec.structs.replace(config.flow, lease_s=_LEASE_S),
-        training=TrainingConfig(name=config.training.name),
+        training=TrainingConfig(
+            name=config.training.name,
+            learner=LearnerConfig(temperature=config.training.learner.temperature),
+            inputs=config.training.inputs,
+        ),
     )
 
 

@@ -24,10 +24,12 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas.errors import LachesisError
+from lachesis.services.preflight.named import NamedModel, named_models
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]
 
@@ -47,9 +49,12 @@ class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def write_findings(config: RunConfig, out: BinaryIO) -> None:
-    """Load everything, and write a line of JSON to `out` when each begins and when it ends."""
-    for setting, load in _loads(config):
+def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False) -> None:
+    """Load everything, and write a line of JSON to `out` when each begins and when it ends.
+
+    `models`: check the models, too.
+    """
+    for setting, load in [*_loads(config), *(_models(config) if models else ())]:
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
         state: Literal["ok", "failed"] = "ok"
@@ -88,6 +93,33 @@ def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
 
 
+def _models(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    if config.training.backend == "tinker" and config.mode == "train":
+        return
+    for setting, one in named_models(config).items():
+        if one.weights:
+            yield setting, partial(_model, config, setting, one)
+
+
+def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
+    try:
+        import torch
+
+        from lachesis.pipeline.model.model_check import check_model
+        from lachesis.pipeline.model.policy import ModelSetup, model_setup
+        from lachesis.pipeline.training.adapter_targets import adapter_problem
+    except ModuleNotFoundError as error:
+        return f"not checked: needs {error.name}; {install_command('train')}"
+    trained = setting == "model" and config.mode == "train"
+    setup = (
+        model_setup(config, torch.device("cpu"))
+        if trained
+        else ModelSetup(tokenizer=named.own_tokenizer, exceptions=tuple(config.model_exceptions))
+    )
+    lora = setup.lora
+    return check_model(named.name, setup, None if lora is None else lambda model: adapter_problem(model, lora))
+
+
 def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> Callable[[], str]:
     def load() -> str:
         env = load_environment(settings.kind, settings.params)
@@ -121,12 +153,13 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-async def check_loads(arguments: Sequence[str], *, timeout_s: float) -> list[LoadFinding]:
+async def check_loads(arguments: Sequence[str], *, timeout_s: float, models: bool = False) -> list[LoadFinding]:
     """Return a finding for each thing that the configuration of `arguments` (--config, --set) names.
 
-    The one that is being loaded after `timeout_s` seconds is late; those after it are left out.
+    `models`: of models, too. The one that is being loaded after `timeout_s` seconds is late; those after it are left
+    out.
     """
-    command = [sys.executable, "-m", "lachesis", "load-check", *arguments]
+    command = [sys.executable, "-m", "lachesis", "load-check", *(["--models"] if models else []), *arguments]
     found: dict[str, LoadFinding] = {}
     late = True
     async with await anyio.open_process(

@@ -23,7 +23,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.plan import plan
 from lachesis.services.run.checkpoints import newest_checkpoint
 
-__all__ = ["Problem", "check_named", "named_problems"]
+__all__ = ["NamedModel", "Problem", "check_named", "named_models", "named_problems"]
 
 
 class Problem(NamedTuple):
@@ -35,6 +35,16 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.text}"
+
+
+class NamedModel(NamedTuple):
+    """A model that a setting names. `weights`: whether they are loaded here, and not by vLLM alone. `own_tokenizer`:
+    the one that is taken in place of that beside the weights.
+    """
+
+    name: str
+    weights: bool
+    own_tokenizer: str | None
 
 
 def check_named(config: RunConfig) -> None:
@@ -56,20 +66,29 @@ def _models(config: RunConfig) -> Iterator[Problem]:
     if config.mode == "train" and config.training.backend == "tinker":
         yield from _tokenizer(config)
         return
+    for setting, one in named_models(config).items():
+        try:
+            find_model(
+                one.name, weights=one.weights, tokenizer=not one.own_tokenizer, exceptions=config.model_exceptions
+            )
+        except ConfigError as error:
+            yield Problem(setting, str(error), mend)
+
+
+def named_models(config: RunConfig) -> dict[str, NamedModel]:
+    """Return the models that trainer and servers take, by the setting that names them."""
     started = {row.part: config.role(row.part) for row in plan(config) if row.service == "inference"}
     started |= {role: settings for role, settings in config.inference.items() if settings.url is None}
     loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
-    named = {"model": (config.model, loads)} if loads or any(one.model is None for one in started.values()) else {}
-    named |= {f"inference.{role}.model": (one.model, one.kind != "vllm") for role, one in started.items()}
-    apart = {"model"} if config.tokenizer else set()
-    apart |= {f"inference.{role}.model" for role, one in started.items() if one.tokenizer}
-    for setting, (name, weights) in named.items():
-        if name is None:
-            continue
-        try:
-            find_model(name, weights=weights, tokenizer=setting not in apart)
-        except ConfigError as error:
-            yield Problem(setting, str(error), mend)
+    found: dict[str, NamedModel] = {}
+    if config.model is not None and (loads or any(one.model is None for one in started.values())):
+        found["model"] = NamedModel(config.model, weights=loads, own_tokenizer=config.tokenizer)
+    for role, one in started.items():
+        if one.model is not None:
+            found[f"inference.{role}.model"] = NamedModel(
+                one.model, weights=one.kind != "vllm", own_tokenizer=one.tokenizer
+            )
+    return found
 
 
 def _tokenizer(config: RunConfig) -> Iterator[Problem]:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.environments.inference import ModelTurn
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.schemas.errors import EnvironmentCodeError
 from lachesis.schemas.rollout import FinishReason
 
@@ -24,24 +26,27 @@ class SampledSequence(NamedTuple):
     versions: list[tuple[int, str]]
     finish_reason: FinishReason
     turns: int
+    masks: list[tuple[int, MaskRows]]
+    """As in a `Session`."""
 
 
 class _Sampled(NamedTuple):
     tokens: NDArray[np.int32]
     turn: ModelTurn
-    temperature: float
+    asked: SamplingParams
 
 
 class EngineLog:
-    """`temperature` is the one that the run's trainer reckons with: tokens sampled at another are not trained on."""
+    """`run` is how the run samples: tokens that were sampled otherwise are not trained on."""
 
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
+    def __init__(self, run: SamplingParams) -> None:
+        self._temperature = run.temperature
+        self._top_p = run.top_p
         self._after: dict[bytes, list[_Sampled]] = {}
 
-    def record(self, prompt_ids: list[int], turn: ModelTurn, temperature: float) -> None:
-        """Note a turn that was sampled after `prompt_ids`."""
-        sampled = _Sampled(np.asarray(turn.token_ids, np.int32), turn, temperature)
+    def record(self, prompt_ids: list[int], turn: ModelTurn, asked: SamplingParams) -> None:
+        """Note a turn that was sampled after `prompt_ids`, as `asked`."""
+        sampled = _Sampled(np.asarray(turn.token_ids, np.int32), turn, asked)
         self._after.setdefault(np.asarray(prompt_ids, np.int32).tobytes(), []).append(sampled)
 
     def match(self, number: int, tokens: NDArray[np.int32], mask: NDArray[np.bool_]) -> SampledSequence:
@@ -52,6 +57,7 @@ class EngineLog:
         tokens = np.ascontiguousarray(tokens, np.int32)
         logprobs = np.zeros(len(tokens), np.float32)
         versions: list[tuple[int, str]] = []
+        masks: list[tuple[int, MaskRows]] = []
         reason: FinishReason = "stop"
         turns = at = 0
         while at < len(tokens):
@@ -61,12 +67,21 @@ class EngineLog:
             found, length = self._longest(tokens, mask, at)
             if found is None:
                 raise EnvironmentCodeError(self._problem(number, at))
-            if found.temperature != self._temperature:
+            if found.asked.temperature != self._temperature:
                 raise EnvironmentCodeError(
-                    f"tokens[{number}][{at}:{at + length}] were sampled at temperature {found.temperature:g}, and the "
-                    f"run trains at {self._temperature:g}: let the environment ask for that, or set environments.NAME."
-                    "temperature and training.learner.temperature to its own"
+                    f"tokens[{number}][{at}:{at + length}] were sampled at temperature {found.asked.temperature:g}, "
+                    f"and the run trains at {self._temperature:g}: let the environment ask for that, or set "
+                    "environments.NAME.temperature and training.learner.temperature to its own"
                 )
+            allowed = found.turn.sampling_mask
+            if found.asked.top_p not in (1, self._top_p) and allowed is None:
+                raise EnvironmentCodeError(
+                    f"tokens[{number}][{at}:{at + length}] were sampled with top_p {found.asked.top_p:g}, and the run "
+                    'trains on all tokens: let the environment leave it out, or name { input = "sampling_mask" } in '
+                    "training.inputs"
+                )
+            if allowed is not None:
+                masks.append((at, allowed[:length]))
             logprobs[at : at + length] = found.turn.logprobs[:length]
             for start, version in found.turn.versions:
                 if start < length and (not versions or versions[-1][1] != version):
@@ -75,7 +90,7 @@ class EngineLog:
             reason = "length" if found.turn.finish_reason == "length" or not whole else "stop"
             turns += 1
             at += length
-        return SampledSequence(logprobs, versions, reason, turns)
+        return SampledSequence(logprobs, versions, reason, turns, masks)
 
     def _longest(self, tokens: NDArray[np.int32], mask: NDArray[np.bool_], at: int) -> tuple[_Sampled | None, int]:
         """Return the turn sampled after `tokens[:at]` of which the most tokens stand from there on, and how many."""

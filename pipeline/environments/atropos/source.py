@@ -142,14 +142,14 @@ class AtroposSource(GroupEnvironment):
         async with self.running():
             process = self._process
             assert process is not None  # noqa: S101 - it runs
-            engine = EngineLog(sampling.temperature)
+            engine = EngineLog(sampling)
 
             async def answer(request: Generate) -> Sequence[ModelTurn]:
                 asked = _sampling(request, sampling)
                 generations = await requests.generate(request.prompt_ids, request.n, asked)
                 turns = [await requests.finish(request.prompt_ids, one, asked) for one in generations]
                 for turn in turns:
-                    engine.record(request.prompt_ids, turn, asked.temperature)
+                    engine.record(request.prompt_ids, turn, asked)
                 return turns
 
             try:
@@ -232,6 +232,7 @@ class AtroposSource(GroupEnvironment):
             session.loss_mask = sequence.loss_mask.tolist()
             session.logprobs = sampled.logprobs.tolist()
             session.versions = sampled.versions
+            session.sampling_masks = sampled.masks
             session.finish_reason = sampled.finish_reason
             session.messages = group.messages[number] if group.messages else []
             session.replies = _replies(session.messages, sampled.finish_reason)
@@ -272,7 +273,8 @@ def _interpreter(python: str | None) -> str:
 
 def _sampling(request: Generate, run: SamplingParams) -> SamplingParams:
     """Return how the environment asks for tokens, the run's settings where it says nothing; greedy is the run's."""
-    asked = {"temperature": run.temperature, "top_p": run.top_p, "max_tokens": run.max_tokens, **request.sampling}
+    own = {name: getattr(run, name) for name in ("temperature", "top_p", "max_tokens", "sampling_mask")}
+    asked = own | request.sampling
     if run.temperature == 0:
         asked["temperature"] = 0.0
     try:

@@ -102,7 +102,7 @@ class Importer:
         self._bad = bad
         self._done = ImportSummary()
         self._leases: dict[str, ProducerLeases] = {}
-        self._limits = TrainerLimits(reads=config.trainer_reads)
+        self._limits = TrainerLimits(reads=config.trainer_reads, temperature=config.trained_temperature)
         self._budget = Budget(config.flow)
         self._measured_s = float("-inf")
         self._scanned, self._scanned_s = 0, float("-inf")

@@ -189,7 +189,9 @@ class _Retraining:
         policy, number = self.policy, fed.batch.number
         seed = self.settings.apply(self.learner)
         try:
-            limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads)
+            limits = TrainerLimits(
+                policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads, self.learner.config.temperature
+            )
             selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
             self.learner.step(pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0))
         except DataError as error:

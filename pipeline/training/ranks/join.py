@@ -60,7 +60,9 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> TrainerLimits:
-        return TrainerLimits(self.tokenizer_hash, self.vocabulary, self.training.reads)
+        return TrainerLimits(
+            self.tokenizer_hash, self.vocabulary, self.training.reads, self.training.learner.temperature
+        )
 
     @property
     def shuffle_seed(self) -> int | None:

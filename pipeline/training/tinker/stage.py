@@ -202,7 +202,7 @@ class _Trainer:
             log.info("resumed from %s at step %d", path.name, found.step)
         steps = 0 if state is None else state.step
         await tracking.resume(steps)
-        limits = TrainerLimits(tokenizer_hash(tokenizer), len(tokenizer))
+        limits = TrainerLimits(tokenizer_hash(tokenizer), len(tokenizer), temperature=config.trained_temperature)
         trainer = cls(
             service,
             config,

@@ -81,17 +81,24 @@ def test_an_advantage_set_to_zero_excludes_the_sample_from_training_alone(make_s
         ({"group_overrides": {"temperature": 1}}, "group_overrides.temperature: 1,"),
         ({"group_overrides": {"temperature": {"a": []}}}, "group_overrides.temperature: "),
         ({"overrides": [{"temperature": 0.7}, {"temperature": None}], "group_overrides": {"temperature": 0.7}}, None),
-        ({"generation_params": {"temperature": 0.5}}, None),
+        ({"generation_params": {"temperature": 0.5}}, "sampled at temperature 0.5.*is 0.7"),
+        ({"generation_params": {"temperature": 0.7, "top_p": 0.9}}, "sampled with top_p 0.9"),
+        ({"generation_params": {"temperature": 0.7, "top_k": 20}}, "sampled with top_k 20"),
+        ({"generation_params": {"repetition_penalty": 1.1}}, "sampled with repetition_penalty 1.1"),
+        ({"generation_params": {"logit_bias": {"5": -100}}}, "sampled with logit_bias"),
+        ({"generation_params": {"temperature": 0.7, "top_p": 1, "top_k": -1, "min_p": 0.0, "logit_bias": {}}}, None),
     ],
 )
 def test_a_temperature_that_the_trainer_would_ignore_is_refused_by_name(make_scored, changes, refused):
+    changes = {"generation_params": {"temperature": 0.7}} | changes
     data = read_json(ScoredData, json.dumps(make_scored(2, **changes)).encode())
     to_group(data, ORIGIN)  # whose trainer is not known
+    of_trainer = replace(ORIGIN, limits=ORIGIN.limits._replace(temperature=0.7))
     if refused is None:
-        to_group(data, replace(ORIGIN, temperature=0.7))
+        to_group(data, of_trainer)
     else:
         with pytest.raises(SchemaError, match=refused):
-            to_group(data, replace(ORIGIN, temperature=0.7))
+            to_group(data, of_trainer)
 
 
 def test_groups_of_one_prompt_are_of_one_item(make_scored):

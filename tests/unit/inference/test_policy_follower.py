@@ -4,10 +4,12 @@ from functools import partial
 
 import anyio
 import pytest
+import torch
 from unit.spans import Sink
 
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.model.tensors import check_coverage
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import batch_trace, span_id
@@ -15,7 +17,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
+from lachesis.schemas.errors import AccessError, ConfigError, DataError, InfrastructureError
 
 
 class Server:
@@ -46,6 +48,19 @@ async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
         with anyio.fail_after(10):
             await loaded.wait()
     assert server.loaded == ["1-a-b"]
+
+
+async def test_weights_that_can_never_fit_end_the_server_with_the_reason(lab):
+    class Other(Server):
+        async def update_weights(self, path, version):
+            check_coverage({"a": torch.zeros(2)}, {"a": torch.zeros(2), "lm_head.weight": torch.zeros(2)}, "the file")
+
+    record = PolicyRecord(run="r", version="1-a-b", weights="w", tokenizer_hash="t", written_ns=1)
+    await lab.bus.put(keys.POLICY, encode(record))
+    refused = pytest.RaisesExc(ConfigError, match=r"cannot take .*1 missing: lm_head.weight.*inference.policy.model")
+    with pytest.RaisesGroup(refused, flatten_subgroups=True):
+        async with lab.running(lambda service: follow_until_drained(service, Other(), anyio.Event()), "inference"):
+            await anyio.sleep_forever()
 
 
 async def as_named(record):

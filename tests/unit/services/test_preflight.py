@@ -34,7 +34,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "raters.py").write_text("def brief(sample): ...\nraise SystemExit('imported')")
     (package / "hidden.py").write_text("def __getattr__(name): ...")
     (tmp_path / "model").mkdir()
-    for name, text in (("config.json", '{"model_type": "llama"}'), ("model.safetensors", ""), ("tokenizer.json", "")):
+    for name, text in (
+        ("config.json", '{"model_type": "llama"}'),
+        ("model.safetensors", "\x02\0\0\0\0\0\0\0{}"),
+        ("tokenizer.json", ""),
+    ):
         (tmp_path / "model" / name).write_text(text)
     monkeypatch.setattr(source, "check_hub", lambda _, name, __: "there" if name == HUB_MODEL else "absent")
     return tmp_path

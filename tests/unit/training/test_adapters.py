@@ -1,18 +1,20 @@
 """Low-rank adapters: what is published is the whole model, a resumed trainer has the bits of one that went on."""
 
+from functools import partial
 from math import sqrt
 
 import pytest
 import torch
 from msgspec import convert
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GraniteMoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
-from lachesis.pipeline.model.logprobs import SampledLogprobs
+from lachesis.pipeline.model.logprobs import SampledLogprobs, token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, weights_digest
-from lachesis.pipeline.training.adapters import ADAPTER, load_trainable_model
+from lachesis.pipeline.model.tokenizer import save_tokenizer
+from lachesis.pipeline.training.adapters import ADAPTER, load_trainable_model, with_adapters
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
 from lachesis.pipeline.training.learner import Learner
@@ -130,9 +132,75 @@ def test_adapters_of_another_base_are_refused(tmp_path, base, batch, small_polic
         load_checkpoint(folder, CONFIG, setup(tmp_path / "other"))
 
 
-def test_targets_that_the_model_lacks_are_named(base):
-    with pytest.raises(ConfigError, match=r"training\.lora\.targets: .*no_such_proj"):
-        load_trainable_model(base, setup(base, LoraConfig(targets=["no_such_proj"])))
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ({"targets": ["q_proj", "no_such_proj"]}, r"training\.lora\.targets: no module .* is called 'no_such_proj'"),
+        ({"targets": ["q_porj"]}, "did you mean 'q_proj'"),
+        ({"targets": []}, "targets is empty"),
+        ({"targets": ["input_layernorm"]}, "targets: Target module LlamaRMSNorm"),
+        ({"targets": ["lm_head"]}, "lm_head shares its weights with model.embed_tokens"),
+        ({"targets": ["q_proj", "embed_tokens"]}, "model.embed_tokens shares its weights with lm_head"),
+        ({"rank": 33, "targets": ["q_proj"]}, r"rank is 33, beyond the smaller side of model.layers.0.*q_proj \(32\)"),
+        ({"rank": 200}, "rank is 200, beyond the smaller side of .* and 10 more"),
+    ],
+)
+def test_adapters_that_cannot_be_are_named(base, lora, said):
+    with pytest.raises(ConfigError, match=said):
+        load_trainable_model(base, setup(base, LoraConfig(**{"rank": 4} | lora)))
+
+
+def moved(policy):
+    """Give the adapters values, as training does."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [
+        (LlamaConfig, {"targets": ["lm_head"]}),
+        (LlamaConfig, {"targets": ["embed_tokens", "q_proj"]}),
+        (GPT2Config, {}),
+        (partial(Qwen3MoeConfig, **EXPERTS), {}),
+    ],
+)
+def test_what_is_published_and_exported_is_what_is_trained(tmp_path, small_policy, kind, lora):
+    config = kind(
+        vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    save_tokenizer(small_policy().tokenizer, tmp_path / "base")
+    policy = load_trainable_model(tmp_path / "base", setup(tmp_path / "base", LoraConfig(rank=2, **lora)))
+    before = token_logprobs(policy.model, TOKENS, 1.0)[0]
+    moved(policy)
+    served = load_model(tmp_path / "base")
+    load_tensors(served.model, policy_tensors(policy.model))
+    save_policy(policy, tmp_path / "export")
+    with torch.no_grad():
+        ours = token_logprobs(policy.model, TOKENS, 1.0)[0]
+        assert (ours - before).abs().max() > 1e-3
+        for other in (served, load_model(tmp_path / "export")):
+            torch.testing.assert_close(token_logprobs(other.model, TOKENS, 1.0)[0], ours, atol=1e-4, rtol=0)
+
+
+def test_experts_that_get_no_adapter_are_named(caplog):
+    config = GraniteMoeConfig(
+        vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    with_adapters(AutoModelForCausalLM.from_config(config), LoraConfig(rank=2), 0)
+    assert "so they stay as they are: model.layers.0.block_sparse_moe.experts.gate_up_proj" in caplog.text
+
+
+TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10]])
 
 
 def test_kl_to_the_reference_needs_no_second_model(base, batch, small_policy):

@@ -1,11 +1,20 @@
 """Logprobs over the tokens that a sampler left, against float64, and the tokens outside of it."""
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.rollout import build_group, collect_group
+from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model import logprobs as logprobs_module
+from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, ModelInputConfig
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner
@@ -132,3 +141,33 @@ def test_a_loss_over_tokens_that_it_may_exclude_is_refused():
     learner = LearnerConfig(loss=LossConfig(teacher_kl="reverse"))
     with pytest.raises(ConfigError, match=r"tokens that training\.inputs sampling_mask may exclude"):
         RunConfig(model="m", training=TrainingConfig(inputs=[INPUT], learner=learner))
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 0.9), (0.8, 0.5), (3.0, 0.3)])
+async def test_what_our_server_samples_with_top_p_has_a_ratio_of_one(small_policy, temperature, top_p):
+    policy = small_policy()
+    sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=12, sampling_mask=True, seed=1)
+    with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="0-a-b") as engine:
+        app = build_app(policy, engine, model_name="tiny", weights_folder="nowhere")
+        client = InferenceClient(ClientConfig(url="http://test"), transport=httpx.ASGITransport(app))
+        draft = await collect_group(Words(), Words().task(0), client, 4, sampling)
+    made = build_group(draft, run="r", env="e", producer="p", epoch=1, counter=1, tokenizer_hash="t")
+    learner = learner_of(policy, temperature=temperature)
+    batch = packed([made], learner.inputs, **READS)
+    with torch.no_grad():
+        masked = (learner._logprobs(batch) - batch.logprobs_BT)[batch.mask_BT].exp()
+        learner.inputs = load_inputs([], policy, policy.model)
+        whole = (learner._logprobs(batch) - batch.logprobs_BT)[batch.mask_BT].exp()
+    torch.testing.assert_close(masked, torch.ones_like(masked), atol=1e-4, rtol=0)
+    assert whole.mean() < top_p + 0.05, "which is what the mask is for"
+
+
+class Words(Environment):
+    def __len__(self):
+        return 1
+
+    def task(self, index):
+        return Task(item="i", prompt="say")
+
+    def reward(self, task, session):
+        return float(session.sample)

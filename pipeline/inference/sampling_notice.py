@@ -1,0 +1,71 @@
+"""Names clients of the text routes that sample from another distribution than the trainer computes.
+
+Whoever samples for a run by OpenAI's routes chooses temperature and top_p, and the group that comes of it does not say
+so. Guarantees that what such a client asks for is named within one of its answers, and no longer once clients have
+asked `FORGOTTEN` times as the trainer computes. Greedy requests are evaluations, and left alone. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container
+from typing import Final
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.sampling_agreement import sampling_difference
+
+__all__ = ["ASKED", "SamplingNotice"]
+
+log = logging.getLogger("lachesis")
+
+ASKED: Final = "asked"
+"""Where in a request's state a route leaves its `SamplingParams`."""
+FORGOTTEN: Final = 200
+"""Requests in a row that agree with the trainer, after which those before them are no longer named."""
+
+
+class SamplingNotice:
+    """An ASGI application that looks at the requests for `paths`; `notify` gets what is to be said, None for nothing.
+
+    `temperature`: the trainer's.
+    """
+
+    def __init__(
+        self, app: ASGIApp, paths: Container[str], temperature: float, notify: Callable[[str | None], None]
+    ) -> None:
+        self._app = app
+        self._paths = paths
+        self._temperature = temperature
+        self._notify = notify
+        self._differing = 0
+        self._agreeing = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {}) if scope["type"] == "http" and scope["path"] in self._paths else None
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if state is not None and isinstance(asked := state.get(ASKED), SamplingParams) and asked.temperature > 0:
+                self._take_in(asked, scope["path"])
+
+    def _take_in(self, asked: SamplingParams, path: str) -> None:
+        given = {"temperature": asked.temperature, "top_p": asked.top_p, **msgspec.to_builtins(asked)}
+        difference = sampling_difference(given, self._temperature, masked=False)
+        if difference is not None:
+            self._differing += 1
+            self._agreeing = 0
+            text = (
+                f"{self._differing} requests for {path} were {difference}. Groups of such samples are trained with "
+                "wrong ratios; samples that are not trained on need nothing"
+            )
+            if self._differing == 1:
+                log.warning("%s", text)
+            self._notify(text)
+        elif self._differing:
+            self._agreeing += 1
+            if self._agreeing >= FORGOTTEN:
+                self._differing = 0
+                self._notify(None)

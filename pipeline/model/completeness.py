@@ -1,0 +1,144 @@
+"""Compares a model that transformers has loaded with what its files and its configuration describe.
+
+transformers draws what is missing at random, leaves out what it does not know and casts what it finds; it says so in a
+log. Guarantees that each such tensor is a fault here, and so is a value that is not finite. Values are read once, in
+the time of a copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from lachesis.pipeline.model.faults import TOKENIZER, ModelFaults, is_spare, some
+
+__all__ = [
+    "add_faults_of_values",
+    "add_loading_faults",
+    "add_tied_fault",
+    "add_tokenizer_faults",
+    "add_value_faults",
+    "tied_pairs",
+]
+
+log = logging.getLogger("lachesis")
+
+_CHUNK = 1 << 24
+"""Elements that are looked at together."""
+_PLACEHOLDER = ("image", "img", "audio", "video", "vision", "soft_token")
+"""Parts of the names of tokens that stand for pictures or sounds: a model of text has no rows for them."""
+
+
+def add_loading_faults(
+    faults: ModelFaults, model: Any, info: Mapping[str, Any], config: Mapping[str, Any], *, images: bool = False
+) -> None:
+    """Add what `from_pretrained` said with `output_loading_info`.
+
+    Also weights that are tied against the files' word.
+
+    `config`: what config.json says. `images`: whether the model is to take images.
+    """
+    head = _head_name(model)
+    hint = " (if it is the embedding, set tie_word_embeddings = true in config.json)"
+    for name in sorted(info["missing_keys"]):
+        if not is_spare(name, config, images=images):
+            faults.add("missing tensors", name, hint if name == head else "")
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        faults.add("mis-shaped tensors", name, f" is {list(stored)}, by config.json {list(wanted)}")
+    for name in sorted(info["unexpected_keys"]):
+        if not is_spare(name, config, images=images):
+            faults.add("unexpected tensors", name)
+    for target, source in tied_pairs(model).items():
+        if not _is_one(model, target, source):
+            add_tied_fault(faults, target, source)
+
+
+def add_tied_fault(faults: ModelFaults, target: str, source: str) -> None:
+    """Add two tensors that the configuration ties and the files hold apart."""
+    text = f" differs from {source}, and tie_word_embeddings in config.json says that they are one"
+    faults.add("tied tensors that differ", target, text)
+
+
+def tied_pairs(model: Any) -> dict[str, str]:
+    """Return the names of tensors that the configuration makes one with another: target to source."""
+    expanded = getattr(model, "get_expanded_tied_weights_keys", None)
+    found: dict[str, str] = {} if expanded is None else expanded(all_submodels=True)
+    return found
+
+
+def add_value_faults(faults: ModelFaults, model: Any) -> None:
+    """Add the tensors that hold NaN or infinity, and a model that holds nothing but zeros."""
+    add_faults_of_values(faults, _once_each(model.state_dict()))
+
+
+def add_faults_of_values(faults: ModelFaults, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """As `add_value_faults`, for tensors that come one after the other.
+
+    Single matrices of zeros are named in the log alone: a layer may begin so, and a file whose download broke off looks
+    so where its room was taken in advance.
+    """
+    matrices, empty = 0, []
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = _range(tensor)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            faults.add("non-finite tensors", name)
+        matrices += tensor.dim() > 1
+        if tensor.dim() > 1 and low == high == 0:
+            empty.append(name)
+    if empty and len(empty) == matrices:
+        faults.add_names("tensors of nothing but zeros", empty)
+    elif empty:
+        log.warning("%d tensors of the model hold nothing but zeros: %s", len(empty), some(empty))
+
+
+def add_tokenizer_faults(faults: ModelFaults, tokenizer: Any, rows: int) -> None:
+    """Add a tokenizer with tokens that a model of so many token ids does not know."""
+    beyond = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= rows)
+    special = set(tokenizer.all_special_tokens) | set(map(str, tokenizer.added_tokens_decoder.values()))
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    foreign = [
+        token
+        for number, token in beyond
+        if number in ends or token not in special or not any(part in token.lower() for part in _PLACEHOLDER)
+    ]
+    if foreign:
+        text = f" has {len(foreign)} tokens of which the model has no row: {', '.join(map(repr, foreign[:3]))}"
+        mend = f"; the model has {rows}, resize_token_embeddings adds some; or choose the tokenizer it was trained with"
+        faults.add("more tokens than the model has", TOKENIZER, text + mend)
+
+
+def _head_name(model: Any) -> str | None:
+    """Return the name of the tensor that makes logits; None if the model does not tell."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    found = (name for name, module in model.named_modules() if module is head)
+    return next((f"{name}.weight" for name in found), None)
+
+
+def _is_one(model: Any, target: str, source: str) -> bool:
+    """Return whether two tensors are one; True without weights, where it cannot be told."""
+    first, second = model.get_parameter(target), model.get_parameter(source)
+    return first is second or first.is_meta or first.data_ptr() == second.data_ptr()
+
+
+def _once_each(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            yield name, tensor
+
+
+def _range(tensor: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value; what is not finite ends up there."""
+    flat = tensor.detach().reshape(-1)
+    parts = [torch.aminmax(flat[start : start + _CHUNK]) for start in range(0, flat.numel(), _CHUNK)]
+    return (
+        float(torch.stack([low for low, _ in parts]).min()),
+        float(torch.stack([high for _, high in parts]).max()),
+    )
