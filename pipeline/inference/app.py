@@ -13,8 +13,9 @@ from starlette.applications import Starlette
 
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.serving_app import ServedTokens, serving_app
+from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.tensors import policy_tensors
+from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of
 from lachesis.pipeline.model.weight_files import path_inside, read_weights
 from lachesis.schemas.ids import PolicyVersion
 
@@ -42,7 +43,12 @@ def build_app(
         return read_weights(path_inside(folder, path), PolicyVersion.parse(version), policy_tensors(policy.model))
 
     return serving_app(
-        ServedTokens(policy.tokenizer, policy.tokenizer_hash, policy.model.config.vocab_size),
+        ServedTokens(
+            policy.tokenizer,
+            policy.tokenizer_hash,
+            vocabulary_of(policy.model) or len(policy.tokenizer),
+            end_tokens(policy.model, policy.tokenizer),
+        ),
         engine,
         model_name=model_name,
         read_weights=read,

@@ -31,6 +31,7 @@ from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import WeightsReceiver
+from lachesis.schemas.errors import InfrastructureError, StartupError
 
 __all__ = ["allowed_hosts", "announce", "serve_role"]
 
@@ -60,8 +61,13 @@ async def serve_role(
     listener: socket.socket,
     *,
     load: Callable[[], tuple[int, int]],
+    check_alive: Callable[[], None],
 ) -> None:
-    """Serve `app` until the service drains. `load`: requests in work, and waiting."""
+    """Serve `app` until the service drains. `load`: requests in work, and waiting.
+
+    Raises StartupError when `check_alive` raises InfrastructureError: what samples is gone, so the service ends and is
+    started again, and the cause is its own.
+    """
     traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
     counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
     server = HttpServer.over(counted, head_s=_HEAD_S, grace_s=5)
@@ -70,6 +76,10 @@ async def serve_role(
     async def count() -> None:
         while True:
             service.vitals.in_flight, service.vitals.lag = load()
+            try:
+                check_alive()
+            except InfrastructureError as error:
+                raise StartupError(f"inference.{role}: {error}") from error
             await anyio.sleep(1.0)
 
     async with InferenceDirectory(timeout_s=120.0) as own, background() as tasks:

@@ -23,6 +23,7 @@ from lachesis.pipeline.inference.directory import (
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.http_service import allowed_hosts, announce, serve_role
 from lachesis.pipeline.inference.vllm import start_vllm
+from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.shared_memory import segment_pointer
@@ -87,16 +88,16 @@ async def _serve_reference(
         partial(load_model, model, ModelSetup(tokenizer=_own_tokenizer(config, role)))
     )
     version = policy_version(0, role, policy_tensors(policy.model))
-    with (
-        listen(settings.host, settings.port, "inference.<role>.port") as listener,
-        Engine(
-            policy.model,
-            eos_token_id=policy.tokenizer.eos_token_id,
-            weight_version=str(version),
-            config=settings.engine,
-            decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
-        ) as engine,
-    ):
+    making = partial(
+        Engine,
+        policy.model,
+        eos_token_id=end_tokens(policy.model, policy.tokenizer),
+        weight_version=str(version),
+        config=settings.engine,
+        decode=policy.tokenizer.decode,
+    )
+    prepared = await anyio.to_thread.run_sync(making)
+    with listen(settings.host, settings.port, "inference.<role>.port") as listener, prepared as engine:
         app = build_app(
             policy,
             engine,
@@ -107,4 +108,12 @@ async def _serve_reference(
             hosts=allowed_hosts(config, role, listener),
             aliases=["default", model, Path(model).name],
         )
-        await serve_role(service, config, role, app, listener, load=lambda: (engine.running, engine.waiting))
+        await serve_role(
+            service,
+            config,
+            role,
+            app,
+            listener,
+            load=lambda: (engine.running, engine.waiting),
+            check_alive=engine.check_alive,
+        )

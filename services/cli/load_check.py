@@ -6,6 +6,9 @@
 import os
 import signal
 import sys
+from typing import Annotated
+
+import typer
 
 from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.services.cli.options import Options, with_options
@@ -15,11 +18,11 @@ __all__ = ["load_check"]
 
 
 @with_options
-def load_check(options: Options) -> None:
+def load_check(options: Options, models: Annotated[bool, typer.Option("--models")] = False) -> None:
     """Load all that the configuration names, and print the results as JSON."""
     arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
     if arm is not None:
         arm()
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the loaded code prints is no finding
-        write_findings(options.config(), out)
+        write_findings(options.config(), out, models=models)

@@ -45,6 +45,7 @@ async def open_app(
 
         from lachesis.pipeline.inference.app import build_app
         from lachesis.pipeline.inference.engine import Engine
+        from lachesis.pipeline.model.end_tokens import end_tokens
         from lachesis.pipeline.model.policy import load_model
         from lachesis.pipeline.model.tensors import policy_tensors, policy_version
     except ModuleNotFoundError as error:
@@ -55,16 +56,16 @@ async def open_app(
     torch.set_num_threads(settings.threads)
     policy = await anyio.to_thread.run_sync(partial(load_model, model))
     version = str(policy_version(0, "test", policy_tensors(policy.model)))
-    with (
-        TemporaryDirectory() as weights,
-        Engine(
-            policy.model,
-            eos_token_id=policy.tokenizer.eos_token_id,
-            weight_version=version,
-            config=settings.engine,
-            decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
-        ) as engine,
-    ):
+    making = partial(
+        Engine,
+        policy.model,
+        eos_token_id=end_tokens(policy.model, policy.tokenizer),
+        weight_version=version,
+        config=settings.engine,
+        decode=policy.tokenizer.decode,
+    )
+    prepared = await anyio.to_thread.run_sync(making)
+    with TemporaryDirectory() as weights, prepared as engine:
         yield build_app(
             policy,
             engine,

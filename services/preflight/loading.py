@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -28,6 +29,7 @@ from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConf
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas.errors import LachesisError
+from lachesis.services.preflight.model_loading import model_loads
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]
 
@@ -47,9 +49,12 @@ class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def write_findings(config: RunConfig, out: BinaryIO) -> None:
-    """Load everything, and write a line of JSON to `out` when each begins and when it ends."""
-    for setting, load in _loads(config):
+def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False) -> None:
+    """Load everything, and write a line of JSON to `out` when each begins and when it ends.
+
+    `models`: those that are to be served, too, after the rest.
+    """
+    for setting, load in chain(_loads(config), model_loads(config) if models else ()):
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
         state: Literal["ok", "failed"] = "ok"
@@ -121,12 +126,14 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-async def check_loads(arguments: Sequence[str], *, timeout_s: float) -> list[LoadFinding]:
+async def check_loads(arguments: Sequence[str], *, timeout_s: float, models: bool = False) -> list[LoadFinding]:
     """Return a finding for each thing that the configuration of `arguments` (--config, --set) names.
+
+    `models`: the models, too.
 
     The one that is being loaded after `timeout_s` seconds is late; those after it are left out.
     """
-    command = [sys.executable, "-m", "lachesis", "load-check", *arguments]
+    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *["--models"] * models]
     found: dict[str, LoadFinding] = {}
     late = True
     async with await anyio.open_process(

@@ -18,13 +18,14 @@ __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
 
 async def check_start(
-    config: RunConfig, arguments: Sequence[str], *, load_s: float, load_always: bool = False
+    config: RunConfig, arguments: Sequence[str], *, load_s: float, load_always: bool = False, models: bool = False
 ) -> AsyncIterator[DoctorFinding]:
     """Yield every finding.
 
     `load_s`: seconds after which environments and raters that still load are left alone. They are loaded if nothing
     that the configuration names is missing; with `load_always` also if something is, since user code takes its time
-    and a wrong path should be reported at once.
+    and a wrong path should be reported at once. `models`: also load those that the reference server is to serve, and
+    sample a token of each.
     """
     if not config.environments:
         yield fail(
@@ -36,7 +37,7 @@ async def check_start(
     for problem in found:
         yield fail(problem.setting, problem.text, problem.mend)
     if config.environments and (load_always or not found):
-        for finding in await check_loads(arguments, timeout_s=load_s):
+        for finding in await check_loads(arguments, timeout_s=load_s, models=models):
             if finding.state == "ok" or not any(_is_cause(problem, finding) for problem in found):
                 yield _loaded(finding, config, load_s)
 
@@ -76,6 +77,8 @@ def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFin
 
 
 def _mend(setting: str) -> str:
+    if setting == "model" or setting.endswith(".model"):
+        return 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"'
     if setting.endswith("scoring"):
         return f"correct {setting}.raters, or the code that they name"
     if setting.startswith("curriculum"):

@@ -1,0 +1,56 @@
+"""Loads the models that the reference server is to serve here, and samples a token of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.services.plan import plan
+
+__all__ = ["model_loads"]
+
+_PROMPT = [{"role": "user", "content": "Hello"}]
+_WAIT_S = 600.0
+
+
+def model_loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield for each model the setting that names it, and what loads it and describes it."""
+    seen = set()
+    for row in plan(config):
+        if row.service != "inference" or config.is_at_tinker("inference", row.part):
+            continue
+        settings = config.role(row.part)
+        name = settings.model or config.model
+        if settings.kind != "reference" or name is None:
+            continue
+        tokenizer = settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
+        if (name, tokenizer) not in seen:
+            seen.add((name, tokenizer))
+            setting = "model" if settings.model is None else f"inference.{row.part}.model"
+            yield setting, partial(_sample, name, tokenizer, settings)
+
+
+def _sample(name: str, tokenizer: str | None, settings: InferenceConfig) -> str:
+    import torch
+
+    from lachesis.pipeline.inference.engine import Engine
+    from lachesis.pipeline.inference.protocol import SamplingParams
+    from lachesis.pipeline.model.end_tokens import end_tokens
+    from lachesis.pipeline.model.policy import ModelSetup, load_model
+
+    torch.set_num_threads(settings.threads)
+    policy = load_model(name, ModelSetup(tokenizer=tokenizer))
+    ends = end_tokens(policy.model, policy.tokenizer)
+    prompt = policy.tokenizer.apply_chat_template(_PROMPT, add_generation_prompt=True, return_dict=False)
+    with Engine(policy.model, eos_token_id=ends, weight_version="doctor", config=settings.engine) as engine:
+        begun = time.monotonic()
+        engine.submit(prompt, SamplingParams(max_tokens=1)).result(_WAIT_S)
+        seconds = time.monotonic() - begun
+        millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
+        stops = policy.tokenizer.convert_ids_to_tokens(sorted(ends))
+        return (
+            f"{name} ({millions:.3g}M parameters) samples a token in {seconds:.2g} s, decoded {engine.decoding}, with "
+            f"a context of {engine.max_model_len}; ends at {', '.join(map(str, stops))}"
+        )
