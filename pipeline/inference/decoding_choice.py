@@ -85,7 +85,7 @@ def choose_decoding(model: Any, max_model_len: int) -> DecodingBatch:
                 problem = f"{type(error).__name__}: {error}"
             if problem is None:
                 batch.clear()
-                if failures:
+                if type(batch) is not PaddedBatch:
                     log.info("%s is decoded %s", type(model).__name__, batch.about)
                 return batch
             failures.append(problem[:200])

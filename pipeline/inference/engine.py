@@ -24,6 +24,7 @@ import torch
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
 from lachesis.pipeline.inference.decoding_choice import choose_decoding, context_length, positions_change_at
+from lachesis.pipeline.inference.placement import fitted
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow, TokenListener
@@ -293,7 +294,7 @@ class Engine:
         self._paused = None
 
     def _load(self, tensors: dict[str, torch.Tensor], weight_version: str) -> None:
-        load_tensors(self._model, tensors)
+        load_tensors(self._model, fitted(tensors, self._model))
         self._weight_version = weight_version
         if self._rows:
             self._batch.clear()

@@ -62,8 +62,11 @@ async def serve_role(
     *,
     load: Callable[[], tuple[int, int]],
     check_alive: Callable[[], None],
+    pointer: Path | None = None,
 ) -> None:
-    """Serve `app` until the service drains. `load`: requests in work, and waiting.
+    """Serve `app` until the service drains.
+
+    `load`: requests in work, and waiting. `pointer`: as `announce`.
 
     Raises StartupError when `check_alive` raises InfrastructureError: what samples is gone, so the service ends and is
     started again, and the cause is its own.
@@ -87,7 +90,7 @@ async def serve_role(
         tasks.start_soon(server.stop_on_drain, service)
         tasks.start_soon(count)
         tasks.start_soon(
-            partial(announce, service, config, role, own, config.role(role).advertise or url, pointer=None)
+            partial(announce, service, config, role, own, config.role(role).advertise or url, pointer=pointer)
         )
         await server.serve_until_cancelled([listener])
 

@@ -41,10 +41,9 @@ async def open_app(
     Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
     try:
-        import torch
-
         from lachesis.pipeline.inference.app import build_app
         from lachesis.pipeline.inference.engine import Engine
+        from lachesis.pipeline.inference.placement import forms_of, place
         from lachesis.pipeline.model.end_tokens import end_tokens
         from lachesis.pipeline.model.policy import load_model
         from lachesis.pipeline.model.tensors import policy_tensors, policy_version
@@ -53,9 +52,9 @@ async def open_app(
             raise
         raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
-    torch.set_num_threads(settings.threads)
     policy = await anyio.to_thread.run_sync(partial(load_model, model))
-    version = str(policy_version(0, "test", policy_tensors(policy.model)))
+    version, forms = str(policy_version(0, "test", policy_tensors(policy.model))), forms_of(policy.model)
+    await anyio.to_thread.run_sync(partial(place, policy, settings, "policy"))
     making = partial(
         Engine,
         policy.model,
@@ -75,6 +74,7 @@ async def open_app(
             key=key,
             hosts=hosts,
             aliases=aliases,
+            forms=forms,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,19 +30,18 @@ def model_loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
         if (name, tokenizer) not in seen:
             seen.add((name, tokenizer))
             setting = "model" if settings.model is None else f"inference.{row.part}.model"
-            yield setting, partial(_sample, name, tokenizer, settings)
+            yield setting, partial(_sample, name, tokenizer, settings, row.part)
 
 
-def _sample(name: str, tokenizer: str | None, settings: InferenceConfig) -> str:
-    import torch
-
+def _sample(name: str, tokenizer: str | None, settings: InferenceConfig, role: str) -> str:
     from lachesis.pipeline.inference.engine import Engine
+    from lachesis.pipeline.inference.placement import place
     from lachesis.pipeline.inference.protocol import SamplingParams
     from lachesis.pipeline.model.end_tokens import end_tokens
     from lachesis.pipeline.model.policy import ModelSetup, load_model
 
-    torch.set_num_threads(settings.threads)
     policy = load_model(name, ModelSetup(tokenizer=tokenizer))
+    device = place(policy, settings, role)
     ends = end_tokens(policy.model, policy.tokenizer)
     prompt = policy.tokenizer.apply_chat_template(_PROMPT, add_generation_prompt=True, return_dict=False)
     with Engine(policy.model, eos_token_id=ends, weight_version="doctor", config=settings.engine) as engine:
@@ -51,6 +51,17 @@ def _sample(name: str, tokenizer: str | None, settings: InferenceConfig) -> str:
         millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
         stops = policy.tokenizer.convert_ids_to_tokens(sorted(ends))
         return (
-            f"{name} ({millions:.3g}M parameters) samples a token in {seconds:.2g} s, decoded {engine.decoding}, with "
-            f"a context of {engine.max_model_len}; ends at {', '.join(map(str, stops))}"
+            f"{name} ({millions:.3g}M parameters) samples a token in {seconds:.2g} s on {device} in {settings.dtype}, "
+            f"decoded {engine.decoding}, with a context of {engine.max_model_len}; ends at {', '.join(map(str, stops))}"
+            f"{_faster(settings, device.type, role)}"
         )
+
+
+def _faster(settings: InferenceConfig, device: str, role: str) -> str:
+    """Return what would make the server faster on this machine."""
+    if device == "cuda":
+        return f'; vLLM is several times as fast: inference.{role}.kind = "vllm"'
+    cores = len(os.sched_getaffinity(0))
+    if settings.threads < cores // 2:
+        return f"; faster with inference.{role}.threads, {settings.threads} of {cores} cores"
+    return ""
