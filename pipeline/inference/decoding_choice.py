@@ -75,6 +75,16 @@ def choose_decoding(model: Any, max_model_len: int) -> DecodingBatch:
     failures: list[str] = []
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         trial = _Trial(model)
+        if positions_change_at(model, max_model_len) is None:
+            try:
+                trial.check_causal()
+            except ConfigError:
+                raise
+            except Exception as error:  # models raise whatever their configuration leads them into
+                text = (
+                    f"{type(model).__name__} cannot be sampled: a plain pass fails by {type(error).__name__}: {error}"
+                )
+                raise ConfigError(text) from error
         for make in _ways(model, max_model_len):
             try:
                 batch = make()
@@ -125,6 +135,29 @@ class _Trial:
         self._exact = dtype in {torch.float32, torch.float64}
         self._tolerance = _EXACT if self._exact else _ROUNDED
 
+    def check_causal(self) -> None:
+        """Raise `ConfigError` when the logits of a token depend on the tokens after it."""
+        prompt = self._prompts[1]
+        whole = self._model(input_ids=torch.tensor([prompt], device=self._model.device), use_cache=False).logits[0, -2]
+        before = self._plain(prompt[:-1])
+        if self._apart(whole.float(), before) > self._tolerance:
+            raise ConfigError(
+                f"{type(self._model).__name__} is not causal: logits of a token depend on the tokens after it, so "
+                "nothing that it samples can be trained on; choose a causal language model"
+            )
+
+    def _apart(self, logits: torch.Tensor, right: torch.Tensor) -> float:
+        apart = (logits - right).abs()
+        return float((apart.max() if self._exact else apart.mean()) / (right.std() + _FLOOR))
+
+    def _plain(self, tokens: list[int]) -> torch.Tensor:
+        """Return the logits [V] after `tokens` by a plain pass."""
+        given = torch.tensor([tokens], device=self._model.device)
+        logits: torch.Tensor = self._model(input_ids=given, use_cache=False).logits[0, -1].float()
+        if not bool(logits.isfinite().all()):
+            raise ConfigError("the model's logits are not finite; load valid weights")
+        return logits
+
     def problem(self, batch: DecodingBatch) -> str | None:
         """Return how the logits of `batch` differ from those of a plain pass, None where they do not."""
         first, second, third = self._prompts
@@ -163,10 +196,6 @@ class _Trial:
         """Return the largest difference of a row's logits from those of a plain pass."""
         worst = 0.0
         for row, logits in zip(rows, batch.logits, strict=True):
-            tokens = torch.tensor([row], device=batch.device)
-            right = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float()
-            if not bool(right.isfinite().all()):
-                raise ConfigError("the model's logits are not finite; load valid weights")
-            apart = (logits - right).abs()
-            worst = max(worst, float((apart.max() if self._exact else apart.mean()) / (right.std() + _FLOOR)))
+            right = self._plain(row)
+            worst = max(worst, self._apart(logits, right))
         return worst

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
 import anyio
@@ -289,16 +290,28 @@ class _Server:
 
 
 def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
+    """Return the token ids of messages. Some templates want the arguments of tool calls as text, most as objects."""
     check_plain("tools", body.tools)  # templates walk them recursively
     messages = template_messages(body.messages or [])
     try:
-        tokens: list[int] = tokenizer.apply_chat_template(
-            messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            add_special_tokens=bool(body.add_special_tokens),
-            return_dict=False,
-        )
-    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return _rendered(tokenizer, body, messages)
+    except _TEMPLATE_ERRORS as error:
+        if any(message.get("tool_calls") for message in messages):
+            with suppress(*_TEMPLATE_ERRORS):
+                return _rendered(tokenizer, body, template_messages(messages, as_text=True))
         raise DataError(f"messages do not fit the chat template: {error}") from error
+
+
+_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template raises that messages do not fit."""
+
+
+def _rendered(tokenizer: Any, body: TokenizeRequest, messages: list[dict[str, Any]]) -> list[int]:
+    tokens: list[int] = tokenizer.apply_chat_template(
+        messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        add_special_tokens=bool(body.add_special_tokens),
+        return_dict=False,
+    )
     return tokens

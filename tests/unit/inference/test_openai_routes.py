@@ -317,3 +317,20 @@ async def test_only_an_assistant_may_be_without_content(http, role):
     answer = await http.post(CHAT, json={"messages": [*HI, {"role": role, "content": None}]})
     assert answer.status_code == 400
     assert "messages[1] has no content" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", ['"Beijing"', '["Beijing"]', "7"])
+async def test_arguments_that_are_no_object_are_named(http, arguments):
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answer = await http.post(CHAT, json={"messages": messages})
+    assert answer.status_code == 400
+    assert "'weather' are no JSON object" in answer.json()["error"]["message"]
+
+
+async def test_a_template_that_wants_arguments_as_text_gets_them_so(http, policy):
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ 'f' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    body = await post(http, "/tokenize", messages=[{"role": "assistant", "tool_calls": [CALL]}])
+    assert body["tokens"] == policy.tokenizer.encode('f{"a":7}', add_special_tokens=False)

@@ -238,7 +238,7 @@ async def test_a_model_that_cannot_be_decoded_is_named_before_anything_is_served
         raise IndexError("list index out of range")
 
     monkeypatch.setattr("transformers.LlamaForCausalLM.forward", fails)
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLM cannot be sampled .*list index out of range"):
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM cannot be sampled: .*list index out of range"):
         await run_inference(Service(lab.bus, "inference", "r"), config, "eval")
     assert await registered(lab, "eval") is None
 

@@ -110,6 +110,9 @@ async def test_a_stop_string_may_begin_with_letters_and_end_with_a_special_token
     tokens, text = await everywhere(serve, stop=[f"{letter}<|sep|>"])
     assert tokens == WORDS[:5]
     assert text == policy.tokenizer.decode([20, 21])
+    tokens, text = await everywhere(serve, stop=[f"<|sep|>{policy.tokenizer.decode([23])}"])
+    assert tokens == WORDS[:6]
+    assert text == policy.tokenizer.decode([20, 21, 22])
 
 
 async def test_special_tokens_are_shown_where_that_is_asked_for(serve, policy):
