@@ -358,11 +358,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def _check_weights(self) -> None:
         if self.weights.transport != "shared_memory":
             return
-        policy = self.role("policy")
-        if policy.kind != "vllm" or policy.url is not None:
+        if self.role("policy").url is not None:
             raise ConfigError(
-                'weights.transport is "shared_memory": the run itself must start the policy\'s server, and as vLLM; '
-                'set inference.policy.kind = "vllm" and leave inference.policy.url out'
+                'weights.transport is "shared_memory": the run itself must start the policy\'s server; leave '
+                "inference.policy.url out"
             )
         if self.weights.dtype != "float32":
             raise ConfigError(

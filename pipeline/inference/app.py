@@ -5,16 +5,20 @@ Guarantees that weights are read from one configured folder alone.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from starlette.applications import Starlette
 
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.placement import forms_of
 from lachesis.pipeline.inference.serving_app import ServedTokens, serving_app
+from lachesis.pipeline.inference.shared_copy import SharedCopy
+from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.tensors import policy_tensors
+from lachesis.pipeline.model.shared_memory import POINTER_FILE
+from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of
 from lachesis.pipeline.model.weight_files import path_inside, read_weights
 from lachesis.schemas.ids import PolicyVersion
 
@@ -31,18 +35,30 @@ def build_app(
     key: str | None = None,
     hosts: Container[str] | None = None,
     aliases: Sequence[str] = (),
+    forms: Mapping[str, torch.Tensor] | None = None,
 ) -> Starlette:
     """Return the application over a running engine that owns `policy.model`.
 
-    `weights_folder`: the only folder that weight updates may name files in. The others: see `serving_app`.
+    `weights_folder`: the only folder that weight updates may name files in. `forms`: names, shapes and dtypes that they
+    must have; None: the model's own. The others: see `serving_app`.
     """
     folder = Path(weights_folder).resolve()
 
+    shared = SharedCopy(policy.model.config, forms or forms_of(policy.model))
+
     def read(path: str, version: str) -> dict[str, torch.Tensor]:
-        return read_weights(path_inside(folder, path), PolicyVersion.parse(version), policy_tensors(policy.model))
+        found, wanted = path_inside(folder, path), PolicyVersion.parse(version)
+        if found.name == POINTER_FILE:
+            return shared.read(found, wanted)
+        return read_weights(found, wanted, forms or policy_tensors(policy.model))
 
     return serving_app(
-        ServedTokens(policy.tokenizer, policy.tokenizer_hash, policy.model.config.vocab_size),
+        ServedTokens(
+            policy.tokenizer,
+            policy.tokenizer_hash,
+            vocabulary_of(policy.model) or len(policy.tokenizer),
+            end_tokens(policy.model, policy.tokenizer),
+        ),
         engine,
         model_name=model_name,
         read_weights=read,

@@ -64,6 +64,12 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """File that holds the key that clients must send as a bearer token, which OpenAI's call an API key; with `url`, the
     key of that server. Default None: without `url` and off loopback, inference/ROLE.key in the run's folder, made at
     the first start; else no key."""
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """Where the reference server computes: auto, cpu, cuda or cuda:N. auto: on a GPU if torch sees one, the last of
+    several, since the trainer takes the first. Default auto."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the reference server computes in. bfloat16 takes half the memory; its logprobs differ from the trainer's by
+    rounding, some .01 nats. Default float32."""
     threads: PositiveInt = 1
     """CPU threads of the reference server. Default 1."""
     engine: EngineConfig = EngineConfig()

@@ -252,38 +252,56 @@ def _limit(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
-def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as chat templates want them.
+def template_messages(messages: list[dict[str, Any]], *, as_text: bool = False) -> list[dict[str, Any]]:
+    """Return the messages as chat templates want them, from all that OpenAI's schema allows.
 
-    Text is in one piece, arguments of tool calls are objects. Raises `DataError` for content that is no text.
+    Text is in one piece, also where there is none (an answer that is calls of tools alone), arguments of tool calls are
+    objects (with `as_text` their JSON, which some templates want), and a field that is null or an empty list of calls
+    counts as absent. Raises `DataError` for content that is no text, and for arguments that are no object.
     """
     check_plain("messages", messages)
-    return [_template_message(message) for message in messages]
+    return [_template_message(number, message, as_text) for number, message in enumerate(messages)]
 
 
-def _template_message(message: dict[str, Any]) -> dict[str, Any]:
-    found = dict(message)
-    if isinstance(content := message.get("content"), list):
-        found["content"] = "".join(map(_text_part, content))
-    if isinstance(calls := message.get("tool_calls"), list):
-        found["tool_calls"] = [_template_call(call) for call in calls]
+def _template_message(number: int, message: dict[str, Any], as_text: bool) -> dict[str, Any]:
+    found = {name: value for name, value in message.items() if value is not None and value != []}
+    content, refusal = message.get("content"), found.pop("refusal", None)
+    if isinstance(content, list):
+        content = "".join(map(_text_part, content))
+    if content is None:
+        if message.get("role") in {"system", "developer", "user", "tool"}:
+            raise DataError(f"messages[{number}] has no content; only an assistant's message may be without.")
+        content = refusal if isinstance(refusal, str) else ""
+    found["content"] = content
+    if isinstance(call := found.pop("function_call", None), dict):
+        found["tool_calls"] = [{"type": "function", "function": call}]
+    if isinstance(calls := found.get("tool_calls"), list):
+        found["tool_calls"] = [_template_call(call, as_text) for call in calls]
     return found
 
 
 def _text_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(part.get("text"), str):
+    if kind not in {"text", "refusal"} or not isinstance(part.get(kind), str):
         raise DataError(f"content of type {kind!r:.40} is not served; this model reads text alone.")
-    text: str = part["text"]
+    text: str = part[kind]
     return text
 
 
-def _template_call(call: Any) -> Any:
+def _template_call(call: Any, as_text: bool) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict) or "arguments" not in function:
         return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise DataError(f"arguments of the tool call {function.get('name')!r:.60} are not JSON: {error}") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+    arguments, name = function["arguments"], function.get("name")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise DataError(f"arguments of the tool call {name!r:.60} are not JSON: {error}") from error
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
+        raise DataError(f"arguments of the tool call {name!r:.60} are no JSON object, but {arguments!r:.60}.")
+    written = msgspec.json.encode(arguments).decode() if as_text else arguments
+    return {**call, "function": {**function, "arguments": written}}

@@ -14,21 +14,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 import torch
 
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
+from lachesis.pipeline.inference.decoding_choice import choose_decoding, context_length, positions_change_at
+from lachesis.pipeline.inference.placement import fitted
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow, TokenListener
 from lachesis.pipeline.inference.sampling import allowed_tokens, processed_logprobs, sample
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
-from lachesis.pipeline.inference.text import Decode, StopStrings
-from lachesis.pipeline.model.tensors import load_tensors
+from lachesis.pipeline.inference.text import StopStrings
+from lachesis.pipeline.model.tensors import load_tensors, vocabulary_of
 from lachesis.schemas.errors import DataError, InfrastructureError
 
 __all__ = ["Engine"]
@@ -41,19 +44,24 @@ class Engine:
         self,
         model: Any,
         *,
-        eos_token_id: int,
+        eos_token_id: int | Collection[int],
         weight_version: str,
         config: EngineConfig | None = None,
-        decode: Decode | None = None,
+        decode: Callable[..., str] | None = None,
     ) -> None:
-        """`decode`: text of token ids, without special tokens; None: requests cannot have stop strings."""
+        """`eos_token_id`: the tokens that end a sample, see `end_tokens`. `decode`: as a tokenizer's.
+
+        Without `decode` requests cannot have stop strings. Raises `ConfigError` when the model cannot be decoded.
+        """
         self.config = config or EngineConfig()
-        self.max_model_len: int = self.config.max_model_len or model.config.max_position_embeddings
+        self.max_model_len: int = self.config.max_model_len or context_length(model)
         self._model = model
-        self._eos = eos_token_id
+        self._vocabulary = vocabulary_of(model) or 0
+        self._eos = frozenset({eos_token_id} if isinstance(eos_token_id, int) else eos_token_id)
         self._decode = decode
         self._weight_version = weight_version
-        self._batch = DecodingBatch(model)
+        self._batch: DecodingBatch = choose_decoding(model, self.max_model_len)
+        self._score_apart = positions_change_at(model, self.max_model_len) is not None
         self._rows: list[SampleRow] = []
         self._waiting: deque[GenerationRequest] = deque()
         self._commands: deque[tuple[Callable[[], None], Future[None]]] = deque()
@@ -95,6 +103,11 @@ class Engine:
     def running(self) -> int:
         """Samples being decoded."""
         return len(self._rows)
+
+    @property
+    def decoding(self) -> str:
+        """How the model is decoded, for people."""
+        return self._batch.about
 
     def check_alive(self) -> None:
         """Raise InfrastructureError when the engine does not run."""
@@ -151,14 +164,17 @@ class Engine:
             return None
         if self._decode is None:
             raise DataError("stop: this engine reads no text; use stop_token_ids.")
-        return StopStrings(params.stop, self._decode)
+        return StopStrings(
+            params.stop,
+            partial(self._decode, skip_special_tokens=True),
+            partial(self._decode, skip_special_tokens=False),
+        )
 
     def _limit(self, prompt: list[int], params: SamplingParams) -> int:
         if not prompt:
             raise DataError("token_ids is empty; a prompt has at least one token.")
-        vocabulary = self._model.config.vocab_size
-        if not 0 <= min(prompt) <= max(prompt) < vocabulary:
-            raise DataError(f"token_ids must lie in 0..{vocabulary - 1}, the model's vocabulary.")
+        if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
+            raise DataError(f"token_ids must lie in 0..{self._vocabulary - 1}, the model's vocabulary.")
         if params.n > self.config.max_running_sequences:
             raise DataError(
                 f"n is {params.n}, the server decodes at most {self.config.max_running_sequences} together."
@@ -225,7 +241,8 @@ class Engine:
             request.joined_ns = joined_ns
         scored = [request for request in joining if request.params.prompt_logprobs is not None]
         top_k = [request.params.prompt_logprobs or 0 for request in scored]
-        for request, scores in zip(scored, score_prompts(self._model, [r.prompt for r in scored], top_k), strict=True):
+        found = score_prompts(self._model, [r.prompt for r in scored], top_k, apart=self._score_apart)
+        for request, scores in zip(scored, found, strict=True):
             request.prompt_logprobs = scores
         self._rows += [row for request in joining for row in request.rows]
         self._batch.prefill([request.prompt for request in joining], [len(request.rows) for request in joining])
@@ -241,7 +258,7 @@ class Engine:
             top = top_logprobs(logprobs_BV[index], top_k) if top_k else []
             if row.request.params.sampling_mask:
                 row.record_allowed(allowed_tokens(logprobs_BV[index], row.request.params.top_p))
-            row.append(tokens[index], logprobs[index], top, version=self._weight_version, eos_token_id=self._eos)
+            row.append(tokens[index], logprobs[index], top, version=self._weight_version, end_tokens=self._eos)
         going = [index for index, row in enumerate(self._rows) if row.finish_reason is None]
         if len(going) < len(self._rows):
             self._retain(going)
@@ -279,7 +296,7 @@ class Engine:
         self._paused = None
 
     def _load(self, tensors: dict[str, torch.Tensor], weight_version: str) -> None:
-        load_tensors(self._model, tensors)
+        load_tensors(self._model, fitted(tensors, self._model))
         self._weight_version = weight_version
         if self._rows:
             self._batch.clear()

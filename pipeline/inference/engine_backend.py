@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +11,7 @@ from lachesis.pipeline.inference.generate_route import TextSample
 from lachesis.pipeline.inference.protocol import PromptLogprobs, SamplingParams, TokenizeRequest
 from lachesis.pipeline.inference.replies import generated
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
-from lachesis.pipeline.inference.text import text_of
+from lachesis.pipeline.inference.text import SampleTexts
 
 __all__ = ["EngineBackend"]
 
@@ -21,11 +21,19 @@ Encode = Callable[[TokenizeRequest], Awaitable[list[int]]]
 class EngineBackend:
     """A `GenerateBackend` for one request. A client that hangs up ends the work."""
 
-    def __init__(self, request: Request, engine: SamplingEngine, tokenizer: Any, encode: Encode) -> None:
+    def __init__(
+        self,
+        request: Request,
+        engine: SamplingEngine,
+        tokenizer: Any,
+        encode: Encode,
+        end_tokens: Container[int] = (),
+    ) -> None:
         self._request = request
         self._engine = engine
         self._tokenizer = tokenizer
         self._encode = encode
+        self._end_tokens = end_tokens
 
     async def tokenize(self, text: str) -> list[int]:
         """See `GenerateBackend`."""
@@ -38,11 +46,7 @@ class EngineBackend:
 
     async def sample(self, prompt: list[int], params: SamplingParams) -> tuple[list[TextSample], PromptLogprobs | None]:
         """See `GenerateBackend`."""
-
-        def decode(tokens: list[int]) -> str:
-            text: str = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
-            return text
-
+        texts = SampleTexts.of(self._tokenizer, self._end_tokens, skip_special_tokens=params.skip_special_tokens)
         (result,) = await generated(self._request, self._engine, [prompt], params)
         samples = [
             TextSample(
@@ -51,7 +55,7 @@ class EngineBackend:
                 top_logprobs=sample.top_logprobs,
                 finish_reason=sample.finish_reason,
                 stop_reason=sample.stop_reason,
-                text=text_of(sample.token_ids, sample.stop_reason, decode),
+                text=texts.text(sample.token_ids, sample.finish_reason, sample.stop_reason),
                 weight_version=sample.weight_versions[-1].version if sample.weight_versions else None,
             )
             for sample in result.samples

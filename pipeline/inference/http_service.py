@@ -32,6 +32,7 @@ from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
+from lachesis.schemas.errors import InfrastructureError, StartupError
 
 __all__ = ["allowed_hosts", "announce", "serve_role"]
 
@@ -61,8 +62,16 @@ async def serve_role(
     listener: socket.socket,
     *,
     load: Callable[[], tuple[int, int]],
+    check_alive: Callable[[], None],
+    pointer: Path | None = None,
 ) -> None:
-    """Serve `app` until the service drains. `load`: requests in work, and waiting."""
+    """Serve `app` until the service drains.
+
+    `load`: requests in work, and waiting. `pointer`: as `announce`.
+
+    Raises StartupError when `check_alive` raises InfrastructureError: what samples is gone, so the service ends and is
+    started again, and the cause is its own.
+    """
     foreign = role == "policy" and any(env.is_foreign for env in config.environments.values())
     if foreign and config.trained_temperature is not None:
         app = SamplingNotice(app, TEXT_PATHS, config.trained_temperature, partial(service.set_note, "sampling"))
@@ -74,6 +83,10 @@ async def serve_role(
     async def count() -> None:
         while True:
             service.vitals.in_flight, service.vitals.lag = load()
+            try:
+                check_alive()
+            except InfrastructureError as error:
+                raise StartupError(f"inference.{role}: {error}") from error
             await anyio.sleep(1.0)
 
     async with InferenceDirectory(timeout_s=120.0) as own, background() as tasks:
@@ -81,7 +94,7 @@ async def serve_role(
         tasks.start_soon(server.stop_on_drain, service)
         tasks.start_soon(count)
         tasks.start_soon(
-            partial(announce, service, config, role, own, config.role(role).advertise or url, pointer=None)
+            partial(announce, service, config, role, own, config.role(role).advertise or url, pointer=pointer)
         )
         await server.serve_until_cancelled([listener])
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lachesis.pipeline.inference.dialects import ChatRequest, CompletionRequest, template_messages
+from lachesis.pipeline.inference.dialects import ChatRequest, CompletionRequest
 from lachesis.pipeline.inference.event_stream import EventStream, SampledTokens
 from lachesis.pipeline.inference.protocol import TokenizeRequest
 from lachesis.pipeline.inference.replies import body_of, generated
 from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.sampling_notice import ASKED
-from lachesis.pipeline.inference.text import GrowingText, text_of
+from lachesis.pipeline.inference.text import GrowingText, SampleTexts
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 from lachesis.schemas.errors import NotFoundError
 
@@ -36,21 +36,28 @@ _TEXT = "text_completion"
 class OpenAiRoutes:
     """Handlers of the routes. `names`: what the model may be called, the first of them in answers."""
 
-    def __init__(self, engine: SamplingEngine, tokenizer: Any, encode: Encode, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        engine: SamplingEngine,
+        tokenizer: Any,
+        encode: Encode,
+        names: Sequence[str],
+        end_tokens: Container[int] = (),
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._encode = encode
         self._names = names
+        self._end_tokens = end_tokens
 
     async def chat_completions(self, request: Request) -> Any:
         """Answer POST /v1/chat/completions."""
         body = await body_of(request, ChatRequest)
         self._check_model(body.model)
         params, tools = body.params, body.usable_tools
-        messages = template_messages(body.messages)
-        wanted = TokenizeRequest(messages=messages, tools=tools, add_generation_prompt=body.add_generation_prompt)
+        wanted = TokenizeRequest(messages=body.messages, tools=tools, add_generation_prompt=body.add_generation_prompt)
         prompt = await self._encode(wanted)
-        answer = _Answer(self._tokenizer, body, self._names[0], tools=bool(tools))
+        answer = self._answer(body, tools=bool(tools))
         if body.stream:
             return self._stream(request, prompt, body, answer)
         (result,) = await generated(request, self._engine, [prompt], params)
@@ -68,7 +75,7 @@ class OpenAiRoutes:
         prompts = [
             await self._encode(TokenizeRequest(prompt=one)) if isinstance(one, str) else one for one in body.prompts
         ]
-        answer = _Answer(self._tokenizer, body, self._names[0])
+        answer = self._answer(body)
         if body.stream and len(prompts) == 1:
             return self._stream(request, prompts[0], body, answer)
         results = await generated(request, self._engine, prompts, params)
@@ -79,6 +86,10 @@ class OpenAiRoutes:
         ]
         whole = answer.head(_TEXT) | {"choices": choices, "usage": _usage(prompts, results)}
         return EventStream(_once(whole)) if body.stream else whole
+
+    def _answer(self, body: ChatRequest | CompletionRequest, *, tools: bool = False) -> _Answer:
+        texts = SampleTexts.of(self._tokenizer, self._end_tokens, skip_special_tokens=body.skip_special_tokens)
+        return _Answer(self._tokenizer, body, self._names[0], texts, tools=tools)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:
@@ -98,7 +109,7 @@ class OpenAiRoutes:
             texts: dict[int, GrowingText] = {}
             async for token in tokens:
                 first = token.sample not in texts
-                text = texts.setdefault(token.sample, GrowingText(params.stop, answer.decode))
+                text = texts.setdefault(token.sample, GrowingText(params.stop, answer.texts.shown, answer.texts.whole))
                 yield answer.head(kind) | {"choices": [chunk(token, text, prompt if first else None)]}
             if future.cancelled():
                 return  # the client has hung up
@@ -123,8 +134,15 @@ class _Answer:
     """Puts samples into the shapes of one answer."""
 
     def __init__(
-        self, tokenizer: Any, body: ChatRequest | CompletionRequest, model: str, *, tools: bool = False
+        self,
+        tokenizer: Any,
+        body: ChatRequest | CompletionRequest,
+        model: str,
+        texts: SampleTexts,
+        *,
+        tools: bool = False,
     ) -> None:
+        self.texts = texts
         self._tokenizer = tokenizer
         self._body = body
         self._model = model
@@ -132,10 +150,6 @@ class _Answer:
         self._id = uuid.uuid4().hex
         self._created = int(time.time())
         self._wants_logprobs = body.params.logprobs is not None
-
-    def decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._body.skip_special_tokens)
-        return text
 
     def head(self, kind: str) -> dict[str, Any]:
         prefix = "cmpl" if kind == _TEXT else "chatcmpl"
@@ -184,10 +198,11 @@ class _Answer:
         return {"index": index, "finish_reason": "abort", **({"delta": {}} if chat else {"text": ""})}
 
     def _text(self, sample: SampleResult) -> str:
-        return text_of(sample.token_ids, sample.stop_reason, self.decode)
+        return self.texts.text(sample.token_ids, sample.finish_reason, sample.stop_reason)
 
     def _piece(self, token: SampledToken, text: GrowingText) -> str:
-        piece = "" if isinstance(token.stop_reason, int) else text.append(token.token_id)
+        ended = token.finish_reason == "stop" and token.stop_reason is None and token.token_id in self.texts.end_tokens
+        piece = "" if ended or isinstance(token.stop_reason, int) else text.append(token.token_id)
         return piece + text.finish(token.stop_reason) if token.finish_reason is not None else piece
 
     def _message(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
@@ -254,7 +269,7 @@ class _Answer:
         names = [self._name(token) for token in tokens]
         offsets = [start]
         for token in tokens[:-1]:
-            offsets.append(offsets[-1] + len(self.decode([token])))
+            offsets.append(offsets[-1] + len(self.texts.shown([token])))
         return {
             "tokens": names,
             "token_logprobs": list(logprobs),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lachesis.pipeline.inference.protocol import PromptLogprob, PromptLogprobs
+from lachesis.pipeline.model.tensors import vocabulary_of
 
 __all__ = ["score_prompts", "top_logprobs"]
 
@@ -18,12 +19,18 @@ SCORING_ELEMENTS = 2**26
 """Logits of one pass at most, unless a single prompt has more: 256 MiB in float32."""
 
 
-def score_prompts(model: Any, prompts: Sequence[list[int]], top_k: Sequence[int]) -> Iterator[PromptLogprobs]:
-    """Yield for each prompt the logprobs of its own tokens and of the `top_k` likeliest at each position."""
+def score_prompts(
+    model: Any, prompts: Sequence[list[int]], top_k: Sequence[int], *, apart: bool = False
+) -> Iterator[PromptLogprobs]:
+    """Yield for each prompt the logprobs of its own tokens and of the `top_k` likeliest at each position.
+
+    `apart`: no two prompts may share a pass.
+    """
+    vocabulary = vocabulary_of(model) or 1
     start = 0
     while start < len(prompts):
         width = max(map(len, prompts[start:]))
-        rows = max(1, SCORING_ELEMENTS // (width * model.config.vocab_size))
+        rows = 1 if apart else max(1, SCORING_ELEMENTS // (width * vocabulary))
         now = prompts[start : start + rows]
         logits_BTV = _logits(model, now)
         for row, prompt in enumerate(now):
@@ -43,14 +50,14 @@ def top_logprobs(logprobs_V: torch.Tensor, k: int) -> list[tuple[int, float]]:
 def _logits(model: Any, prompts: Sequence[list[int]]) -> torch.Tensor:
     """Logits [B,T,V] float32 after each token. Padding stands on the right, where causal attention never looks."""
     width = max(map(len, prompts))
-    tokens_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts])
+    tokens_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=model.device)
     logits: torch.Tensor = model(input_ids=tokens_BT, use_cache=False).logits
     return logits.float()
 
 
 def _prompt_logprobs(prompt: list[int], logits_TV: torch.Tensor, top_k: int) -> PromptLogprobs:
     logprobs_TV = torch.log_softmax(logits_TV[: len(prompt) - 1], dim=-1)
-    given_T1 = logprobs_TV.gather(1, torch.tensor(prompt[1:], dtype=torch.long)[:, None])
+    given_T1 = logprobs_TV.gather(1, torch.tensor(prompt[1:], dtype=torch.long, device=logits_TV.device)[:, None])
     ranks = ((logprobs_TV > given_T1).sum(1) + 1).tolist()
     scores: PromptLogprobs = [None]
     for position, (token, logprob) in enumerate(zip(prompt[1:], given_T1[:, 0].tolist(), strict=True)):

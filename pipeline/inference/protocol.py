@@ -78,7 +78,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """New tokens of a sample at most; None: as many as the context holds."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     """Makes the draws of this request repeatable, whatever is batched with it; None: fresh randomness."""
-    stop_token_ids: list[TokenId] = []
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1000)] = []
     """Additional tokens that end a sample, like the end-of-sequence token. They stay in the output."""
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(max_length=16)] = []
     """Texts that end a sample. Their tokens stay in the output; its text ends before them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -131,7 +131,7 @@ class SampleRow:
         self._stop_reason: int | str | None = None
 
     def append(
-        self, token: int, logprob: float, top: list[tuple[int, float]], *, version: str, eos_token_id: int
+        self, token: int, logprob: float, top: list[tuple[int, float]], *, version: str, end_tokens: Container[int]
     ) -> None:
         """Add a token that the weights named `version` sampled, and set `finish_reason` if it is the last."""
         params, count = self.request.params, len(self.tokens)
@@ -142,7 +142,7 @@ class SampleRow:
         if self._spans and self._spans[-1].version == version:
             start = self._spans.pop().start
         self._spans.append(WeightVersionSpan(version=version, start=start, end=count + 1))
-        if token == eos_token_id and not params.ignore_eos:
+        if token in end_tokens and not params.ignore_eos:
             self.finish_reason = "stop"
         elif token in params.stop_token_ids:
             self.finish_reason, self._stop_reason = "stop", token

@@ -19,13 +19,14 @@ GREEDY_BELOW = 1e-5
 
 def processed_logprobs(logits_BV: torch.Tensor, temperature: Sequence[float], top_p: Sequence[float]) -> torch.Tensor:
     """Return the log-probabilities float32 [B,V] that are sampled from; -inf outside the nucleus."""
-    divisor_B1 = torch.tensor([t if t >= GREEDY_BELOW else 1.0 for t in temperature])[:, None]
+    device = logits_BV.device
+    divisor_B1 = torch.tensor([t if t >= GREEDY_BELOW else 1.0 for t in temperature], device=device)[:, None]
     logprobs_BV = torch.log_softmax(logits_BV / divisor_B1, dim=-1)
     if all(p >= 1 for p in top_p):
         return logprobs_BV
     ordered_BV, index_BV = logprobs_BV.sort(dim=-1, descending=True)
     before_BV = ordered_BV.exp().cumsum(-1) - ordered_BV.exp()
-    outside_BV = before_BV >= torch.tensor([p if p < 1 else 2.0 for p in top_p])[:, None]
+    outside_BV = before_BV >= torch.tensor([p if p < 1 else 2.0 for p in top_p], device=device)[:, None]
     outside_BV[:, 0] = False
     filtered_BV = logprobs_BV.masked_fill(outside_BV.gather(-1, index_BV.argsort(-1)), -torch.inf)
     return torch.log_softmax(filtered_BV, dim=-1)
@@ -44,10 +45,10 @@ def sample(
     Raises FloatingPointError when a row's logprobs are NaN: the weights are broken, and any token would be a lie.
     """
     cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    target_B1 = torch.tensor(uniform, dtype=torch.float64)[:, None] * cumulative_BV[:, -1:]
+    target_B1 = torch.tensor(uniform, dtype=torch.float64, device=logprobs_BV.device)[:, None] * cumulative_BV[:, -1:]
     # right=True: the first token whose cumulative probability exceeds the target, never one of probability 0
     drawn_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
-    greedy_B1 = torch.tensor([t < GREEDY_BELOW for t in temperature])[:, None]
+    greedy_B1 = torch.tensor([t < GREEDY_BELOW for t in temperature], device=logprobs_BV.device)[:, None]
     token_B1 = torch.where(greedy_B1, logprobs_BV.argmax(-1, keepdim=True), drawn_B1)
     if bool(logprobs_BV.isnan().any()):
         raise FloatingPointError("the model's logits hold NaN; load valid weights.")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
 import anyio
@@ -27,6 +28,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from lachesis.pipeline.inference.access import ServerAccess
+from lachesis.pipeline.inference.dialects import template_messages
 from lachesis.pipeline.inference.engine_backend import EngineBackend
 from lachesis.pipeline.inference.generate_route import answer_generate
 from lachesis.pipeline.inference.openai_routes import OpenAiRoutes
@@ -46,7 +48,7 @@ from lachesis.pipeline.inference.replies import AccessGuard, Handler, answer, bo
 from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.sampling_mask import encode_mask
-from lachesis.pipeline.inference.text import text_of
+from lachesis.pipeline.inference.text import SampleTexts
 from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_plain, text_length
@@ -73,6 +75,8 @@ class ServedTokens(NamedTuple):
     tokenizer_hash: str
     vocabulary: int
     """Token ids that the model knows."""
+    end_tokens: frozenset[int] = frozenset()
+    """Those that end a sample; see `end_tokens`."""
 
 
 def serving_app(
@@ -93,7 +97,8 @@ def serving_app(
     may call the model beside `model_name`.
     """
     server = _Server(tokens, engine, model_name, read_weights)
-    openai = OpenAiRoutes(engine, tokens.tokenizer, server.tokens, [model_name, *aliases])
+    names = [model_name, *aliases]
+    openai = OpenAiRoutes(engine, tokens.tokenizer, server.tokens, names, tokens.end_tokens)
     get: dict[str, Handler] = {
         "/health": server.health,
         "/v1/models": server.models,
@@ -209,7 +214,7 @@ class _Server:
         )
 
     async def generate_text(self, request: Request) -> Any:
-        backend = EngineBackend(request, self._engine, self._served.tokenizer, self.tokens)
+        backend = EngineBackend(request, self._engine, self._served.tokenizer, self.tokens, self._served.end_tokens)
         return await answer_generate(await body_of(request, dict[str, Any]), backend)
 
     def _choice(self, index: int, sample: SampleResult, body: GenerateRequest) -> Choice:
@@ -220,10 +225,8 @@ class _Server:
                 return LogprobEntry(logprob=logprob, token=tokenizer.decode([token]))
             return LogprobEntry(logprob=logprob, token_id=token, token=f"token_id:{token}")
 
-        def decode(tokens: list[int]) -> str:
-            text: str = tokenizer.decode(tokens, skip_special_tokens=body.sampling_params.skip_special_tokens)
-            return text
-
+        skip = body.sampling_params.skip_special_tokens
+        texts = SampleTexts.of(tokenizer, self._served.end_tokens, skip_special_tokens=skip)
         content = None
         if body.sampling_params.logprobs is not None:
             content = [entry(*pair) for pair in zip(sample.token_ids, sample.logprobs, strict=True)]
@@ -238,7 +241,7 @@ class _Server:
             stop_reason=sample.stop_reason,
             logprobs=None if content is None else Logprobs(content=content),
             weight_versions=sample.weight_versions,
-            text=text_of(sample.token_ids, sample.stop_reason, decode) if text_mode else None,
+            text=texts.text(sample.token_ids, sample.finish_reason, sample.stop_reason) if text_mode else None,
             sampling_mask=None if sample.allowed is None else encode_mask(sample.allowed),
         )
 
@@ -291,15 +294,28 @@ class _Server:
 
 
 def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
-    check_plain("messages", [body.messages, body.tools])  # templates walk them recursively
+    """Return the token ids of messages. Some templates want the arguments of tool calls as text, most as objects."""
+    check_plain("tools", body.tools)  # templates walk them recursively
+    messages = template_messages(body.messages or [])
     try:
-        tokens: list[int] = tokenizer.apply_chat_template(
-            body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            add_special_tokens=bool(body.add_special_tokens),
-            return_dict=False,
-        )
-    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return _rendered(tokenizer, body, messages)
+    except _TEMPLATE_ERRORS as error:
+        if any(message.get("tool_calls") for message in messages):
+            with suppress(*_TEMPLATE_ERRORS):
+                return _rendered(tokenizer, body, template_messages(messages, as_text=True))
         raise DataError(f"messages do not fit the chat template: {error}") from error
+
+
+_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template raises that messages do not fit."""
+
+
+def _rendered(tokenizer: Any, body: TokenizeRequest, messages: list[dict[str, Any]]) -> list[int]:
+    tokens: list[int] = tokenizer.apply_chat_template(
+        messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        add_special_tokens=bool(body.add_special_tokens),
+        return_dict=False,
+    )
     return tokens

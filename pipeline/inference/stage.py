@@ -5,12 +5,12 @@ Register its URL, follow the policy.
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
 
+import logging
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import torch
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
@@ -22,7 +22,9 @@ from lachesis.pipeline.inference.directory import (
 )
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.http_service import allowed_hosts, announce, serve_role
+from lachesis.pipeline.inference.placement import forms_of, place
 from lachesis.pipeline.inference.vllm import start_vllm
+from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.shared_memory import segment_pointer
@@ -33,6 +35,8 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["run_inference"]
+
+log = logging.getLogger("lachesis")
 
 
 async def run_inference(service: Service, config: RunConfig, role: str) -> None:
@@ -54,6 +58,12 @@ def _own_tokenizer(config: RunConfig, role: str) -> str | None:
 
 def _setup(config: RunConfig, role: str) -> ModelSetup:
     return ModelSetup(tokenizer=_own_tokenizer(config, role), exceptions=tuple(config.model_exceptions))
+
+
+def _pointer(config: RunConfig) -> Path | None:
+    """Return the pointer to the trainer's weights where they are in shared memory, else None."""
+    shared = config.weights.transport == "shared_memory"
+    return segment_pointer(config.path / "weights") if shared else None
 
 
 async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
@@ -78,27 +88,27 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
         await own.use(server.url, server.token)
         async with background() as tasks:
             tasks.start_soon(server.watch)
-            shared = config.weights.transport == "shared_memory"
-            pointer = segment_pointer(config.path / "weights") if shared else None
-            await announce(service, config, role, own, settings.advertise or server.url, pointer=pointer)
+            url = settings.advertise or server.url
+            await announce(service, config, role, own, url, pointer=_pointer(config))
 
 
 async def _serve_reference(
     service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
 ) -> None:
-    torch.set_num_threads(settings.threads)
     policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model, _setup(config, role)))
-    version = policy_version(0, role, policy_tensors(policy.model))
-    with (
-        listen(settings.host, settings.port, "inference.<role>.port") as listener,
-        Engine(
-            policy.model,
-            eos_token_id=policy.tokenizer.eos_token_id,
-            weight_version=str(version),
-            config=settings.engine,
-            decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
-        ) as engine,
-    ):
+    version, forms = policy_version(0, role, policy_tensors(policy.model)), forms_of(policy.model)
+    device = await anyio.to_thread.run_sync(partial(place, policy, settings, role))
+    log.info("%s computes on %s in %s", model, device, settings.dtype)
+    making = partial(
+        Engine,
+        policy.model,
+        eos_token_id=end_tokens(policy.model, policy.tokenizer),
+        weight_version=str(version),
+        config=settings.engine,
+        decode=policy.tokenizer.decode,
+    )
+    prepared = await anyio.to_thread.run_sync(making)
+    with listen(settings.host, settings.port, "inference.<role>.port") as listener, prepared as engine:
         app = build_app(
             policy,
             engine,
@@ -108,5 +118,15 @@ async def _serve_reference(
             key=sampling_key(config, role),
             hosts=allowed_hosts(config, role, listener),
             aliases=["default", model, Path(model).name],
+            forms=forms,
         )
-        await serve_role(service, config, role, app, listener, load=lambda: (engine.running, engine.waiting))
+        await serve_role(
+            service,
+            config,
+            role,
+            app,
+            listener,
+            load=lambda: (engine.running, engine.waiting),
+            check_alive=engine.check_alive,
+            pointer=_pointer(config),
+        )

@@ -6,12 +6,14 @@ answer in one piece has: no half of a character is shown, and no beginning of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-__all__ = ["Decode", "GrowingText", "StopStrings", "first_stop", "text_of"]
+__all__ = ["Decode", "GrowingText", "SampleTexts", "StopStrings", "first_stop", "text_of"]
 
 Decode = Callable[[list[int]], str]
-"""Text of token ids, without special tokens."""
+"""Text of token ids."""
 
 _SPARE_TOKENS = 4
 """Tokens before the longest stop string that are decoded with it: a tokenizer may treat the first one differently."""
@@ -19,18 +21,48 @@ _UNFINISHED = "�"
 """What a tokenizer shows of bytes that are no whole character yet."""
 
 
-class StopStrings:
-    """Texts that end a sample. A token is at least one byte of one, so few tokens have to be decoded to see it."""
+class SampleTexts(NamedTuple):
+    """How the text of a sample is read from its tokens."""
 
-    def __init__(self, stops: Sequence[str], decode: Decode) -> None:
+    shown: Decode
+    """The text that is answered: by default without special tokens."""
+    whole: Decode | None = None
+    """The text with special tokens; None: as shown. A stop string may be one of them."""
+    end_tokens: Container[int] = ()
+    """Tokens that end a sample. They are no part of its text, also where a tokenizer does not know them as special."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, end_tokens: Container[int], *, skip_special_tokens: bool) -> SampleTexts:
+        """Return how a tokenizer's samples are read."""
+        whole = partial(tokenizer.decode, skip_special_tokens=False)
+        if not skip_special_tokens:
+            return cls(whole, whole, end_tokens)
+        return cls(partial(tokenizer.decode, skip_special_tokens=True), whole, end_tokens)
+
+    def text(self, tokens: list[int], finish_reason: str | None, stop_reason: int | str | None) -> str:
+        """Return the text of a sample that has ended, without what ended it."""
+        ended = finish_reason == "stop" and stop_reason is None and tokens and tokens[-1] in self.end_tokens
+        return text_of(tokens[:-1] if ended else tokens, stop_reason, self.shown, self.whole)
+
+
+class StopStrings:
+    """Texts that end a sample. A token is at least one byte of one, so few tokens have to be decoded to see it.
+
+    A stop string counts where it stands in the text without special tokens, and in the text with them.
+    """
+
+    def __init__(self, stops: Sequence[str], decode: Decode, whole: Decode | None = None) -> None:
         self.stops = tuple(stops)
-        self._decode = decode
+        self._decoders = [decode] if whole is None else [decode, whole]
         self._tokens = max(len(stop.encode()) for stop in stops) + _SPARE_TOKENS
 
     def find(self, tokens: Sequence[int]) -> str | None:
         """Return the stop string that the last of `tokens` completes, None if none does."""
-        found = first_stop(self._decode(list(tokens[-self._tokens :])), self.stops)
-        return found[1] if found is not None else None
+        last = list(tokens[-self._tokens :])
+        for decode in self._decoders:
+            if (found := first_stop(decode(last), self.stops)) is not None:
+                return found[1]
+        return None
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -42,23 +74,37 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     return start, stop
 
 
-def text_of(tokens: Sequence[int], stop_reason: int | str | None, decode: Decode) -> str:
-    """Return the text of a sample that has ended, without what ended it."""
+def text_of(tokens: Sequence[int], stop_reason: int | str | None, decode: Decode, whole: Decode | None = None) -> str:
+    """Return the text of a sample that has ended, without what ended it. `whole`: see `SampleTexts`."""
     if isinstance(stop_reason, int):
         tokens = tokens[:-1]
     text = decode(list(tokens))
-    if isinstance(stop_reason, str) and stop_reason in text:
-        text = text[: text.index(stop_reason)]
+    if isinstance(stop_reason, str):
+        if stop_reason in text:
+            return text[: text.index(stop_reason)]
+        if whole is not None:
+            return _text_before(list(tokens), stop_reason, decode, whole)
     return text
+
+
+def _text_before(tokens: list[int], stop: str, decode: Decode, whole: Decode) -> str:
+    """Return the text shown before a stop string that special tokens are part of."""
+    start = whole(tokens).find(stop)
+    if start < 0:
+        return decode(tokens)
+    before = next(count for count in range(len(tokens), -1, -1) if len(whole(tokens[:count])) <= start)
+    kept = tokens[:before]
+    return decode(kept) + whole(tokens)[len(whole(kept)) : start]
 
 
 class GrowingText:
     """The text of one sample, handed out piece by piece while it is sampled. A stop token is no part of it."""
 
-    def __init__(self, stops: Sequence[str], decode: Decode) -> None:
+    def __init__(self, stops: Sequence[str], decode: Decode, whole: Decode | None = None) -> None:
         self._stops = stops
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._decode = decode
+        self._whole = whole
         self._tokens: list[int] = []
         self._start = self._read = 0  # the text so far has tokens[:read]; those from start on are decoded with the next
         self._text = ""
@@ -84,6 +130,8 @@ class GrowingText:
         self._text += self._next_text()
         self._read = len(self._tokens)
         end = self._text.find(stop_reason) if isinstance(stop_reason, str) else -1
+        if end < 0 and isinstance(stop_reason, str) and self._whole is not None:
+            end = len(_text_before(self._tokens, stop_reason, self._decode, self._whole))
         return self._show(end if end >= 0 else len(self._text))
 
     def _next_text(self) -> str:

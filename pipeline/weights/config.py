@@ -15,8 +15,9 @@ class WeightsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     transport: Literal["files", "nats", "shared_memory"] = "files"
     """files: through the run's folder, which trainer and inference servers share. nats: through the stream WEIGHTS of
     the run's own server, so that an inference machine needs no shared folder; streams.weights_bytes is its budget.
-    shared_memory: trainer and the policy's server compute with one and the same copy in memory, on one machine, in
-    float32; the server must be vLLM, and it pauses while the optimizer changes the weights. Default files."""
+    shared_memory: trainer and the policy's server share memory, on one machine, in float32: vLLM computes with one and
+    the same copy, the reference server takes a copy at each version. It pauses while the optimizer changes the weights.
+    Default files."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What weights travel in. bfloat16: rounded by the trainer, for half the bytes, which loses nothing where the
     engine computes in bfloat16; the digest of a policy version is that of the rounded weights. float32: as they are.

@@ -17,7 +17,7 @@ from lachesis.services.preflight.start import check_start
 __all__ = ["doctor"]
 
 _LOAD_S = 60.0
-"""Seconds for which environments and raters are loaded."""
+"""Seconds for which environments, raters and models are loaded."""
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
@@ -43,8 +43,9 @@ async def _check_start(options: Options, config: RunConfig) -> list[DoctorFindin
                 "configuration", "none is given, so what a run would load is not checked", "--config FILE or --run NAME"
             )
         ]
-    check = check_start(config, options.arguments(), load_s=_LOAD_S, load_always=True, models=True)
-    return [finding async for finding in check]
+    arguments = options.arguments()
+    found = check_start(config, arguments, load_s=_LOAD_S, load_always=True, models=True)
+    return [finding async for finding in found]
 
 
 def _print(findings: Sequence[DoctorFinding]) -> None:

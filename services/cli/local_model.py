@@ -43,10 +43,10 @@ async def open_app(
     Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
     try:
-        import torch
-
         from lachesis.pipeline.inference.app import build_app
         from lachesis.pipeline.inference.engine import Engine
+        from lachesis.pipeline.inference.placement import forms_of, place
+        from lachesis.pipeline.model.end_tokens import end_tokens
         from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import policy_tensors, policy_version
     except ModuleNotFoundError as error:
@@ -54,19 +54,19 @@ async def open_app(
             raise
         raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
-    torch.set_num_threads(settings.threads)
     policy = await anyio.to_thread.run_sync(partial(load_model, model, ModelSetup(exceptions=tuple(exceptions))))
-    version = str(policy_version(0, "test", policy_tensors(policy.model)))
-    with (
-        TemporaryDirectory() as weights,
-        Engine(
-            policy.model,
-            eos_token_id=policy.tokenizer.eos_token_id,
-            weight_version=version,
-            config=settings.engine,
-            decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
-        ) as engine,
-    ):
+    version, forms = str(policy_version(0, "test", policy_tensors(policy.model))), forms_of(policy.model)
+    await anyio.to_thread.run_sync(partial(place, policy, settings, "policy"))
+    making = partial(
+        Engine,
+        policy.model,
+        eos_token_id=end_tokens(policy.model, policy.tokenizer),
+        weight_version=version,
+        config=settings.engine,
+        decode=policy.tokenizer.decode,
+    )
+    prepared = await anyio.to_thread.run_sync(making)
+    with TemporaryDirectory() as weights, prepared as engine:
         yield build_app(
             policy,
             engine,
@@ -76,6 +76,7 @@ async def open_app(
             key=key,
             hosts=hosts,
             aliases=aliases,
+            forms=forms,
         )
 
 

@@ -34,6 +34,7 @@ from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
+from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
@@ -180,7 +181,12 @@ async def _serve_policy(policy: PolicyModel, folder: Path) -> AsyncIterator[str]
     version = str(_version(policy))
     with (
         socket.create_server((_HOST, 0)) as listener,
-        Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version=version) as engine,
+        Engine(
+            policy.model,
+            eos_token_id=end_tokens(policy.model, policy.tokenizer),
+            weight_version=version,
+            decode=policy.tokenizer.decode,
+        ) as engine,
     ):
         token = secrets.token_hex(16)  # nobody has it: these weights stay
         app = build_app(policy, engine, model_name="policy", weights_folder=folder, token=token, hosts={_HOST})

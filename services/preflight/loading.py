@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -29,6 +30,7 @@ from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConf
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas.errors import LachesisError
+from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]
@@ -52,9 +54,9 @@ class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
 def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False) -> None:
     """Load everything, and write a line of JSON to `out` when each begins and when it ends.
 
-    `models`: check the models, too.
+    `models`: check the models, too, and sample a token of each that is to be served.
     """
-    for setting, load in [*_loads(config), *(_models(config) if models else ())]:
+    for setting, load in chain(_loads(config), *((_models(config), model_loads(config)) if models else ())):
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
         state: Literal["ok", "failed"] = "ok"
@@ -156,10 +158,11 @@ def _describe(error: BaseException) -> str:
 async def check_loads(arguments: Sequence[str], *, timeout_s: float, models: bool = False) -> list[LoadFinding]:
     """Return a finding for each thing that the configuration of `arguments` (--config, --set) names.
 
-    `models`: of models, too. The one that is being loaded after `timeout_s` seconds is late; those after it are left
-    out.
+    `models`: of models, too.
+
+    The one that is being loaded after `timeout_s` seconds is late; those after it are left out.
     """
-    command = [sys.executable, "-m", "lachesis", "load-check", *(["--models"] if models else []), *arguments]
+    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *["--models"] * models]
     found: dict[str, LoadFinding] = {}
     late = True
     async with await anyio.open_process(

@@ -24,7 +24,8 @@ async def check_start(
 
     `load_s`: seconds after which environments and raters that still load are left alone. They are loaded if nothing
     that the configuration names is missing; with `load_always` also if something is, since user code takes its time
-    and a wrong path should be reported at once. `models`: look into the models that are there, too.
+    and a wrong path should be reported at once. `models`: also look into the models that are there, and sample a token
+    of each that the reference server is to serve.
     """
     if not config.environments:
         yield fail(
@@ -58,7 +59,8 @@ def _is_cause(problem: Problem, finding: LoadFinding) -> bool:
     """Whether something could not be loaded because what names it is wrong, which is reported already."""
     table = problem.setting.partition(".raters[")[0].removesuffix(".kind").removesuffix(".estimator")
     shared = table in {"scoring", "advantage"} and finding.setting.endswith(f".{table}")
-    return finding.setting == table or shared
+    served = finding.setting.startswith("inference.") and table.rpartition(".")[2] == "model"
+    return finding.setting == table or shared or served
 
 
 def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFinding:
@@ -78,6 +80,8 @@ def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFin
 def _mend(setting: str) -> str:
     if setting.rpartition(".")[2] == "model":
         return f"set {setting} to a whole model, or correct training.lora where it is named"
+    if setting.startswith("inference."):
+        return 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"'
     if setting.endswith("scoring"):
         return f"correct {setting}.raters, or the code that they name"
     if setting.startswith("curriculum"):

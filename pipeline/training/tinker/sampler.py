@@ -39,10 +39,12 @@ _SCHEME = "tinker://"
 
 
 @asynccontextmanager
-async def open_sampler(settings: TinkerConfig, run: str, tokenizer: Any) -> AsyncIterator[TinkerSampler]:
+async def open_sampler(
+    settings: TinkerConfig, run: str, tokenizer: Any, end_tokens: frozenset[int]
+) -> AsyncIterator[TinkerSampler]:
     """Yield a sampler that has no weights yet. Raises `StartupError` without a key."""
     async with AsyncExitStack() as sessions, anyio.create_task_group() as tasks:
-        yield TinkerSampler(settings, run, tokenizer, sessions, tasks)
+        yield TinkerSampler(settings, run, tokenizer, end_tokens, sessions=sessions, tasks=tasks)
         tasks.cancel_scope.cancel()
 
 
@@ -50,12 +52,20 @@ class TinkerSampler:
     """A `SamplingEngine`. Use `open_sampler`; all but `read_weights` belongs to the event loop."""
 
     def __init__(
-        self, settings: TinkerConfig, run: str, tokenizer: Any, sessions: AsyncExitStack, tasks: TaskGroup
+        self,
+        settings: TinkerConfig,
+        run: str,
+        tokenizer: Any,
+        end_tokens: frozenset[int],
+        *,
+        sessions: AsyncExitStack,
+        tasks: TaskGroup,
     ) -> None:
         self.max_model_len = settings.context_length
         self._settings = settings
         self._run = run
         self._tokenizer = tokenizer
+        self._end_tokens = sorted(end_tokens)
         self._sessions = sessions
         self._tasks = tasks
         self._client: TinkerClient | None = None
@@ -212,13 +222,12 @@ class TinkerSampler:
             )
             return answer
 
-    def _stop(self, params: SamplingParams) -> list[str] | list[int] | None:
-        """Return what ends a sample, as Tinker takes it; None: the end-of-sequence token alone."""
+    def _stop(self, params: SamplingParams) -> list[str] | list[int]:
+        """Return what ends a sample, as Tinker takes it: strings or ids."""
+        ends = [] if params.ignore_eos else self._end_tokens
         if params.stop:
-            return [*params.stop, *([] if params.ignore_eos else [self._tokenizer.eos_token])]
-        if params.stop_token_ids or params.ignore_eos:
-            return [*params.stop_token_ids, *([] if params.ignore_eos else [self._tokenizer.eos_token_id])]
-        return None
+            return [*params.stop, *self._tokenizer.convert_ids_to_tokens(ends)]
+        return [*params.stop_token_ids, *ends]
 
     def _result(self, sampled: tinker.SampledSequence, params: SamplingParams, version: str) -> SampleResult:
         tokens = list(sampled.tokens)
@@ -234,8 +243,8 @@ class TinkerSampler:
             return tokens[-1]
         if not params.stop:
             return None
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return next((stop for stop in params.stop if stop in text), None)
+        texts = [self._tokenizer.decode(tokens, skip_special_tokens=skip) for skip in (True, False)]
+        return next((stop for text in texts for stop in params.stop if stop in text), None)
 
 
 def _prompt_logprobs(prompt: list[int], answer: tinker.SampleResponse) -> PromptLogprobs:

@@ -11,6 +11,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import control_token, sampling_key
 from lachesis.pipeline.inference.http_service import allowed_hosts, serve_role
 from lachesis.pipeline.inference.serving_app import ServedTokens, serving_app
+from lachesis.pipeline.model.end_tokens import named_end_tokens
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.runtime.http import listen
@@ -28,12 +29,13 @@ async def run_tinker_inference(service: Service, config: RunConfig, role: str) -
     base_model = base_model_of(config)
     await service.starts_with(f"loading the tokenizer of {base_model}")
     tokenizer = await anyio.to_thread.run_sync(partial(load_tokenizer, tokenizer_of(config)))
+    ends = await anyio.to_thread.run_sync(partial(named_end_tokens, tokenizer_of(config), tokenizer))
     settings = config.role(role)
     port = settings.port or (config.training.tinker.port if role == "policy" else 0)
     with listen(settings.host, port, "training.tinker.port") as listener:
-        async with open_sampler(config.training.tinker, config.run, tokenizer) as sampler:
+        async with open_sampler(config.training.tinker, config.run, tokenizer, ends) as sampler:
             app = serving_app(
-                ServedTokens(tokenizer, tokenizer_hash(tokenizer), len(tokenizer)),
+                ServedTokens(tokenizer, tokenizer_hash(tokenizer), len(tokenizer), ends),
                 sampler,
                 model_name=role,
                 read_weights=sampler.read_weights,
@@ -42,4 +44,6 @@ async def run_tinker_inference(service: Service, config: RunConfig, role: str) -
                 hosts=allowed_hosts(config, role, listener),
                 aliases=["default", base_model],
             )
-            await serve_role(service, config, role, app, listener, load=lambda: (sampler.running, 0))
+            await serve_role(
+                service, config, role, app, listener, load=lambda: (sampler.running, 0), check_alive=sampler.check_alive
+            )

@@ -280,3 +280,57 @@ async def test_a_pause_that_aborts_ends_a_stream(http, engine):
             await anyio.sleep(0.001)
         await wait_for(engine.pause("abort"))
     assert [part["choices"][0]["finish_reason"] for part in found] == ["abort", "abort"]
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}"
+    "{{ m.tool_calls[0].function.arguments.a }}{% endif %}{{ m.role + m.content }}{% endfor %}"
+)
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 7}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "right"),
+    [
+        # what a stock client sends back of our own answer: every field, those that are null included
+        ({"content": None, "refusal": None, "annotations": None, "audio": None, "function_call": None,
+          "tool_calls": [CALL]}, "17assistant"),
+        ({"tool_calls": [CALL]}, "17assistant"),
+        ({"content": "r", "tool_calls": None}, "assistantr"),
+        ({"content": "r", "tool_calls": []}, "assistantr"),
+        ({"content": None, "refusal": "no"}, "assistantno"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]}, "assistantab"),
+        ({"content": None, "function_call": CALL["function"]}, "17assistant"),
+        ({"content": "r", "name": "x"}, "assistantr"),
+    ],
+)  # fmt: skip
+async def test_a_message_may_have_every_form_that_openais_schema_allows(http, policy, message, right):
+    policy.tokenizer.chat_template = TEMPLATE
+    messages = [{"role": "assistant", **message}]
+    body = await post(http, CHAT, messages=messages, max_tokens=1, return_token_ids=True)
+    assert body["prompt_token_ids"] == policy.tokenizer.encode(right, add_special_tokens=False)
+    assert (await post(http, "/tokenize", messages=messages))["tokens"] == body["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+async def test_only_an_assistant_may_be_without_content(http, role):
+    answer = await http.post(CHAT, json={"messages": [*HI, {"role": role, "content": None}]})
+    assert answer.status_code == 400
+    assert "messages[1] has no content" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", ['"Beijing"', '["Beijing"]', "7"])
+async def test_arguments_that_are_no_object_are_named(http, arguments):
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answer = await http.post(CHAT, json={"messages": messages})
+    assert answer.status_code == 400
+    assert "'weather' are no JSON object" in answer.json()["error"]["message"]
+
+
+async def test_a_template_that_wants_arguments_as_text_gets_them_so(http, policy):
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ 'f' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    body = await post(http, "/tokenize", messages=[{"role": "assistant", "tool_calls": [CALL]}])
+    assert body["tokens"] == policy.tokenizer.encode('f{"a":7}', add_special_tokens=False)

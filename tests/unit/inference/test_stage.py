@@ -28,7 +28,7 @@ from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 
@@ -212,6 +212,35 @@ async def test_a_taken_port_is_named(lab, config):
         )
         with pytest.raises(StartupError, match=f"port {port}"):
             await run_inference(Service(lab.bus, "inference", "r"), crowded, "eval")
+
+
+async def test_an_engine_that_fails_ends_the_service_with_its_cause(lab, config, monkeypatch):
+    def broken(*_):
+        raise IndexError("list index out of range")
+
+    async def ask():
+        await lab.until(is_registered(lab, "eval"))
+        async with open_role(lab.bus, "r", "eval") as directory:
+            with pytest.raises(InfrastructureError, match="list index out of range"):
+                await (await directory.current()).generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
+
+    monkeypatch.setattr("lachesis.pipeline.inference.engine.sample", broken)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StartupError, match=r"inference\.eval: .*list index out of range"), flatten_subgroups=True
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await run_inference(Service(lab.bus, "inference", "r"), config, "eval")
+
+
+async def test_a_model_that_cannot_be_decoded_is_named_before_anything_is_served(lab, config, monkeypatch):
+    def fails(*_, **__):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr("transformers.LlamaForCausalLM.forward", fails)
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM cannot be sampled: .*list index out of range"):
+        await run_inference(Service(lab.bus, "inference", "r"), config, "eval")
+    assert await registered(lab, "eval") is None
 
 
 async def test_without_a_model_it_says_which_setting_is_missing(lab, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.loading import LoadFinding, check_loads, write_findings
 from lachesis.services.preflight.start import check_start, refuse_failures
@@ -60,9 +61,9 @@ def config(kind: str = "shop.py:Shop", *, params: Any = None, raters: Any = (), 
     return msgspec.convert(settings, RunConfig)
 
 
-def found(settings: RunConfig) -> dict[str, LoadFinding]:
+def found(settings: RunConfig, *, models: bool = False) -> dict[str, LoadFinding]:
     out = io.BytesIO()
-    write_findings(settings, out)
+    write_findings(settings, out, models=models)
     lines = [msgspec.json.decode(line, type=LoadFinding) for line in out.getvalue().splitlines()]
     return {line.setting: line for line in lines}
 
@@ -188,3 +189,22 @@ async def test_a_kind_that_is_not_there_is_told_once(here: Path) -> None:
 async def test_without_environments_nothing_is_loaded() -> None:
     (finding,) = [one async for one in check_start(RunConfig(mode="observe"), [], load_s=1.0) if one.level == "FAIL"]
     assert finding.text == "empty, so nothing would be generated"
+
+
+def test_models_are_sampled_from_once_each_and_what_fails_is_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64)
+    save_policy(policy, here / "good")
+    settings = {"model": "good", "environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}}
+    good = msgspec.convert(settings, RunConfig)
+    text = found(good, models=True)["inference.policy"]
+    assert text.state == "ok"
+    assert "samples a token" in text.text
+    assert "context of 64; ends at <|eos|>" in text.text
+
+    def fails(*_: object, **__: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr("transformers.LlamaForCausalLM.forward", fails)
+    text = found(good, models=True)["inference.policy"]
+    assert (text.state, "list index out of range" in text.text) == ("failed", True)
+    assert "inference.policy" not in found(good), "up does not wait for a model"

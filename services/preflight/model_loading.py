@@ -1,0 +1,67 @@
+"""Loads the models that the reference server is to serve here, and samples a token of each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.services.plan import plan
+
+__all__ = ["model_loads"]
+
+_PROMPT = [{"role": "user", "content": "Hello"}]
+_WAIT_S = 600.0
+
+
+def model_loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield for each model the table of the role that serves it, and what loads it, samples and describes it."""
+    seen = set()
+    for row in plan(config):
+        if row.service != "inference" or config.is_at_tinker("inference", row.part):
+            continue
+        settings = config.role(row.part)
+        name = settings.model or config.model
+        if settings.kind != "reference" or name is None:
+            continue
+        tokenizer = settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
+        if (name, tokenizer) not in seen:
+            seen.add((name, tokenizer))
+            yield f"inference.{row.part}", partial(_sample, config, name, tokenizer, row.part)
+
+
+def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> str:
+    from lachesis.pipeline.inference.engine import Engine
+    from lachesis.pipeline.inference.placement import place
+    from lachesis.pipeline.inference.protocol import SamplingParams
+    from lachesis.pipeline.model.end_tokens import end_tokens
+    from lachesis.pipeline.model.policy import ModelSetup, load_model
+
+    settings = config.role(role)
+    policy = load_model(name, ModelSetup(tokenizer=tokenizer, exceptions=tuple(config.model_exceptions)))
+    device = place(policy, settings, role)
+    ends = end_tokens(policy.model, policy.tokenizer)
+    prompt = policy.tokenizer.apply_chat_template(_PROMPT, add_generation_prompt=True, return_dict=False)
+    with Engine(policy.model, eos_token_id=ends, weight_version="doctor", config=settings.engine) as engine:
+        begun = time.monotonic()
+        engine.submit(prompt, SamplingParams(max_tokens=1)).result(_WAIT_S)
+        seconds = time.monotonic() - begun
+        millions = sum(parameter.numel() for parameter in policy.model.parameters()) / 1e6
+        stops = policy.tokenizer.convert_ids_to_tokens(sorted(ends))
+        return (
+            f"{name} ({millions:.3g}M parameters) samples a token in {seconds:.2g} s on {device} in {settings.dtype}, "
+            f"decoded {engine.decoding}, with a context of {engine.max_model_len}; ends at {', '.join(map(str, stops))}"
+            f"{_faster(settings, device.type, role)}"
+        )
+
+
+def _faster(settings: InferenceConfig, device: str, role: str) -> str:
+    """Return what would make the server faster on this machine."""
+    if device == "cuda":
+        return f'; vLLM is several times as fast: inference.{role}.kind = "vllm"'
+    cores = len(os.sched_getaffinity(0))
+    if settings.threads < cores // 2:
+        return f"; faster with inference.{role}.threads, {settings.threads} of {cores} cores"
+    return ""
