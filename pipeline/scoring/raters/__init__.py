@@ -10,7 +10,7 @@ BUILTIN = {
     "format": f"{_HERE}.format:well_formed",
     "json_valid": f"{_HERE}.json_valid:json_valid",
     "llm_judge": f"{_HERE}.llm_judge:LLMJudge",
-    "math": f"{_HERE}.math_equal:MathRater",
+    "math": f"{_HERE}.math_rater:MathRater",
     "length": f"{_HERE}.length:length",
     "numeric": f"{_HERE}.numeric:numeric",
     "reasoning_gym": f"{_HERE}.reasoning_gym:ReasoningGymRater",

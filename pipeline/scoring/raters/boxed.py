@@ -1,23 +1,41 @@
 """The final answer of a piece of mathematics: what the last `\\boxed{...}` holds."""
 
-__all__ = ["boxed"]
+import re
+
+from lachesis.pipeline.scoring.raters.thinking import answer_part
+
+__all__ = ["boxed", "has_box"]
 
 _MAX_ANSWER_CHARS = 512
 _MAX_DEPTH = 64
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])[ \t]*\n?[ \t]*")
+_BARE = re.compile(r"(?:[-+]?\d[\d.,]*\d|[-+]?\w)(?!\w)")
+
+
+def has_box(text: str) -> bool:
+    """Return whether a box was begun in the part of `text` that answers, even if nothing can be read in it."""
+    return _BOX.search(answer_part(text)) is not None
 
 
 def boxed(text: str) -> str | None:
-    r"""Return what the last `\boxed{}` or `\fbox{}` after the last `</think>` holds.
+    r"""Return what the last `\boxed{}` or `\fbox{}` after the thinking holds; a box in a box is one box.
 
-    None where there is none, where its braces do not balance, and beyond 512 characters or 64 levels of braces.
+    `\boxed 7` holds 7. None where there is none, where its braces do not balance, and beyond 512 characters or 64
+    levels of braces.
     """
-    text = text.rpartition("</think>")[2]
-    start = max(text.rfind(r"\boxed"), text.rfind(r"\fbox"))
-    if start < 0:
+    text = answer_part(text)
+    last = None
+    for last in _BOX.finditer(text):
+        pass
+    if last is None:
         return None
-    brace = text.find("{", start)
-    if brace < 0 or text[start:brace].strip() not in {r"\boxed", r"\fbox"}:
-        return None
+    if text[last.end() : last.end() + 1] != "{":
+        bare = _BARE.match(text, last.end()) if last.group()[-1].isspace() else None
+        return None if bare is None else bare.group()
+    return _braced(text, last.end())
+
+
+def _braced(text: str, brace: int) -> str | None:
     depth, i = 0, brace
     while i < min(len(text), brace + _MAX_ANSWER_CHARS + 2):
         match text[i]:

@@ -1,76 +1,167 @@
-"""Rates 1 if math-verify finds the boxed answer equal to the reference, else 0.
+"""Compares two answers of mathematics. Pure; slow answers are the caller's to stop.
 
-Adversarial input keeps a computer algebra system busy for ever and cannot be interrupted from within, so it runs in
-worker processes of its own: one that is still busy when the rating's time is up is killed, and another takes its place.
+Numbers and words are read here, exactly and in microseconds. Everything else (expressions, sets, intervals, matrices)
+is math-verify's to compare, after typography is replaced and where its verdict is known to be right.
 """
 
-import importlib.util
 import re
-from collections import OrderedDict
+from fractions import Fraction
 
-import anyio
-import anyio.to_process
+from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
+from lachesis.pipeline.scoring.raters.latex import plain, unwrapped
+from lachesis.pipeline.scoring.raters.notation import of_one_kind, same_notation
+from lachesis.pipeline.scoring.raters.number import Number, read_number
+from lachesis.pipeline.scoring.raters.words import same_words
 
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.pipeline.scoring.raters.answer import reference
-from lachesis.pipeline.scoring.raters.boxed import boxed
-from lachesis.schemas.errors import ConfigError, StartupError
+__all__ = ["equal", "equal_or_unsure", "reference_answer"]
 
-__all__ = ["MathRater", "equal"]
+_HASHES = re.compile(r"####[ \t]*(\S[^\n]*)\s*$")
+_MIN_ROUNDED_DECIMALS = 6
+_NAME = re.compile(r"\s*(\\?[A-Za-z](?:_\w|_\{\w+\})?)\s*=(?!=)")
+_BASED = re.compile(r"\s*(\w+?)\s*_\s*\{?\s*(?:\\text\s*\{)?\s*(\d{1,2})[\s}]*")
+_OPERATOR = re.compile(r"[-+*×/^!<>=±~|]|\\(?![{}])|[^\W\d_]")
+_JOINED = re.compile(
+    r"\\text\s*\{\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:lor|land|vee|wedge)(?![A-Za-z])"
+)
 
-_NUMBER = re.compile(r"[-+]?(\d[\d,]*)?\.?\d+([eE][-+]?\d+)?%?")
-_MAX_CACHED_ANSWERS = 4096
-_MAX_ANSWER_CHARS = 512
 
-
-class MathRater(Rater):
-    """`workers` processes at most. The answer is what `boxed` finds; abstains if the task has no answer."""
-
-    name = "math"
-    bounds = (0.0, 1.0)
-
-    def __init__(self, *, workers: int = 2) -> None:
-        if workers < 1:
-            raise ConfigError(f"rater math: workers is {workers}; it must be at least 1.")
-        if importlib.util.find_spec("math_verify") is None:
-            raise StartupError(f"rater math needs the package math-verify: {install_command('raters')}")
-        self._limiter = anyio.CapacityLimiter(workers)
-        self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
-
-    async def rate(self, sample: Sample) -> float | None:
-        """Return 1 or 0; a comparison that takes too long is a missing rating."""
-        gold, given = reference(sample), boxed(sample.completion)
-        if gold is None:
-            return None
-        if given is None or len(gold) > _MAX_ANSWER_CHARS:
-            return 0.0 if given is None else None
-        if (gold, given) not in self._known:
-            same = await anyio.to_process.run_sync(equal, gold, given, cancellable=True, limiter=self._limiter)
-            if same is None:
-                return None
-            self._known[gold, given] = same
-            if len(self._known) > _MAX_CACHED_ANSWERS:
-                self._known.popitem(last=False)
-        return float(self._known[gold, given])
+def reference_answer(text: str) -> str:
+    """Return the answer in a reference: what its box or its "#### " holds, where it is a whole solution."""
+    if has_box(text):
+        return boxed(text) or text
+    marked = _HASHES.search(text)
+    return marked[1].strip() if marked is not None else text
 
 
 def equal(gold: str, given: str) -> bool | None:
-    """Return whether two answers in LaTeX say the same, None if the reference cannot be read.
+    """Return whether two answers in LaTeX or plain text say the same, None if the reference cannot be read.
 
-    A literal number is equal to literal numbers alone: else "3+4" would pass for 7, and with it the task of finding it.
-    There is no time limit: the caller kills the process, so that slowness is never taken for a wrong answer.
+    A reference that is a number is equal to numbers alone: else "3+4" would pass for 7, and with it the task of finding
+    it. There is no time limit: the caller kills the process, so that slowness is never taken for a wrong answer.
     """
+    known = equal_or_unsure(gold, given)
+    return known if known != "unsure" else _verified(gold, given)
+
+
+def equal_or_unsure(gold: str, given: str) -> bool | None | str:
+    """Return what can be said without computer algebra, "unsure" where it takes that."""
+    if gold == given and gold.strip():
+        return True
+    gold, given = _bare(gold), _bare(given)
+    if not given:
+        return False if gold else None
     if gold == given:
         return True
-    gold, given = (text.strip().strip("$").strip() for text in (gold, given))
-    if _NUMBER.fullmatch(gold) and not _NUMBER.fullmatch(given) and not _is_fraction(given):
+    based = _same_digits(gold, given)
+    if based is not None:
+        return based
+    expected = _number_meant(gold)
+    if expected is not None:
+        return _against_number(expected, gold, given)
+    words = same_words(gold, given)
+    return "unsure" if words is None else words
+
+
+def _bare(text: str) -> str:
+    text = text.strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        inner = text[len(opening) : -len(closing)]
+        if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening) and "$" not in inner:
+            return inner.strip()
+    return text
+
+
+def _same_digits(gold: str, given: str) -> bool | None:
+    """Return whether two numbers are the same in a base that one of them names, None where none does."""
+    bases = _BASED.fullmatch(gold), _BASED.fullmatch(given)
+    if not any(found is not None and found[1][:1].isdigit() for found in bases):
+        return None
+    digits = [text.strip() if found is None else found[1] for text, found in zip((gold, given), bases, strict=True)]
+    named = {found[2] for found in bases if found is not None}
+    return digits[0] == digits[1] and len(named) == 1
+
+
+def _number_meant(gold: str) -> Number | None:
+    """Return the number that a reference is; a comma between digits that group no thousands separates a list."""
+    number = read_number(gold)
+    listed = re.search(r"\d,\d", plain(gold)) and not re.search(r"\d,\d{3}(?!\d)|\d\.\d{3},\d", plain(gold))
+    return None if listed and not re.search(r"(?<!\d)0,\d", plain(gold)) else number
+
+
+def _against_number(expected: Number, gold: str, given: str) -> bool | str:
+    answer = read_number(given)
+    if answer is not None:
+        names = _NAME.match(gold), _NAME.match(given)
+        if names[0] is not None and names[1] is not None and names[0][1] != names[1][1]:
+            return False
+        return _same_number(expected, answer)
+    if _is_equation_of_numbers(given):
+        sides = given.split("=")
+        last = read_number(sides[-1])
+        return "unsure" if last is not None and _same_number(expected, last) else False
+    lone = plain(given).strip("\\{}[]() .")
+    return lone.replace(".", "", 1).isdigit() and not _OPERATOR.search(lone) and "unsure" or False
+
+
+def _is_equation_of_numbers(text: str) -> bool:
+    return "=" in text and not re.search(r"[^\W\d_]", re.sub(r"\\(?:times|cdot|[dt]?frac|div|left|right|sqrt)", "", text))
+
+
+def _same_number(expected: Number, answer: Number) -> bool:
+    if answer.computed and not expected.computed:
         return False
+    if expected.unit and answer.unit and expected.unit != answer.unit:
+        return False
+    if _same_value(expected.value, answer.value):
+        return True
+    if expected.percent == answer.percent:
+        return False
+    return _same_value(
+        expected.value / (100 if expected.percent else 1), answer.value / (100 if answer.percent else 1)
+    )
+
+
+def _same_value(expected: Fraction, answer: Fraction) -> bool:
+    """Return whether values are the same; a decimal of six places or more stands for the fraction it rounds."""
+    if expected == answer:
+        return True
+    places = _decimal_places(expected), _decimal_places(answer)
+    if (places[0] is None) == (places[1] is None):
+        return False
+    decimals = places[0] if places[0] is not None else places[1]
+    return decimals is not None and decimals >= _MIN_ROUNDED_DECIMALS and abs(expected - answer) < Fraction(1, 10**decimals)
+
+
+def _decimal_places(value: Fraction) -> int | None:
+    """Return the decimals that write a value exactly, None if no number of them does."""
+    rest, twos, fives = value.denominator, 0, 0
+    while rest % 2 == 0:
+        rest, twos = rest // 2, twos + 1
+    while rest % 5 == 0:
+        rest, fives = rest // 5, fives + 1
+    return max(twos, fives) if rest == 1 else None
+
+
+def _verified(gold: str, given: str) -> bool | None:
+    """Return math-verify's verdict, where the two answers are of one kind."""
     from math_verify import parse, verify
 
-    expected, answer = (parse(f"${text}$", parsing_timeout=None) for text in (gold, given))
-    return bool(verify(expected, answer, timeout_seconds=None)) if expected else None
+    gold, given = (_listed(unwrapped(_bare(text))) for text in (gold, given))
+    if _is_equation_of_numbers(given) and read_number(gold) is not None:
+        texts = given.split("=")
+    else:
+        gold, given = same_notation(gold, given)
+        if not of_one_kind(gold, given):
+            return False
+        texts = [given]
+    expected = parse(f"${gold}$", parsing_timeout=None)
+    if not expected:
+        return None
+    return all(
+        bool(verify(expected, parse(f"${text}$", parsing_timeout=None), timeout_seconds=None)) for text in texts
+    )
 
 
-def _is_fraction(text: str) -> bool:
-    return re.fullmatch(r"[-+]?(\\d?frac\{\d+\}\{\d+\}|\d+\s*/\s*\d+)", text) is not None
+def _listed(text: str) -> str:
+    """Return a list with commas alone between what it lists."""
+    return re.sub(r",\s*,", ",", _JOINED.sub(",", text))

@@ -1,43 +1,98 @@
 """Rates 1 if the number given equals the reference number within a tolerance, else 0."""
 
 import math
-import re
+from collections.abc import Iterable
+from fractions import Fraction
 
 from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.pipeline.scoring.raters.answer import given, reference
+from lachesis.pipeline.scoring.raters.final_answer import MarkedAnswer, marked_answer
+from lachesis.pipeline.scoring.raters.math_equal import reference_answer
+from lachesis.pipeline.scoring.raters.number import Number, last_number_in, read_number
+from lachesis.pipeline.scoring.raters.thinking import answer_part
 
 __all__ = ["last_number", "numeric"]
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d{1,4})?(?:\s*/\s*\d+)?")
 
-
-@rater(bounds=(0.0, 1.0))
+@rater(bounds=(0.0, 1.0), version="2")
 def numeric(
     sample: Sample, *, pattern: str | None = None, rel_tol: float = 1e-6, abs_tol: float = 1e-9
 ) -> float | None:
-    """Compare the last number of the answer with the reference.
+    r"""Compare the answer that the completion marks, or its last number, with the reference.
 
-    `1,234.5`, `1e3` and `3/4` are read. Abstains if the reference is not a number.
+    Marks are \boxed{}, <answer>, "#### ", "the answer is" and bold, in this order; after the thinking alone. Numbers are
+    read as people write them: `1,234.5`, `1.234,5`, `1 000`, `1e3`, `3/4`, `\frac{3}{4}`, `5 \times 10^{3}`, `18%`,
+    `eighteen`. Several numbers or an operation are no answer.
+
+    Abstains if the reference is not a number, and where an answer means the reference by one convention and something
+    else by another: `1.234` for 1234.
     """
-    expected = last_number(reference(sample) or "")
+    text = reference(sample)
+    expected = None if text is None else _reference_number(text)
     if expected is None:
         return None
-    answer = last_number(given(sample, pattern) or "")
-    return float(answer is not None and math.isclose(answer, expected, rel_tol=rel_tol, abs_tol=abs_tol))
+    if pattern is not None:
+        found = given(sample, pattern)
+        answer = None if found is None else _of_mark(MarkedAnswer(found, False))
+    else:
+        answer = _given_number(sample.completion)
+    if answer is None:
+        return 0.0
+
+    def same(values: Iterable[Fraction]) -> bool:
+        return any(
+            math.isclose(_float(value), _float(wanted), rel_tol=rel_tol, abs_tol=abs_tol)
+            for value in values
+            for wanted in _meant(expected, answer)
+        )
+
+    if same([answer.value]):
+        return 1.0
+    return None if same(answer.others) else 0.0
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in `text`; None if there is none or it is not finite."""
-    last = None
-    for match in _NUMBER.finditer(text):
-        last = match
-    if last is None:
-        return None
-    numerator, _, denominator = last.group().replace(",", "").partition("/")
-    value = float(numerator)
-    if denominator:
-        divisor = float(denominator)
-        if divisor == 0:
-            return None
-        value /= divisor
-    return value if math.isfinite(value) else None
+    """Return the last number in `text`; None if there is none, it is not finite, or it is a part of an expression."""
+    number = last_number_in(text)
+    value = None if number is None else _float(number.value)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _reference_number(text: str) -> Number | None:
+    answer = reference_answer(text)
+    number = read_number(answer)
+    if number is None:
+        number = last_number_in(answer)
+    return number if number is not None and math.isfinite(_float(number.value)) else None
+
+
+def _given_number(completion: str) -> Number | None:
+    marked = marked_answer(completion)
+    return last_number_in(answer_part(completion)) if marked is None else _of_mark(marked)
+
+
+def _of_mark(marked: MarkedAnswer) -> Number | None:
+    """Return the number of a marked answer. A mark that also stands elsewhere counts with what follows it."""
+    number = read_number(marked.text)
+    if marked.sure:
+        return number
+    if number is None:
+        number = last_number_in(marked.text)
+    after = last_number_in(marked.rest)
+    if number is None or after is None:
+        return number or after
+    return number._replace(others=(*number.others, after.value))
+
+
+def _meant(expected: Number, answer: Number) -> list[Fraction]:
+    """Return the values that the answer may have: 18 % is 18 and 0.18, as the reference has it."""
+    if answer.percent == expected.percent:
+        return [expected.value]
+    return [expected.value, expected.value / 100 if expected.percent else expected.value * 100]
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,15 +1,22 @@
 """Boxed answers and their comparison in processes that can be killed."""
 
+import os
+import resource
+import signal
 import time
+from unittest.mock import Mock
 
 import anyio
+import anyio.to_process
 import pytest
 
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.scoring.raters import math_worker
 from lachesis.pipeline.scoring.raters.boxed import boxed
 from lachesis.pipeline.scoring.raters.math_equal import equal
+from lachesis.pipeline.scoring.raters.math_rater import MathRater
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 
 
@@ -28,6 +35,14 @@ from lachesis.pipeline.scoring.runner import EnsembleRunner
         (r"\boxed", None),
         (r"\boxed and {1}", None),
         (r"no box", None),
+        (r"\boxed 7", "7"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{\text{so }\fbox{7}}", "7"),
+        (r"thought \boxed{1}</think> \boxed{2}", "2"),
+        (r"<think>\boxed{1}", None),
+        (r"\boxed{1} <think>\boxed{2}", None),
+        (r"[THINK]\boxed{1}[/THINK]\boxed{2}", "2"),
+        (r"<THINK>\boxed{1}</THINK>2", None),
         (r"\boxed{" + "1" * 512 + "}", "1" * 512),
         (r"\boxed{" + "1" * 513 + "}", None),
         (r"\boxed{" + "{" * 64 + "}" * 64 + "}", None),
@@ -79,3 +94,30 @@ async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> N
             assert rating.value == 0.0
         (after,) = (await runner.rate_group([sample(r"\boxed{2}", "2")]))["math"]
     assert after.value == 1.0
+
+
+def test_an_answer_that_takes_too_much_memory_is_wrong_and_the_limits_are_gone_afterwards(monkeypatch) -> None:
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_CPU)
+    before = [resource.getrlimit(kind) for kind in kinds]
+    monkeypatch.setattr(math_worker, "_base_bytes", None)
+    monkeypatch.setattr(math_worker, "equal", lambda gold, given: len(bytearray(int(given) << 20)) > 0)
+    assert math_worker.compare_within("", "8", 256 << 20) is True
+    assert math_worker.compare_within("", "4096", 256 << 20) is False
+    assert [resource.getrlimit(kind) for kind in kinds] == before
+
+
+def test_a_worker_whose_memory_is_half_full_ends_before_it_compares(monkeypatch) -> None:
+    monkeypatch.setattr(math_worker, "_base_bytes", 1)
+    monkeypatch.setattr(math_worker.os, "_exit", ended := Mock(side_effect=SystemExit))
+    with pytest.raises(SystemExit):
+        math_worker.compare_within("x", "y", 2)
+    ended.assert_called_once_with(0)
+
+
+async def test_a_worker_that_ended_is_replaced_and_its_answer_is_rated() -> None:
+    rater = MathRater(workers=1)
+    assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0
+    for _ in range(3):
+        os.kill(await anyio.to_process.run_sync(os.getpid, limiter=rater._limiter), signal.SIGKILL)
+        rater._known.clear()
+        assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0

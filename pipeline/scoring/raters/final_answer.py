@@ -1,0 +1,60 @@
+"""Finds the answer that a completion marks as its own: \\boxed{}, <answer>, "#### ", "the answer is", **bold**."""
+
+import re
+from typing import NamedTuple
+
+from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
+from lachesis.pipeline.scoring.raters.thinking import answer_part
+
+__all__ = ["MarkedAnswer", "marked_answer"]
+
+_MAX_ANSWER_CHARS = 512
+_TAGGED = re.compile(r"<answer>(?:(?!<answer>).){0,2048}?</answer>", re.DOTALL | re.IGNORECASE)
+_HASHES = re.compile(r"^[ \t>*]*#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
+_SAID = re.compile(
+    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:is|are|was|=|:|equals|to\s+be|will\s+be|would\s+be|：)+\s*\**\s*(?:that\s+)?"
+    r"|\banswer\s*:\s*|答案(?:是|为|：|:)\s*",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"\n|(?<=[^\d\s])[.!?](?:\s|$)|(?<=\d)[.!?](?:\s|$)|。")
+_BOLD = re.compile(r"(?<![*\w])\*\*(?!\s)([^*\n]{1,200}?)(?<!\s)\*\*(?![*\w])|(?<![_\w])__(?!\s)([^_\n]{1,200}?)__(?![_\w])")
+
+
+class MarkedAnswer(NamedTuple):
+    """The text of an answer. `sure`: nothing but the answer is marked that way, so what cannot be read is no answer."""
+
+    text: str
+    sure: bool
+    rest: str = ""
+    """What follows it."""
+
+
+def marked_answer(completion: str) -> MarkedAnswer | None:
+    """Return the answer that is marked, by the strongest mark there is, the last of its kind; None without any."""
+    text = answer_part(completion)
+    if has_box(text):
+        return MarkedAnswer(boxed(text) or "", True)
+    tagged = _last(_TAGGED, text)
+    if tagged is not None:
+        return MarkedAnswer(tagged[0][len("<answer>") : -len("</answer>")].strip()[:_MAX_ANSWER_CHARS], True)
+    hashes = _last(_HASHES, text)
+    if hashes is not None:
+        return MarkedAnswer(hashes[1].strip()[:_MAX_ANSWER_CHARS], True)
+    said = _last(_SAID, text)
+    if said is not None:
+        rest = text[said.end() :].lstrip()[:_MAX_ANSWER_CHARS]
+        end = _SENTENCE.search(rest)
+        sentence = rest if end is None else rest[: end.start()]
+        if sentence.strip("*_ "):
+            return MarkedAnswer(sentence.strip(), False, rest[len(sentence) :])
+    bold = _last(_BOLD, text)
+    if bold is not None:
+        return MarkedAnswer((bold[1] or bold[2]).strip(), False, text[bold.end() :])
+    return None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    last = None
+    for last in pattern.finditer(text):
+        pass
+    return last

@@ -1,0 +1,124 @@
+"""Turns LaTeX, Markdown and typography of a short answer into plain text that a number can be read from.
+
+What is kept: digits, letters, ASCII operators, and "°" for degrees. Thin spaces become NARROW, which separates groups of
+digits alone. Commands that mean something are left as they are, so that nobody takes an expression for a number.
+"""
+
+import re
+import unicodedata
+
+__all__ = ["NARROW", "plain", "unwrapped"]
+
+NARROW = "\u202f"
+"""A space that stands between groups of digits and nowhere else."""
+_THIN = "\u00a0\u2007\u2008\u2009\u200a\u202f"
+_MINUS = "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d\u207b"
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_TABLE = str.maketrans({
+    **dict.fromkeys(_THIN, NARROW),
+    **dict.fromkeys(_MINUS, "-"),
+    **dict.fromkeys("⋅·∙∗", "×"),
+    **dict.fromkeys("÷", r"\div "),
+    **dict.fromkeys("≈≃≅", "~"),
+    **dict.fromkeys("＂“”„", '"'),
+    **dict.fromkeys("ʼ’‘´`", "'"),
+    "º": "°", "˚": "°", "⁄": "/", "∕": "/", "＝": "=", "：": ":", "。": ".", "，": ",", "、": ",", "（": "(", "）": ")",
+    "＄": "$", "％": "%", "٪": "%", "٫": ".", "٬": "'", "！": "!", "\u200b": None, "\u200c": None, "\u200d": None,
+    "\ufeff": None, "\u200e": None, "\u200f": None, "\u2060": None, "\u2061": None, "\u00ad": None,
+})  # fmt: skip
+_RAISED = re.compile(rf"[⁺⁻]?[{_SUPERSCRIPTS}]+")
+_VULGAR = re.compile(r"[¼½¾⅐-⅞↉]")
+_SPACES = re.compile(r"\\(?:thinspace|,)|\\ (?=\d)|(?<=\d)~(?=\d)")
+_NOTHING = re.compile(
+    r"\\[!](?!=)|\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|bf|rm|it|sf|tt|normalsize|large|Large|"
+    r"bfseries|itshape|null|phantom\{\})(?![A-Za-z])[.]?"
+)
+_BLANKS = re.compile(r"\\(?:[;:> ]|quad|qquad|enspace|hspace\*?\{[^{}]*\}|space|newline|\\)(?![A-Za-z])")
+_DEGREES = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|degrees|textdegree)(?![A-Za-z])")
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|md|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|operatorname\*?|"
+    r"boldsymbol|bm|pmb|underline|boxed|fbox|ensuremath|unit|si|fcolorbox\{[^{}]*\}\{[^{}]*\}|color(?:box)?\{[^{}]*\}|"
+    r"textcolor\{[^{}]*\})\s*\{([^{}]*)\}"
+)
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_BRACED = re.compile(r"(?<![\^_A-Za-z}])\{\s*([-+]|[-+]?[\d.,]*\d)\s*\}")
+_SIMPLE = re.compile(r"\s*[-+]?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+)\s*")
+_ROOT = re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
+_SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+    "±": r"\pm ", "×": r"\cdot ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "θ": r"\theta "}  # fmt: skip
+_MAX_PASSES = 8
+
+
+def plain(text: str) -> str:
+    """Return the text without typography and without LaTeX that changes no value."""
+    return _structured(typographic(text)).replace("\\$", "$").replace("\\%", "%").replace("\\#", "#").strip()
+
+
+def unwrapped(text: str) -> str:
+    """Return LaTeX as a computer algebra system reads it best: typography replaced, what only sets the type removed."""
+    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2] or found[3]}}}", typographic(text).replace(NARROW, ""))
+    for symbol, command in _SYMBOLS.items():
+        text = text.replace(symbol, command)
+    text = re.sub(r"\\(?:mathrm|text)\s*\{([a-z])\}", r"\1", _NOTHING.sub("", text))
+    text = re.sub(r"\\log_(?:e|\{e\})(?![A-Za-z])", r"\\ln", text)
+    for _ in range(_MAX_PASSES):
+        changed = re.sub(r"\\(?:boxed|fbox|textbf|mathbf|boldsymbol|bm|ensuremath)\s*\{([^{}]*)\}", r"\1", text)
+        if changed == text:
+            break
+        text = changed
+    return text.strip()
+
+
+def typographic(text: str) -> str:
+    """Return the text with ASCII digits, signs and separators."""
+    text = _VULGAR.sub(lambda found: " " + unicodedata.normalize("NFKC", found.group()), text)
+    text = _RAISED.sub(_lowered, text).translate(_TABLE)
+    if text.isascii():
+        return text
+    return "".join(_ascii_digit(char) for char in text)
+
+
+def _ascii_digit(char: str) -> str:
+    if char.isascii():
+        return char
+    digit = unicodedata.decimal(char, None)
+    if digit is not None:
+        return str(digit)
+    return unicodedata.normalize("NFKC", char) if "\uff01" <= char <= "\uff5e" else char
+
+
+def _lowered(found: re.Match[str]) -> str:
+    digits = "".join(str(_SUPERSCRIPTS.index(c)) if c in _SUPERSCRIPTS else "+-"["⁺⁻".index(c)] for c in found.group())
+    return "^{" + digits + "}"
+
+
+def _structured(text: str) -> str:
+    if "\\" not in text and "$" not in text and "{" not in text:
+        return text
+    text = text.replace("{,}", ",").replace("{.}", ".").replace("\\$", "\ue000").replace("\\%", "%")
+    text = _DEGREES.sub("°", text)
+    if "\\" in text:
+        text = re.sub(r"(?<!\d)~|~(?!\d)", " ", text)  # a tie
+    text = _BRACED.sub(r"\1", text)
+    text = _BLANKS.sub(" ", _NOTHING.sub("", _SPACES.sub(NARROW, text)))
+    text = re.sub(r"\\(?:times|cdot|ast)(?![A-Za-z])", "×", text)
+    text = re.sub(r"\\(?:approx|simeq|sim|doteq)(?![A-Za-z])", "~", text)
+    text = re.sub(r"\\(?:euro|texteuro|EUR)(?![A-Za-z])", "€", text)
+    text = re.sub(r"\\(?:pounds|textsterling)(?![A-Za-z])", "£", text)
+    for _ in range(_MAX_PASSES):
+        changed = _FRACTION.sub(_fraction, _TEXT.sub(r" \1 ", text))
+        if changed == text:
+            break
+        text = changed
+    text = re.sub(r"\\[()\[\]]|\$", " ", text)
+    return text.replace("\ue000", "$")
+
+
+def _fraction(found: re.Match[str]) -> str:
+    above, below = found[1] or found[2] or "", found[3] or found[4] or ""
+    above, below = above.strip(), below.strip()
+    if below.startswith("-"):
+        above, below = above[1:] if above.startswith("-") else f"-{above}", below[1:]
+    if _SIMPLE.fullmatch(above) and _SIMPLE.fullmatch(below):
+        return f" {above.strip().replace(' ', '')}/{below.strip().replace(' ', '')} "
+    return f"\\quotient({above})({below})"

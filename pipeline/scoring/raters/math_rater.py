@@ -1,0 +1,85 @@
+"""Rates 1 if the boxed answer equals the reference, else 0.
+
+Numbers and words are compared at once. Adversarial input keeps a computer algebra system busy for ever and cannot be
+interrupted from within, so it runs in worker processes of its own: one that is still busy when the rating's time is up
+is killed, and another takes its place.
+"""
+
+import importlib.util
+from collections import OrderedDict
+
+import anyio
+import anyio.to_process
+
+from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.scoring.rater import Rater, Sample
+from lachesis.pipeline.scoring.raters.answer import reference
+from lachesis.pipeline.scoring.raters.boxed import boxed
+from lachesis.pipeline.scoring.raters.math_equal import equal_or_unsure, reference_answer
+from lachesis.pipeline.scoring.raters.math_worker import compare_within
+from lachesis.schemas.errors import ConfigError, StartupError
+
+__all__ = ["MathRater", "WorkerEndedError"]
+
+_MAX_CACHED_ANSWERS = 4096
+_MAX_ANSWER_CHARS = 512
+_MIN_MEMORY_MB = 64
+_ATTEMPTS = 3
+"""Workers that are asked: one ends itself where those before have filled its memory."""
+
+
+class WorkerEndedError(Exception):
+    """Raised when workers ended, one after the other, while they compared the same answers."""
+
+
+class MathRater(Rater):
+    """`workers` processes at most, each with `memory_mb` for what it compares. The answer is what `boxed` finds; abstains
+    if the task has no answer.
+    """
+
+    name = "math"
+    version = "2"
+    bounds = (0.0, 1.0)
+
+    def __init__(self, *, workers: int = 2, memory_mb: int = 512) -> None:
+        if workers < 1:
+            raise ConfigError(f"rater math: workers is {workers}; it must be at least 1.")
+        if memory_mb < _MIN_MEMORY_MB:
+            raise ConfigError(f"rater math: memory_mb is {memory_mb}; it must be at least {_MIN_MEMORY_MB}.")
+        if importlib.util.find_spec("math_verify") is None:
+            raise StartupError(f"rater math needs the package math-verify: {install_command('raters')}")
+        self._memory_bytes = memory_mb << 20
+        self._limiter = anyio.CapacityLimiter(workers)
+        self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
+
+    async def rate(self, sample: Sample) -> float | None:
+        """Return 1 or 0: 0 also where an answer takes too much memory. One that takes too long is a missing rating."""
+        gold, given = reference(sample), boxed(sample.completion)
+        if gold is None:
+            return None
+        gold = reference_answer(gold)
+        if given is None or len(gold) > _MAX_ANSWER_CHARS:
+            return 0.0 if given is None else None
+        if (gold, given) not in self._known:
+            same = equal_or_unsure(gold, given)
+            if same == "unsure":
+                same = await self._compare(gold, given)
+            if not isinstance(same, bool):
+                return None
+            self._known[gold, given] = same
+            if len(self._known) > _MAX_CACHED_ANSWERS:
+                self._known.popitem(last=False)
+        return float(self._known[gold, given])
+
+    async def _compare(self, gold: str, given: str) -> bool | None:
+        for _ in range(_ATTEMPTS):
+            try:
+                return await anyio.to_process.run_sync(
+                    compare_within, gold, given, self._memory_bytes, cancellable=True, limiter=self._limiter
+                )
+            except anyio.BrokenWorkerProcess:
+                continue
+        raise WorkerEndedError(
+            f"{_ATTEMPTS} worker processes ended while they compared {given[:80]!r} with {gold[:80]!r}; is the machine out "
+            "of memory?"
+        )

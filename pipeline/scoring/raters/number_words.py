@@ -1,0 +1,90 @@
+"""Reads numbers that are spelled out in English, "minus twenty-five" and "three quarters" among them."""
+
+import re
+from fractions import Fraction
+
+__all__ = ["spelled_out"]
+
+_UNITS = {
+    word: value
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+        "eighteen nineteen".split()
+    )
+}
+_TENS = {
+    word: 10 * value
+    for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
+}
+_LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_PARTS = {
+    "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+    "tenth": 10, "hundredth": 100, "halves": 2,
+}  # fmt: skip
+_COUNTING = {*_UNITS, *_TENS, *_LARGE, "hundred"}
+_BEFORE = re.compile(
+    r"(?:.*\b(?:is|are|was|equals|gives|be|get|has|have|answer)\b\W*|\W*|.*:\W*)", re.IGNORECASE | re.DOTALL
+)
+_NOT = re.compile(
+    r"\b(?:not|no|than|least|most|or|and|nor|either|of|squared|cubed|times|plus|minus|over|\w+n't)\b", re.IGNORECASE
+)
+_MAX_WORDS_AFTER = 3
+
+
+def spelled_out(text: str) -> Fraction | None:
+    """Return the number that a text of letters says, None where it says none, or not one alone."""
+    if re.fullmatch(r"\W*(?:an?\s+|one\s+)?half\W*", text, re.IGNORECASE):
+        return Fraction(1, 2)
+    words = list(re.finditer(r"[A-Za-z]+(?:n't)?", text))
+    lower = [word.group().lower() for word in words]
+    first = next((i for i, word in enumerate(lower) if word in _COUNTING), None)
+    if first is None:
+        return None
+    last = first
+    while last + 1 < len(lower) and (
+        lower[last + 1] in _COUNTING
+        or (lower[last + 1] == "and" and last + 2 < len(lower) and lower[last + 2] in _COUNTING)
+    ):
+        last += 1
+    value = _whole([word for word in lower[first : last + 1] if word != "and"])
+    if value is None:
+        return None
+    result = Fraction(value)
+    part = lower[last + 1] if last + 1 < len(lower) else ""
+    if part in _PARTS or part.removesuffix("s") in _PARTS:
+        result /= _PARTS.get(part) or _PARTS[part.removesuffix("s")]
+        last += 1
+    head, tail = text[: words[first].start()], text[words[last].end() :]
+    sign = re.search(r"\b(?:minus|negative)\W*$|(?<!\w)-\s*$", head, re.IGNORECASE)
+    if sign is not None:
+        head, result = head[: sign.start()], -result
+    after = re.findall(r"[A-Za-z]+", tail)
+    if not _BEFORE.fullmatch(head) or _NOT.search(head) or _NOT.search(tail) or len(after) > _MAX_WORDS_AFTER:
+        return None
+    if any(word.lower() in _COUNTING for word in after) or re.search(r"[=+*/^<>\\\d]", tail + head):
+        return None
+    return result
+
+
+def _whole(words: list[str]) -> int | None:
+    """Return the value of counting words in their order, None where the order says no number."""
+    total, group, before = 0, 0, 0
+    for word in words:
+        if word in _LARGE:
+            if not group or (before and _LARGE[word] >= before):
+                return None
+            total, group, before = total + group * _LARGE[word], 0, _LARGE[word]
+        elif word == "hundred":
+            if not 0 < group < 100:
+                return None
+            group *= 100
+        elif word in _TENS:
+            if group % 100:
+                return None
+            group += _TENS[word]
+        else:
+            tens = group % 100
+            if tens and (tens < 20 or tens % 10 or not 0 < _UNITS[word] < 10):
+                return None
+            group += _UNITS[word]
+    return total + group

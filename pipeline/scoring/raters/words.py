@@ -1,0 +1,90 @@
+"""Compares answers that are words: the letter of a choice, "yes", a name, "no solution"."""
+
+import re
+
+from lachesis.pipeline.scoring.raters.latex import plain
+
+__all__ = ["same_words"]
+
+_CHOICES = re.compile(r"[(\[]?\s*[A-Z]\s*[)\]]?[.:]?")
+_SEVERAL = re.compile(r"[(\[{\s]*[A-Z](?:[\s,;/&)(]+(?:and\s+)?[A-Z])+[)\]}\s]*")
+_LABELLED = re.compile(
+    r"(?:the\s+)?(?:correct\s+|final\s+|best\s+|right\s+)?(?:answer|option|choice)?(?:\s+(?:answer|option|choice))?"
+    r"(?:\s*(?:is|=|:))*\s*(?:option\s+|choice\s+)?(?P<open>[(\[]?)\s*(?P<letter>[A-Za-z])\s*(?P<close>[)\]]?)"
+    r"(?P<rest>(?:\s*[.:)\-]\s*.*|\s+\S.*)?)",
+    re.IGNORECASE | re.DOTALL,
+)
+_MORE = re.compile(r"\s*(?:and|or|nor|,|/|&|but|not|is (?:wrong|not|incorrect))\b|[,/&]|.*\([A-Z]\)", re.IGNORECASE)
+_PREAMBLE = re.compile(
+    r"(?:.*\b)?(?:answer|result|it|choice|option|name|word|day|colou?r|this|that|there)\s*(?:is|are|was|=|:)\s*(?:that\s+)?",
+    re.IGNORECASE | re.DOTALL,
+)
+_ARTICLES = frozenset({"a", "an", "the"})
+_NEGATIONS = frozenset({"not", "no", "never", "neither", "nor", "or", "non"})
+_NOTHING = frozenset({
+    "no solution", "no solutions", "none", "no real solution", "no real solutions", "empty set", "does not exist", "dne",
+    "no such number", "undefined", "nonexistent",
+})  # fmt: skip
+_EMPTY = re.compile(r"\s*(?:\\emptyset|\\varnothing|∅|\\\{\s*\\\}|\{\s*\})\s*")
+_WORDS = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ぀-ヿ㐀-鿿가-힯]+(?:['’-][A-Za-z]+)*")
+_SHORT = frozenset({"no", "up", "on", "in", "he", "we", "ok", "it", "us"})
+_MATH_WORDS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "lim", "max", "min", "mod", "gcd", "lcm", "det", "cot", "sec",
+    "csc", "arcsin", "arccos", "arctan", "pi", "sqrt", "frac", "infty", "cdot", "times"})  # fmt: skip
+
+
+def same_words(gold: str, given: str) -> bool | None:
+    """Return whether two answers say the same in words; None where the reference is not words."""
+    expected = plain(gold)
+    if "\\" in expected and not _EMPTY.fullmatch(gold):
+        return None
+    if _CHOICES.fullmatch(expected):
+        letter = _letter(plain(given))
+        if letter is not None or r"\text" in gold or len(expected) > 1:
+            return letter == re.sub(r"[^A-Z]", "", expected)
+        return False
+    if _SEVERAL.fullmatch(expected):
+        shown = plain(given)
+        return bool(_SEVERAL.fullmatch(shown)) and _letters(expected) == _letters(shown)
+    if _EMPTY.fullmatch(gold) or _key(expected) in _NOTHING:
+        return bool(_EMPTY.fullmatch(given)) or _key(_said(plain(given))) in _NOTHING
+    if not _is_words(expected, gold):
+        return None
+    shown = plain(given)
+    return _key(expected) in {_key(shown), _key(_said(shown))}
+
+
+def _letter(text: str) -> str | None:
+    found = _LABELLED.fullmatch(text.strip().replace("*", ""))
+    if found is None or _MORE.match(found["rest"]):
+        return None
+    rest = found["rest"].strip()
+    if rest and not (found["close"] or rest[0] in ".:)-"):
+        return None
+    if found["letter"].islower() and rest and not found["close"]:
+        return None
+    return found["letter"].upper()
+
+
+def _letters(text: str) -> list[str]:
+    return sorted(re.findall(r"[A-Z]", text))
+
+
+def _is_words(expected: str, gold: str) -> bool:
+    if re.search(r"[\d=+*/^_<>\\{}|]", expected):
+        return False
+    words = _WORDS.findall(expected)
+    if not words or any(word.lower() in _MATH_WORDS for word in words):
+        return False
+    longest = max(map(len, words))
+    return longest > 2 or r"\text" in gold or expected.strip().lower() in _SHORT or not expected.isascii()
+
+
+def _key(text: str) -> str:
+    """Return the words, in one case and without articles."""
+    return " ".join(word for word in map(str.casefold, _WORDS.findall(text)) if word not in _ARTICLES)
+
+
+def _said(text: str) -> str:
+    """Return the words without what introduces them."""
+    found = _PREAMBLE.match(text)
+    return text if found is None else text[found.end() :]
