@@ -18,6 +18,8 @@ _SAID = re.compile(
 )
 _SENTENCE = re.compile(r"\n|(?<=[^\d\s])[.!?](?:\s|$)|(?<=\d)[.!?](?:\s|$)|。")
 _BOLD = re.compile(r"(?<![*\w])\*\*(?!\s)([^*\n]{1,200}?)(?<!\s)\*\*(?![*\w])|(?<![_\w])__(?!\s)([^_\n]{1,200}?)__(?![_\w])")
+_VALUE = re.compile(r"(?:[^\d\n]*(?:[=:≈~：]|\b(?:is|are))\s*)?[^\w\n]*(?:US)?[^\w\n]*(?:\d|\\[dt]?frac)")
+"""What is bold and a number, or says that something is one: "Step 2" is a heading."""
 
 
 class MarkedAnswer(NamedTuple):
@@ -47,10 +49,11 @@ def marked_answer(completion: str) -> MarkedAnswer | None:
         sentence = rest if end is None else rest[: end.start()]
         if sentence.strip("*_ "):
             return MarkedAnswer(sentence.strip(), False, rest[len(sentence) :])
-    bold = _last(_BOLD, text)
-    if bold is not None:
-        return MarkedAnswer((bold[1] or bold[2]).strip(), False, text[bold.end() :])
-    return None
+    bold = None
+    for found in _BOLD.finditer(text):
+        if _VALUE.match(found[1] or found[2]):
+            bold = found
+    return None if bold is None else MarkedAnswer((bold[1] or bold[2]).strip(), False, text[bold.end() :])
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

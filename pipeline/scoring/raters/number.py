@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lachesis.pipeline.scoring.raters.latex import NARROW, plain
 from lachesis.pipeline.scoring.raters.number_words import spelled_out
 
-__all__ = ["Number", "last_number_in", "read_number"]
+__all__ = ["Number", "is_hedged", "last_number_in", "read_number"]
 
 _MAX_DIGITS = 400
 _MAX_EXPONENT = 400
@@ -95,6 +95,11 @@ _NEGATION = re.compile(
     r"\b(?:not|never|neither|nor|cannot|either|unless|no longer|except|without|\w+n't)\b|\bor\s*$|^\s*(?:or|and|to)\s*$",
     re.IGNORECASE,
 )
+_HEDGE = re.compile(
+    r"\b(?:not|never|neither|nor|either|or|between|at (?:least|most)|up to|(?:more|less|fewer|greater|smaller|other) than)\b"
+    r"|\b\w+n't\b",
+    re.IGNORECASE,
+)
 _FOREIGN = re.compile(r"[*×/^+<>≤≥≠|&!=±√∑∫π∞\\{}\[\]]")
 _UNIT_TAIL = re.compile(
     r"[\s-]*(?:[A-Za-zµΩ°]+\.?)(?:\s*\^?\s*(?:\{\s*-?\d\s*\}|-?\d(?!\d)))?"
@@ -140,6 +145,11 @@ def read_number(text: str) -> Number | None:
     if len(tokens) != 1:
         return None
     return _alone(tokens[0], shown)
+
+
+def is_hedged(text: str) -> bool:
+    """Return whether a text denies, bounds or leaves open what it says."""
+    return _HEDGE.search(text) is not None
 
 
 def last_number_in(text: str) -> Number | None:
@@ -196,9 +206,10 @@ def _value_of(found: re.Match[str]) -> Number | None:
     value, others = read
     if found["overline"] or found["brackets"] or found["dots"] or found["ongoing"]:
         repeated = _repeating(found)
-        if repeated is None:
+        if repeated is None and not found["ongoing"]:
             return None
-        value, others = repeated, ()
+        if repeated is not None:
+            value, others = repeated, ()
     factor = Fraction(1)
     if found["e"] or found["ten"]:
         exponent = _integer(found["e"] or found["ten"])
@@ -297,7 +308,7 @@ def _alone(token: _Token, text: str) -> Number | None:
     if _BOUND_BEFORE.search(head) or _BOUND_AFTER.search(tail) or _NEGATION.search(head) or _NEGATION.search(tail):
         return None
     words = _WORD.findall(head)
-    if words and len(words[-1]) == 1 and words[-1] not in "aI" and not re.search(r"[:,.]\W*$", head):
+    if words and len(words[-1]) == 1 and words[-1] not in "aI" and not re.search(r"[:,.]\W*$|^\W*[A-J]\W*$", head):
         return None  # x 18: a product
     number = token.number._replace(unit=_unit_of(head, tail))
     if not negative:

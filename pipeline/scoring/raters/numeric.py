@@ -1,6 +1,7 @@
 """Rates 1 if the number given equals the reference number within a tolerance, else 0."""
 
 import math
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -8,10 +9,12 @@ from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.pipeline.scoring.raters.answer import given, reference
 from lachesis.pipeline.scoring.raters.final_answer import MarkedAnswer, marked_answer
 from lachesis.pipeline.scoring.raters.math_equal import reference_answer
-from lachesis.pipeline.scoring.raters.number import Number, last_number_in, read_number
+from lachesis.pipeline.scoring.raters.number import Number, is_hedged, last_number_in, read_number
 from lachesis.pipeline.scoring.raters.thinking import answer_part
 
 __all__ = ["last_number", "numeric"]
+
+_CLAUSE_END = re.compile(r"[,;(]\s|\s(?:because|since|as|so|which|from|given|when|if)\s|\s[-–—]\s")
 
 
 @rater(bounds=(0.0, 1.0), version="2")
@@ -76,11 +79,17 @@ def _of_mark(marked: MarkedAnswer) -> Number | None:
     number = read_number(marked.text)
     if marked.sure:
         return number
+    if number is None and not any(map(str.isdigit, marked.text)):
+        return last_number_in(marked.rest)
     if number is None:
-        number = last_number_in(marked.text)
+        number = read_number(_CLAUSE_END.split(marked.text, maxsplit=1)[0])
+    if number is None:
+        number = None if is_hedged(marked.text) else last_number_in(marked.text)
+        if number is None:
+            return None
     after = last_number_in(marked.rest)
-    if number is None or after is None:
-        return number or after
+    if after is None:
+        return number
     return number._replace(others=(*number.others, after.value))
 
 
