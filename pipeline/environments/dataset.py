@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.pipeline.tasks.rows import DatasetRow, column, read_file, read_named
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
@@ -35,6 +36,7 @@ class Dataset(Environment):
         prompt: str = "prompt",
         answer: str | None = "answer",
         answer_after: str | None = None,
+        tests: str | None = None,
         template: str | None = None,
         system: str | None = None,
         skill: str | None = None,
@@ -46,6 +48,7 @@ class Dataset(Environment):
 
         `prompt`, `answer`, `skill`, `difficulty`: columns; `answer` null where there is none. A prompt is text or a
         list of chat messages. `answer_after`: the answer is what follows the last of this text ("####" in GSM8K).
+        `tests`: the column of tests that the rater `code` runs, in any form of `pipeline.tasks.program_tests`.
         `template`: what is asked, with columns in braces: "{question}\\nAnswer with a number.". `system`: a system
         message. `metadata`: columns that raters get as well. `size`: the first rows alone.
         Raises `ConfigError` where the data set or a column is missing or unfit.
@@ -55,6 +58,7 @@ class Dataset(Environment):
         self._where = f"data set {path or name}"
         self._columns = {"prompt": prompt, "answer": answer, "skill": skill, "difficulty": difficulty}
         self._answer_after = answer_after
+        self._tests = tests
         self._template = template
         self._system = system
         self._metadata = metadata or []
@@ -78,6 +82,11 @@ class Dataset(Environment):
         about: dict[str, Any] = {}
         if (name := self._columns["answer"]) is not None:
             about["answer"] = self._answer(column(row, name, where), where)
+        if self._tests is not None:
+            try:
+                about["tests"] = program_tests(_plain(column(row, self._tests, where), where))
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
         if self._metadata:
             about["metadata"] = {one: _plain(column(row, one, where), where) for one in self._metadata}
         skill = self._value(row, "skill", where)

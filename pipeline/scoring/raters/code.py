@@ -6,24 +6,25 @@ process of the code is alive.
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 import anyio
 
 from lachesis.pipeline.scoring.rater import Rater, Sample
+from lachesis.pipeline.scoring.raters.fences import program_in
 from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
+from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["CodeRater"]
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MAX_CODE_BYTES = 1 << 16
 
 
 class CodeRater(Rater):
-    """Tests come from the task: `tests`, a list of {input, output} for a program that reads standard input, or of
-    {assert}, lines of Python that are run after the code. Assertions run in the interpreter that ran the code, so code
+    """The code is the last Python block of the answer, or the last block that compiles (see `fences`). Tests come from the
+    task: `tests`, a list of {input, output} for a program that reads standard input, or of {assert}, lines of Python
+    that are run after the code, or what data sets have instead of these (see `program_tests`). Assertions run in the interpreter that ran the code, so code
     that sets out to deceive them can; standard input and output leave it no way.
 
     `time_s` (of processor), `memory_mb` and `processes` hold for each test, `total_s` for all of a sample: what goes
@@ -33,6 +34,7 @@ class CodeRater(Rater):
     """
 
     name = "code"
+    version = "2"
     bounds = (0.0, 1.0)
 
     def __init__(
@@ -57,15 +59,18 @@ class CodeRater(Rater):
 
         Raises `InfrastructureError` where the sandbox could not be set up this time.
         """
-        tests = sample.task.get("tests")
-        if not tests:
+        given = sample.task.get("tests")
+        if not given:
             return None
-        checked = [_checked(test, sample.item) for test in tests]
-        blocks = _BLOCK.findall(sample.completion)
+        try:
+            tests = program_tests(given)
+        except ConfigError as error:
+            raise DataError(f"item {sample.item}: {error}") from error
+        code = program_in(sample.completion)
         passed = 0
         with anyio.move_on_after(self._total_s):
-            for test in checked if blocks else ():
-                passed += await self._passes(blocks[-1], test)
+            for test in tests if code is not None else ():
+                passed += await self._passes(str(code), test)
         return passed / len(tests)
 
     async def _passes(self, code: str, test: Mapping[str, str]) -> bool:
@@ -84,12 +89,3 @@ class CodeRater(Rater):
         if "assert" in test:
             return output.rstrip().endswith(seal)
         return output.split() == test["output"].split()
-
-
-def _checked(test: object, item: str) -> Mapping[str, str]:
-    texts = isinstance(test, Mapping) and all(isinstance(value, str) for value in test.values())
-    if isinstance(test, Mapping) and texts and ("assert" in test or "output" in test):
-        return test
-    raise DataError(
-        f"item {item}: a test of code has `output` (and `input`), or `assert`, as text; this one is {test!r:.200}"
-    )

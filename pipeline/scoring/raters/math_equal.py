@@ -6,6 +6,7 @@ is math-verify's to compare, after typography is replaced and where its verdict 
 
 import re
 from fractions import Fraction
+from typing import Any
 
 from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
 from lachesis.pipeline.scoring.raters.latex import plain, unwrapped
@@ -15,8 +16,12 @@ from lachesis.pipeline.scoring.raters.words import same_words
 
 __all__ = ["equal", "equal_or_unsure", "reference_answer"]
 
+_DOTS = re.compile(r"\\(?:[lc]?dots[cbmio]?)(?![A-Za-z])|\.\.\.|…")
 _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)\s*$")
 _MIN_ROUNDED_DECIMALS = 6
+_DIGITS = 30
+_MAX_ROUNDING = 1e-6
+"""Relative difference of constants that were rounded to six decimals or more."""
 _NAME = re.compile(r"\s*(\\?[A-Za-z](?:_\w|_\{\w+\})?)\s*=(?!=)")
 _BASED = re.compile(r"\s*(\w+?)\s*_\s*\{?\s*(?:\\text\s*\{)?\s*(\d{1,2})[\s}]*")
 _OPERATOR = re.compile(r"[-+*×/^!<>=±~|]|\\(?![{}])|[^\W\d_]")
@@ -48,6 +53,10 @@ def equal_or_unsure(gold: str, given: str) -> bool | None | str:
     if gold == given and gold.strip():
         return True
     gold, given = _bare(gold), _bare(given)
+    if _DOTS.search(gold) or _DOTS.search(given):
+        gold, given = (_DOTS.sub(r"\\dots", re.sub(r"\s", "", text)) for text in (gold, given))
+        if read_number(gold) is None:
+            return gold == given  # how a sequence goes on is not compared
     if not given:
         return False if gold else None
     if gold == given:
@@ -157,9 +166,22 @@ def _verified(gold: str, given: str) -> bool | None:
     expected = parse(f"${gold}$", parsing_timeout=None)
     if not expected:
         return None
-    return all(
-        bool(verify(expected, parse(f"${text}$", parsing_timeout=None), timeout_seconds=None)) for text in texts
-    )
+    for text in texts:
+        answer = parse(f"${text}$", parsing_timeout=None)
+        if not verify(expected, answer, timeout_seconds=None) or _apart(expected[0], answer[0]):
+            return False
+    return True
+
+
+def _apart(expected: Any, answer: Any) -> bool:
+    """Return whether two constants differ by more than rounding: math-verify rounds to six decimals, also 1e-9 to 0."""
+    from sympy import Expr
+
+    if not all(isinstance(one, Expr) and one.is_number for one in (expected, answer)):
+        return False
+    values = [one.evalf(_DIGITS) for one in (expected, answer)]
+    largest = max(map(abs, values))
+    return bool(largest.is_finite and abs(values[0] - values[1]) > _MAX_ROUNDING * largest)
 
 
 def _listed(text: str) -> str:

@@ -95,6 +95,8 @@ _NEGATION = re.compile(
     r"\b(?:not|never|neither|nor|cannot|either|unless|no longer|except|without|\w+n't)\b|\bor\s*$|^\s*(?:or|and|to)\s*$",
     re.IGNORECASE,
 )
+_LISTED = re.compile(r",(?!\d{3}(?!\d))|;")
+_POINT = re.compile(r"[(\[][^()\[\]]*\d(?:,(?!\d{3}(?!\d))|;)[^()\[\]]*[)\]]")
 _HEDGE = re.compile(
     r"\b(?:not|never|neither|nor|either|or|between|at (?:least|most)|up to|(?:more|less|fewer|greater|smaller|other) than)\b"
     r"|\b\w+n't\b",
@@ -131,20 +133,26 @@ def read_number(text: str) -> Number | None:
     if len(text) > _MAX_ANSWER_CHARS:
         return None
     shown = _ENDING.sub("", _without_marks(plain(text)).strip(" \t\r\n~"))
-    while shown[:1] + shown[-1:] in {"()", "[]", '""', "''"} and "(" not in shown[1:-1] and len(shown) > 2:
-        if shown[0] in "([" and re.search(r",(?!\d{3}(?!\d))|;", shown):
-            return None  # a point or an interval
-        shown = shown[1:-1].strip()
-    shown = _right_side(shown)
-    if shown is None:
+    side = _right_side(_unbracketed(shown))
+    if side is None:
         return None
+    shown = _unbracketed(side)
     tokens = list(_tokens(shown))
     if not tokens:
         value = spelled_out(shown)
         return None if value is None else Number(value)
-    if len(tokens) != 1:
+    if len(tokens) != 1 or _POINT.search(shown):
         return None
     return _alone(tokens[0], shown)
+
+
+def _unbracketed(text: str) -> str:
+    """Return a text without brackets and quotes around all of it; a point or an interval as it is."""
+    while text[:1] + text[-1:] in {"()", "[]", '""', "''"} and "(" not in text[1:-1] and len(text) > 2:
+        if text[0] in "([" and _LISTED.search(text):
+            break
+        text = text[1:-1].strip()
+    return text
 
 
 def is_hedged(text: str) -> bool:

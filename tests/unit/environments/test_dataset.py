@@ -146,3 +146,17 @@ def test_a_named_data_set_is_loaded_by_its_package(monkeypatch: pytest.MonkeyPat
     assert asked == [("org/data", "main", "test")]
     with pytest.raises(ConfigError, match="split 'none': ValueError: Unknown split"):
         Dataset(name="org/data", split="none")
+
+
+def test_a_column_of_tests_is_what_the_rater_of_code_runs(tmp_path):
+    file = tmp_path / "programs.jsonl"
+    tests = [{"input": "4", "output": "8"}]
+    rows = [{"prompt": "Double it.", "cases": json.dumps(tests)}, {"prompt": "Again.", "cases": tests}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = Dataset(path=str(file), answer=None, tests="cases")
+    assert [made.task(i).task for i in range(2)] == [{"tests": tests}] * 2
+    with pytest.raises(ConfigError, match="row 1.*cases"):
+        Dataset(path=str(file), answer=None, tests="case")
+    file.write_text(json.dumps({"prompt": "x", "cases": 3}))
+    with pytest.raises(ConfigError, match="row 1: tests of code are a list"):
+        Dataset(path=str(file), answer=None, tests="cases")
