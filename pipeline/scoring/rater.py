@@ -12,6 +12,7 @@ the same (see `pipeline.outages`). Any other exception makes this one rating mis
 """
 
 import math
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -39,6 +40,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str = "stop"
     item: str = ""
     env: str = ""
+    opened: str = ""
+    """What the chat template began of the completion at the end of the prompt, "<think>" say."""
+
+    @property
+    def text(self) -> str:
+        """The completion behind what the prompt began of it: with both tags of its thinking, whoever opened it."""
+        opened = self.opened
+        if not opened:
+            found = _OPENED.search(self.prompt[-_MAX_OPENED_CHARS:])
+            opened = found[1] if found is not None else ""
+        return opened + self.completion
 
 
 class Rating(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +61,8 @@ class Rating(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
 
 
+_OPENED = re.compile(r"(<(?:think|thinking|thought|reasoning)>|\[THINK\])\s*$", re.IGNORECASE)
+_MAX_OPENED_CHARS = 64
 Rated = float | None | Awaitable[float | None]
 RatedGroup = Sequence[float | None] | Awaitable[Sequence[float | None]]
 

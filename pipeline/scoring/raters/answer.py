@@ -1,36 +1,48 @@
 """Extracts the reference answer of a sample and the answer given in its completion."""
 
 import re
+import unicodedata
 from functools import lru_cache
 
 from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.scoring.raters.thinking import answer_part
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["compiled", "given", "reference"]
+
+_INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
 
 def reference(sample: Sample) -> str | None:
     """Return the reference answer as text; None if the task has none, and then a rater abstains."""
     answer = sample.task.get("answer")
-    return None if answer is None else str(answer).strip()
+    return None if answer is None else same_text(str(answer))
 
 
 def given(sample: Sample, pattern: str | None) -> str | None:
-    """Return the answer in the completion.
+    """Return the answer in the completion, after its thinking.
 
-    All of it, or the last match of `pattern` (its first group if it has one).
+    All of it, or the last match of `pattern` (its first group if it has one). A pattern that names the thinking is
+    looked for in all of the completion.
 
     None if the pattern does not occur.
     """
+    text = sample.text if pattern is not None and "think" in pattern.lower() else answer_part(sample.text)
     if pattern is None:
-        return sample.completion.strip()
+        return same_text(text)
     last = None
-    for match in compiled(pattern).finditer(sample.completion):
+    for match in compiled(pattern).finditer(text.replace("\r\n", "\n")):
         last = match
     if last is None:
         return None
     found = last.group(1) if last.re.groups else last.group()
-    return None if found is None else found.strip()
+    return None if found is None else same_text(found)
+
+
+def same_text(text: str) -> str:
+    """Return a text in one of the forms that look the same: one line end, one spelling of accents, no blanks around."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return unicodedata.normalize("NFC", text).strip().strip(_INVISIBLE).strip()
 
 
 @lru_cache(maxsize=128)

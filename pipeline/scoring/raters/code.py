@@ -66,7 +66,7 @@ class CodeRater(Rater):
             tests = program_tests(given)
         except ConfigError as error:
             raise DataError(f"item {sample.item}: {error}") from error
-        code = program_in(sample.completion)
+        code = program_in(sample.text)
         passed = 0
         with anyio.move_on_after(self._total_s):
             for test in tests if code is not None else ():

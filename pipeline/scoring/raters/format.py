@@ -6,9 +6,9 @@ from lachesis.pipeline.scoring.raters.answer import compiled
 __all__ = ["well_formed"]
 
 
-@rater(bounds=(0.0, 1.0), name="format")
+@rater(bounds=(0.0, 1.0), name="format", version="2")
 def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = True) -> float:
-    """Match the whole completion against `pattern`.
+    """Match the whole completion against `pattern`, with the <think> that the prompt ends with, if it does.
 
     With `finished`, its finish reason must be "stop" as well.
 
@@ -16,4 +16,4 @@ def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = T
     """
     if finished and sample.finish_reason != "stop":
         return 0.0
-    return float(compiled(pattern).fullmatch(sample.completion) is not None)
+    return float(compiled(pattern).fullmatch(sample.text) is not None)

@@ -1,6 +1,7 @@
 """Rates 1 if the answer is JSON with the wanted keys, or of the wanted JSON Schema, else 0."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,8 +13,10 @@ from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["json_valid"]
 
+_FENCED = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json[c5l]?)?[ \t]*\n(.*)\n[ \t]*\1", re.DOTALL | re.IGNORECASE)
 
-@rater(bounds=(0.0, 1.0))
+
+@rater(bounds=(0.0, 1.0), version="2")
 def json_valid(
     sample: Sample,
     *,
@@ -21,14 +24,16 @@ def json_valid(
     required: Sequence[str] = (),
     schema: Mapping[str, Any] | None = None,
 ) -> float:
-    """Parse the answer strictly (no NaN or Infinity).
+    """Parse the answer strictly (no NaN or Infinity). It may be one fenced block, and nothing else.
 
     With `required`, it must be an object that has these keys.
 
     `schema` is a JSON Schema (2020-12, unless it says otherwise) without references to other documents.
     """
     try:
-        value = json.loads(given(sample, pattern) or "", parse_constant=_refuse)
+        answer = given(sample, pattern) or ""
+        fenced = _FENCED.fullmatch(answer)
+        value = json.loads(answer if fenced is None else fenced[2], parse_constant=_refuse)
     except (ValueError, RecursionError):
         return 0.0
     if required and not (isinstance(value, dict) and all(key in value for key in required)):

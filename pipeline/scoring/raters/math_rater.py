@@ -54,7 +54,7 @@ class MathRater(Rater):
 
     async def rate(self, sample: Sample) -> float | None:
         """Return 1 or 0: 0 also where an answer takes too much memory. One that takes too long is a missing rating."""
-        gold, given = reference(sample), boxed(sample.completion)
+        gold, given = reference(sample), boxed(sample.text)
         if gold is None:
             return None
         gold = reference_answer(gold)

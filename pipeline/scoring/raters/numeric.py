@@ -38,7 +38,7 @@ def numeric(
         found = given(sample, pattern)
         answer = None if found is None else _of_mark(MarkedAnswer(found, False))
     else:
-        answer = _given_number(sample.completion)
+        answer = _given_number(sample.text)
     if answer is None:
         return 0.0
 

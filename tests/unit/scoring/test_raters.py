@@ -101,6 +101,29 @@ def test_repetition():
 
 
 @pytest.mark.parametrize(
+    ("text", "most"),
+    [("你好" * 50, 0.1), ("ありがとう" * 30, 0.1), ("สวัสดี" * 30, 0.1), ("ha" * 100, 0.1), ("=" * 200, 0.1),
+     ("你好，" * 50, 0.1), ("你好 " * 50, 0.1), ("안녕 " * 50, 0.1), ("the cat " * 50, 0.1), ("a,b," * 100, 0.1)],
+)  # fmt: skip
+def test_repetition_is_seen_in_every_script(text, most):
+    assert rate("repetition", text) < most
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["今天天气很好，我们一起去公园散步吧。", "吾輩は猫である。名前はまだ無い。", "ผมชอบกินข้าวผัดมาก",
+     "the quick brown fox jumps over a lazy dog", "https://example.org/a/path/to/some-page?query=1234567890"],
+)  # fmt: skip
+def test_what_does_not_repeat_itself_is_rated_well(text):
+    assert rate("repetition", text) > 0.9
+
+
+def test_repetition_needs_an_n():
+    with pytest.raises(ConfigError, match="n is 0"):
+        rate("repetition", "a b c", n=0)
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [("so 1,234.5.", 1234.5), ("3/4", 0.75), ("-2e3", -2000.0), ("x=.5", 0.5), ("no", None), ("1/0", None),
      ("1e9999", None), ("", None), ("9" * 5000, None), ("4 / 8 apples", 0.5)],
