@@ -8,9 +8,11 @@ a turn never passes `max_context`.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 import msgspec
@@ -24,6 +26,7 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.sampling_agreement import sampling_difference
+from lachesis.pipeline.tasks.thinking import opened_thought
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
@@ -37,6 +40,12 @@ _NO_MASK = (
     "the policy's server does not say which tokens top_p left, so the trainer could not compare with what was sampled: "
     "set top_p = 1, or let the reference server sample"
 )
+_TAIL_TOKENS = 6
+"""Tokens at the end of a prompt that hold the tag it may open: "<", "think", ">" and what a template puts after it."""
+_MAX_TAILS = 256
+_LONG_TAIL_TOKENS = 24
+_LAST_OF_TAG = frozenset(">]▷")
+_tail_texts: WeakKeyDictionary["Inference", OrderedDict[tuple[int, ...], str]] = WeakKeyDictionary()
 _wait_log = WaitLog()
 
 
@@ -148,6 +157,24 @@ class InferenceRequests:
         if len(generations) != n:
             raise DataError(f"the inference server answered {len(generations)} samples where {n} were asked for")
         return generations
+
+    async def opened_by(self, prompt_ids: Sequence[int]) -> str:
+        """Return the tag by which a prompt opens the thinking of its answer, "<think>" say; "" if it does not.
+
+        The server is asked once for each end of a prompt, which a chat template makes the same for all.
+        """
+        text = await self._tail_text(tuple(prompt_ids[-_TAIL_TOKENS:]))
+        if text.rstrip()[-1:] in _LAST_OF_TAG and not opened_thought(text):
+            text = await self._tail_text(tuple(prompt_ids[-_LONG_TAIL_TOKENS:]))  # a tag of one token a character
+        return opened_thought(text)
+
+    async def _tail_text(self, tail: tuple[int, ...]) -> str:
+        known = _tail_texts.setdefault(self._inference, OrderedDict())
+        if tail not in known:
+            known[tail] = await self._text(list(tail))
+            if len(known) > _MAX_TAILS:
+                known.popitem(last=False)
+        return known[tail]
 
     def room(self, used: int, sampling: SamplingParams) -> int | None:
         """Return how many tokens may follow `used` tokens of a sequence, None where nothing limits it."""

@@ -29,6 +29,7 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.outages import is_outage
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.tasks.thinking import OPENED_KEY
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
@@ -120,9 +121,10 @@ async def collect_group(
             sampling=sampling,
             started_ns=started_ns,
             extras=made.extras,
-            metadata=made.metadata,
+            metadata={**await _opening(requests, made.sessions), **made.metadata},
         )
-    collected = _GroupSamples(env, task, InferenceRequests(inference, config, report), sampling)
+    requests = InferenceRequests(inference, config, report)
+    collected = _GroupSamples(env, task, requests, sampling)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":
@@ -137,15 +139,17 @@ async def collect_group(
         raise EnvironmentCodeError(
             f"{type(env).__name__} failed on {len(failures)} of {n} samples of item {task.item!r}: {failures[0].error}"
         ) from collected.bugs[failures[0].sample]
+    sessions = [collected.sessions[sample] for sample in sorted(collected.rewards)]
     return GroupDraft(
         id=group,
         task=task,
-        sessions=[collected.sessions[sample] for sample in sorted(collected.rewards)],
+        sessions=sessions,
         rewards=[collected.rewards[sample] for sample in sorted(collected.rewards)],
         failures=failures,
         sampling=sampling,
         started_ns=started_ns,
         lost=lost,
+        metadata=await _opening(requests, sessions),
     )
 
 
@@ -162,6 +166,15 @@ def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Se
                     raise EnvironmentCodeError(
                         f"{type(env).__name__}: sample {session.sample} is trained on tokens that were {difference}"
                     )
+
+
+async def _opening(requests: InferenceRequests, sessions: Sequence[Session]) -> dict[str, Any]:
+    """Return what the group's metadata says of the end of its prompts: the tag that opens the thinking, if one does."""
+    session = sessions[0] if sessions else None
+    if session is None or True not in session.loss_mask:
+        return {}
+    opened = await requests.opened_by(session.tokens[: session.loss_mask.index(True)])
+    return {OPENED_KEY: opened} if opened else {}
 
 
 class _GroupSamples:

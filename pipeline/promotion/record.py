@@ -43,7 +43,7 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
         env: RewardSettings(
             scoring=_reward_settings(config.scoring_of(env)),
             normalization=config.normalization_of(env).recorded(),
-            reward_config=msgspec.to_builtins(config.reward_config_of(env)),
+            reward_config=config.reward_config_of(env).recorded(),
             advantage=msgspec.to_builtins(config.advantage_of(env)),
             success_rater=settings.success_rater,
             success_threshold=settings.success_threshold,
@@ -86,7 +86,7 @@ def _env_settings(settings: EnvironmentConfig, judging: RewardSettings) -> Envir
         settings,
         scoring=msgspec.convert(judging.scoring, ScoringConfig),
         normalization=NormalizationConfig.from_record(judging.normalization),
-        reward_config=msgspec.convert(judging.reward_config, RewardConfig),
+        reward_config=RewardConfig.from_record(judging.reward_config),
         advantage=msgspec.convert(judging.advantage, AdvantageConfig),
         success_rater=judging.success_rater,
         success_threshold=judging.success_threshold,

@@ -12,7 +12,6 @@ the same (see `pipeline.outages`). Any other exception makes this one rating mis
 """
 
 import math
-import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 
+from lachesis.pipeline.tasks.thinking import opened_thought
 from lachesis.pipeline.user_code import argument_problem
 from lachesis.schemas.errors import ConfigError
 
@@ -46,11 +46,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The completion behind what the prompt began of it: with both tags of its thinking, whoever opened it."""
-        opened = self.opened
-        if not opened:
-            found = _OPENED.search(self.prompt[-_MAX_OPENED_CHARS:])
-            opened = found[1] if found is not None else ""
-        return opened + self.completion
+        return (self.opened or opened_thought(self.prompt)) + self.completion
 
 
 class Rating(msgspec.Struct, frozen=True, gc=False):
@@ -61,8 +57,6 @@ class Rating(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
 
 
-_OPENED = re.compile(r"(<(?:think|thinking|thought|reasoning)>|\[THINK\])\s*$", re.IGNORECASE)
-_MAX_OPENED_CHARS = 64
 Rated = float | None | Awaitable[float | None]
 RatedGroup = Sequence[float | None] | Awaitable[Sequence[float | None]]
 

@@ -23,6 +23,7 @@ from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleScores
 from lachesis.pipeline.scoring.logic.bonus import ShapingSample, shape
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
+from lachesis.pipeline.tasks.thinking import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import RolloutGroup
@@ -78,7 +79,7 @@ class EnvironmentScorer:
         self.versions = self._ensemble.ensemble.versions if self._ensemble else {}
         self._shaping = shaping if shaping is not None and shaping.on else None
         if self._shaping is not None:
-            content = msgspec.json.encode((self.digest, self._shaping, self._min_success), order="deterministic")
+            content = msgspec.json.encode((self.digest, self._shaping.recorded(), self._min_success))
             self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
 
     @property
@@ -138,7 +139,7 @@ class EnvironmentScorer:
         generated, reasons = group.sequences.generated, group.sequences.endings
         completions = [""] * group.sequences.n_samples
         if self._shaping.format_markers:
-            completions = [sample.completion for sample in samples or samples_of(group)]
+            completions = [sample.text for sample in samples or samples_of(group)]
         shapeable = [
             ShapingSample(completions[i], generated.tokens[part], reasons[i], score, succeeded)
             for i, (part, score, succeeded) in enumerate(
@@ -222,6 +223,7 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
     Raises `DataError` where nothing can be rated.
     """
     lengths, reasons = group.sequences.lengths, group.sequences.endings
+    opened = opened_thought(str(group.metadata.get(OPENED_KEY, "")))
     samples = []
     for i, conversation in enumerate(group.messages):
         for last in range(len(conversation) - 1, -1, -1):
@@ -239,6 +241,7 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
                 finish_reason=reasons[i],
                 item=group.item,
                 env=group.env,
+                opened=opened,
             )
         )
     if not samples:

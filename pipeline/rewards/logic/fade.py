@@ -18,11 +18,16 @@ MIN_GROUPS = 128
 """Groups that a success rate needs."""
 
 
-def scale(config: RewardConfig, peak: float | None) -> float:
-    """Return s in [0, 1]; 0 while no success rate is known: what is not known is not acted on."""
-    if peak is None:
+def scale(config: RewardConfig, peak: float | None, so_far: float | None = None) -> float:
+    """Return s in [0, 1], by the highest success rate, or where none is known by the rate over fewer groups.
+
+    Bonuses are for the start of a run, before anything succeeds: where no rate is known at all, they are in force.
+    Unless `config.start` is "none": then they are not before a highest rate is known.
+    """
+    if peak is None and config.start == "none":
         return 0.0
-    return min(1.0, max(0.0, (config.fade_to - peak) / (config.fade_to - config.fade_from)))
+    rate = so_far if peak is None else peak
+    return 1.0 if rate is None else min(1.0, max(0.0, (config.fade_to - rate) / (config.fade_to - config.fade_from)))
 
 
 class SuccessPeaks:

@@ -130,7 +130,8 @@ class RewardRule:
         """
         if shaping is None:
             return [], None
-        share = scale(self.shaping, ready.snapshot.success)
+        so_far = ready.snapshot.keys.get(SUCCESS)
+        share = scale(self.shaping, ready.snapshot.success, None if so_far is None else so_far.mean)
         scores = ready.values[KEY]
         moves = [
             0.0 if x is None or bonus is None else max(0.0, min(share * bonus, shaping.ceiling - x))

@@ -5,7 +5,7 @@ import unicodedata
 from functools import lru_cache
 
 from lachesis.pipeline.scoring.rater import Sample
-from lachesis.pipeline.scoring.raters.thinking import answer_part
+from lachesis.pipeline.tasks.thinking import answer_part
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["compiled", "given", "reference"]

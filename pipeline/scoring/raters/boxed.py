@@ -2,7 +2,7 @@
 
 import re
 
-from lachesis.pipeline.scoring.raters.thinking import answer_part
+from lachesis.pipeline.tasks.thinking import answer_part
 
 __all__ = ["boxed", "has_box"]
 

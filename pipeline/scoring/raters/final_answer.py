@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
-from lachesis.pipeline.scoring.raters.thinking import answer_part
+from lachesis.pipeline.tasks.thinking import answer_part
 
 __all__ = ["MarkedAnswer", "marked_answer"]
 

@@ -19,6 +19,7 @@ from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.pipeline.scoring.scorer import samples_of
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import (
     ConfigError,
@@ -619,3 +620,36 @@ async def test_an_environment_whose_judge_is_away_waits() -> None:
 
     with pytest.raises(InfrastructureError, match=r"Judged\.reward: ConnectionRefusedError: judge"):
         await group_of(Judged(), FakeInference(lambda *_: "x"), n=3)
+
+
+class Thinking(FakeInference):
+    """Its chat template ends with `opening`. `asked` counts the tails of prompts that it was asked to spell."""
+
+    def __init__(self, opening: str) -> None:
+        super().__init__(lambda prompt, call: "so</think>yes")
+        self.opening = opening
+        self.asked = 0
+
+    async def tokenize(self, messages, *, add_generation_prompt=True):
+        ids = await super().tokenize(messages, add_generation_prompt=add_generation_prompt)
+        return [*ids, *(ord(c) + 5 for c in self.opening)]
+
+    async def detokenize(self, token_ids):
+        self.asked += 1
+        return await super().detokenize(token_ids)
+
+
+@pytest.mark.parametrize(
+    ("opening", "noted"),
+    [("<think>", "<think>"), ("<think>\n", "<think>"), ("[THINK]", "[THINK]"), ("", None), ("<think>\n\n</think>\n", None),
+     ("<b>", None)],
+)  # fmt: skip
+async def test_what_the_template_opens_is_noted_once_and_read_by_raters(opening: str, noted: str | None) -> None:
+    inference = Thinking(opening)
+    group = await group_of(Ask(), inference)
+    asked = inference.asked
+    assert group.metadata.get("prompt_opens") == noted
+    await group_of(Ask(), inference)
+    assert inference.asked == asked, "the end of a prompt is spelled once"
+    samples = samples_of(decode(RolloutGroup, encode(group)))
+    assert [sample.text for sample in samples] == [(noted or "") + "so</think>yes"] * 2

@@ -154,11 +154,18 @@ def a_short_memory(monkeypatch):
     monkeypatch.setattr("lachesis.pipeline.rewards.logic.fade.MIN_GROUPS", 8)  # of 90 groups in all
 
 
-async def test_shaping_comes_when_success_is_known_to_be_rare_and_never_comes_back(lab, monkeypatch):
-    found = sorted((await live(lab, SHAPED, 2, 3, monkeypatch)).values(), key=lambda item: item.seq)
+@pytest.mark.parametrize("start", ["full", "none"])
+async def test_shaping_is_there_from_the_start_and_never_comes_back(lab, start, monkeypatch):
+    sums = SHAPED.environments["sums"]
+    shaping = msgspec.structs.replace(sums.reward_config, start=start)
+    config = msgspec.structs.replace(
+        SHAPED, environments={"sums": msgspec.structs.replace(sums, reward_config=shaping)}
+    )
+    found = sorted((await live(lab, config, 2, 3, monkeypatch)).values(), key=lambda item: item.seq)
     scales = [item.shaping_scale for item in found]
     known = scales[next(i for i, value in enumerate(scales) if value > 0) :]
-    assert scales[0] == 0.0, "nothing is known yet"
+    assert scales[0] == (1.0 if start == "full" else 0.0), "nothing is known yet"
+    assert start == "none" or known == scales
     assert known == sorted(known, reverse=True)
     assert 1.0 in known
     assert known[-1] == 0.0

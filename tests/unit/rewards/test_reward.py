@@ -50,9 +50,10 @@ def made(score, config, success, mean=0.1, std=0.3):
 @settings(max_examples=400, deadline=None)
 @given(groups(), st.one_of(st.none(), st.floats(0, 1)))
 def test_the_textbook_formula(score, success):
-    """r = env + s min(cap, ...), for failed samples, at most min_success - .1; s is 1, falls to 0 between .1 and .3."""
+    """r = env + s min(cap, ...), for failed samples, at most min_success - .1; s is 1, also while no success is known, and falls to 0 between
+    .1 and .3."""
     reward, _ = made(score, {"mode": "none"}, success)
-    s = Fraction(0)
+    s = Fraction(1)
     if success is not None:
         s = min(Fraction(1), max(Fraction(0), (Fraction("0.3") - Fraction(success)) / Fraction("0.2")))
     for env, bonus, base, added in zip(score.scores, score.shaping.bonus, reward.rewards, reward.shaping, strict=True):

@@ -271,3 +271,20 @@ async def test_the_scorer_gives_bonuses_and_names_what_they_depend_on(lab):
         )
         == 3
     )
+
+
+async def test_thinking_that_the_prompt_opened_is_paid_and_cut_off_thinking_is_not(lab):
+    scorer = EnvironmentScorer(ScoringConfig(), EnvironmentConfig(kind="x"), CONFIG)
+    texts = ("a</think> b", "a", r"a \boxed{1}", r"a</think> \boxed{1}", "a</think>", "<think>a</think> b")
+    talk = [[Message(role="assistant", content=text)] for text in texts]
+
+    async def markers(**metadata):
+        group = lab.group(1, samples=len(texts), tokens=8, messages=talk, rewards={"environment": [0.0] * len(texts)})
+        return (await scorer.score(group.replace(metadata=metadata), 1)).shaping.markers
+
+    opened = await markers(prompt_opens="<think>")
+    assert opened["<think>"] == [True, False, False, True, False, False]
+    assert opened["\\boxed"] == [False, False, False, True, False, False]
+    plain = await markers()
+    assert plain["<think>"] == [False, False, False, False, False, True]
+    assert await markers(prompt_opens=["<think>"]) == await markers(prompt_opens="x") == plain

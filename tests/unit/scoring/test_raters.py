@@ -1,5 +1,6 @@
 """The built-in raters, on good and hostile answers."""
 
+import inspect
 import time
 
 import pytest
@@ -158,3 +159,44 @@ def test_reasoning_gym_scores_with_the_datasets_own_scorer():
     assert rater.rate(Sample(prompt="q", completion="zzz", task=task.task)) < 1.0
     with pytest.raises(DataError, match="the task lacks"):
         rater.rate(Sample(prompt="q", completion="zzz", task={"answer": "x"}))
+
+
+def opened(name, completion, answer=None, **params):
+    sample = Sample(prompt="q", completion=completion, task={"answer": answer} if answer else {}, opened="<think>")
+    return load_member(RaterConfig(rater=name, params=params)).rater.rate(sample)
+
+
+def test_a_completion_whose_thinking_the_prompt_opened_is_read_with_it():
+    assert opened("format", "x</think>y", pattern="<think>.*</think>.+") == 1.0
+    assert opened("format", "x", pattern="<think>.*</think>.+") == 0.0
+    assert opened("numeric", "it is 4</think> 5", "5") == 1.0
+    assert opened("numeric", "it is 5", "5") == 0.0, "it was cut off while thinking"
+    assert opened("exact_match", "it is 4</think>\n5", "5") == 1.0
+    in_prompt = Sample(prompt="q<think>\n", completion="x</think>y", task={})
+    assert load_member(RaterConfig(rater="format", params={"pattern": "<think>.*</think>y"})).rater.rate(in_prompt) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "answer", "params", "value"),
+    [
+        ("exact_match", "<think>no</think>\nyes", "yes", {}, 1.0),
+        ("exact_match", "<think>yes", "yes", {}, 0.0),
+        ("exact_match", "cafe\u0301", "caf\u00e9", {}, 1.0),
+        ("exact_match", "a\r\nb", "a\nb", {}, 1.0),
+        ("exact_match", "\ufeffyes\u200b", "yes", {}, 1.0),
+        ("exact_match", "<a>x</a></think><a>7</a>", "7", {"pattern": "<a>(.*?)</a>"}, 1.0),
+        ("exact_match", "<think><a>7</a>", "7", {"pattern": "<a>(.*?)</a>"}, 0.0),
+        ("exact_match", "<think>7</think>8", "7", {"pattern": "<think>(.*?)</think>"}, 1.0),
+        ("similarity", "<think>long thoughts</think>abcd", "abcd", {}, 1.0),
+        ("json_valid", '<think>{</think>{"a": 1}', None, {}, 1.0),
+        ("json_valid", '```json\n{"a": 1}\n```', None, {"required": ["a"]}, 1.0),
+        ("json_valid", '~~~JSON\r\n{"a": 1}\r\n~~~', None, {}, 1.0),
+        ("json_valid", '\ufeff{"a": 1}', None, {}, 1.0),
+        ("json_valid", 'Here: ```json\n{"a": 1}\n```', None, {}, 0.0),
+        ("json_valid", '```python\n{"a": 1}\n```', None, {}, 0.0),
+        ("math", r"<think>\boxed{1}", "1", {}, 0.0),
+    ],
+)
+async def test_only_the_answer_is_read_and_in_one_form(name, completion, answer, params, value):
+    rated = rate(name, completion, answer, **params)
+    assert (await rated if inspect.isawaitable(rated) else rated) == value

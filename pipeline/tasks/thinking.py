@@ -2,7 +2,13 @@
 
 import re
 
-__all__ = ["answer_part", "unfinished_thought"]
+__all__ = ["OPENED_KEY", "answer_part", "opened_thought"]
+
+OPENED_KEY = "prompt_opens"
+"""The key of a rollout group's metadata under which the tag stands that its prompts end with."""
+_TAIL_CHARS = 64
+_HINTS = ("think", "Think", "THINK", "hought", "HOUGHT", "easoning", "EASONING", "<|channel|>")
+"""Parts of the tags, one of which a text has that has any."""
 
 _END = re.compile(
     r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]|<\|end_of_thought\|>|◁/think▷|</seed:think>"
@@ -21,14 +27,19 @@ def answer_part(completion: str) -> str:
 
     Tags of the usual model families are known. A prompt whose template opens the thinking leaves only the end of it.
     """
+    if not any(hint in completion for hint in _HINTS):
+        return completion
     start = 0
     for end in _END.finditer(completion):
         start = end.end()
     rest = completion[start:]
-    opened = _BEGIN.match(rest.lstrip()) if start else _BEGIN.search(rest)
-    return "" if opened is not None else rest
+    return "" if _BEGIN.search(rest) is not None else rest
 
 
-def unfinished_thought(completion: str) -> bool:
-    """Return whether a completion began to think and was cut off before the end of it."""
-    return bool(completion.strip()) and not answer_part(completion) and _BEGIN.search(completion) is not None
+def opened_thought(prompt: str) -> str:
+    """Return the tag by which the end of a prompt opens the thinking of what follows; "" where it does not."""
+    tail = prompt[-_TAIL_CHARS:].rstrip()
+    last = None
+    for last in _BEGIN.finditer(tail):
+        pass
+    return last.group() if last is not None and last.end() == len(tail) else ""
