@@ -45,7 +45,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The completion behind what the prompt began of it: with both tags of its thinking, whoever opened it."""
+        """The completion behind what the prompt began of it: with both tags of its thinking."""
         return (self.opened or opened_thought(self.prompt)) + self.completion
 
 

@@ -1,8 +1,8 @@
 """Brings the tests of a program into one form, from the forms that data sets have them in.
 
 Out: a list of {input, output}, for a program that reads standard input, or of {assert}, Python that is run after the
-code. In: such a list; a list of texts, or one text, of assertions (MBPP); {inputs, outputs} (APPS, TACO); other names of
-the same (`stdin`, `expected_output`...); any of it as JSON text.
+code. In: such a list; a list of texts, or one text, of assertions (MBPP); {inputs, outputs} (APPS, TACO); other names
+of the same (`stdin`, `expected_output`...); any of it as JSON text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ def _columns(value: Mapping[str, Any]) -> Any:
     """Return the tests of a mapping: one, or a list for each part of a test."""
     if value.get("fn_name"):
         raise ConfigError(
-            f"tests of code that call the function {value['fn_name']!r:.60} by name cannot be run as they are; give them "
-            "as {assert}"
+            f"tests of code that call the function {value['fn_name']!r:.60} by name cannot be run as they are; give "
+            "them as {assert}"
         )
     inputs, outputs = _first(value, _INPUT), _first(value, _OUTPUT)
     if not isinstance(inputs, list) or not isinstance(outputs, list):

@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["OPENED_KEY", "answer_part", "opened_thought"]
+__all__ = ["OPENED_KEY", "answer_part", "last_match", "opened_thought"]
 
 OPENED_KEY = "prompt_opens"
 """The key of a rollout group's metadata under which the tag stands that its prompts end with."""
@@ -23,7 +23,7 @@ _BEGIN = re.compile(
 
 
 def answer_part(completion: str) -> str:
-    """Return what follows the thinking: all of it where there was none, "" where the thinking did not end.
+    """Return what follows the thinking: all where there was none, "" where it did not end.
 
     Tags of the usual model families are known. A prompt whose template opens the thinking leaves only the end of it.
     """
@@ -36,10 +36,16 @@ def answer_part(completion: str) -> str:
     return "" if _BEGIN.search(rest) is not None else rest
 
 
-def opened_thought(prompt: str) -> str:
-    """Return the tag by which the end of a prompt opens the thinking of what follows; "" where it does not."""
-    tail = prompt[-_TAIL_CHARS:].rstrip()
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Return the last match of a pattern, None without any."""
     last = None
-    for last in _BEGIN.finditer(tail):
-        pass
+    for found in pattern.finditer(text):
+        last = found
+    return last
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the tag by which a prompt opens the thinking of what follows; "" where it does not."""
+    tail = prompt[-_TAIL_CHARS:].rstrip()
+    last = last_match(_BEGIN, tail)
     return last.group() if last is not None and last.end() == len(tail) else ""

@@ -35,6 +35,7 @@ from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
+from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
@@ -80,6 +81,7 @@ def _checks(config: HealthConfig) -> list[Check]:
         UnconfirmedGain(),
         RaterSaturation(),
         OutlyingGroups(),
+        UnpaidBonuses(),
     ]
 
 

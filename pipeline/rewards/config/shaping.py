@@ -121,7 +121,7 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"reward_config.fade_from is {self.fade_from}, not below fade_to, {self.fade_to}")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings as records name them: those of older builds where they are what those builds did."""
+        """Return the settings as records name them; what older builds did, as those named it."""
         settings: dict[str, Any] = msgspec.to_builtins(self)
         if self.start == "none":
             del settings["start"]

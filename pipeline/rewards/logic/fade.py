@@ -19,7 +19,7 @@ MIN_GROUPS = 128
 
 
 def scale(config: RewardConfig, peak: float | None, so_far: float | None = None) -> float:
-    """Return s in [0, 1], by the highest success rate, or where none is known by the rate over fewer groups.
+    """Return s in [0, 1], by the highest success rate, or else by the rate over fewer groups.
 
     Bonuses are for the start of a run, before anything succeeds: where no rate is known at all, they are in force.
     Unless `config.start` is "none": then they are not before a highest rate is known.

@@ -29,8 +29,8 @@ _THINK_END = "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ShapingSample:
-    """What shaping sees of a sample: its last completion behind the <think> that its prompt may have opened, its generated tokens int32 [T], why it ended, its score, and
-    whether it succeeded (None: nobody could tell)."""
+    """What shaping sees of a sample: its last completion behind the <think> that its prompt may have opened, its
+    generated tokens int32 [T], why it ended, its score, and whether it succeeded (None: nobody could tell)."""
 
     completion: str
     tokens: NDArray[np.int32]

@@ -40,7 +40,7 @@ def given(sample: Sample, pattern: str | None) -> str | None:
 
 
 def same_text(text: str) -> str:
-    """Return a text in one of the forms that look the same: one line end, one spelling of accents, no blanks around."""
+    """Return a text with one line end, one spelling of accents, and no blanks around."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return unicodedata.normalize("NFC", text).strip().strip(_INVISIBLE).strip()
 

@@ -2,7 +2,7 @@
 
 import re
 
-from lachesis.pipeline.tasks.thinking import answer_part
+from lachesis.pipeline.tasks.thinking import answer_part, last_match
 
 __all__ = ["boxed", "has_box"]
 
@@ -13,7 +13,7 @@ _BARE = re.compile(r"(?:[-+]?\d[\d.,]*\d|[-+]?\w)(?!\w)")
 
 
 def has_box(text: str) -> bool:
-    """Return whether a box was begun in the part of `text` that answers, even if nothing can be read in it."""
+    """Return whether a box was begun in the part of `text` that answers, readable or not."""
     return _BOX.search(answer_part(text)) is not None
 
 
@@ -24,9 +24,7 @@ def boxed(text: str) -> str | None:
     levels of braces.
     """
     text = answer_part(text)
-    last = None
-    for last in _BOX.finditer(text):
-        pass
+    last = last_match(_BOX, text)
     if last is None:
         return None
     if text[last.end() : last.end() + 1] != "{":

@@ -22,10 +22,11 @@ _MAX_CODE_BYTES = 1 << 16
 
 
 class CodeRater(Rater):
-    """The code is the last Python block of the answer, or the last block that compiles (see `fences`). Tests come from the
-    task: `tests`, a list of {input, output} for a program that reads standard input, or of {assert}, lines of Python
-    that are run after the code, or what data sets have instead of these (see `program_tests`). Assertions run in the interpreter that ran the code, so code
-    that sets out to deceive them can; standard input and output leave it no way.
+    """The code is the last Python block of the answer, or the last block that compiles (see `fences`). Tests come from
+    the task: `tests`, a list of {input, output} for a program that reads standard input, or of {assert}, lines of
+    Python that are run after the code, or what data sets have instead of these (see `program_tests`). Assertions run in
+    the interpreter that ran the code, so code that sets out to deceive them can; standard input and output leave it no
+    way.
 
     `time_s` (of processor), `memory_mb` and `processes` hold for each test, `total_s` for all of a sample: what goes
     beyond has failed, since that is the answer's own doing. With `packages` the code can import what is installed

@@ -11,7 +11,8 @@ def exact_match(sample: Sample, *, pattern: str | None = None, ignore_case: bool
     """Compare the answer with the reference, both stripped of surrounding white space, in one form
     of Unicode (NFC) and of line ends; the thinking before the answer does not count.
 
-    `pattern` finds the answer in the completion (default: all of it after the thinking). Abstains if the task has no answer.
+    `pattern` finds the answer in the completion (default: all of it after the thinking). Abstains if the
+    task has no answer.
     """
     expected, answer = reference(sample), given(sample, pattern)
     if expected is None:

@@ -1,7 +1,7 @@
-"""Finds the program in a completion: fenced blocks, paired from the start, and which of them is the answer.
+"""Finds the program in a completion: pairs fences from the start, and tells which block answers.
 
-Fences are of three or more backticks or tildes; one closes with as many of its kind. They may be indented, quoted, begin
-behind text, or not close at all. The answer is the last block of the language; else the last block that compiles.
+Fences are of three or more backticks or tildes; one closes with as many of its kind. They may be indented, quoted,
+begin behind text, or not close at all. The answer is the last block of the language; else the last block that compiles.
 """
 
 import ast

@@ -1,10 +1,12 @@
-"""Finds the answer that a completion marks as its own: \\boxed{}, <answer>, "#### ", "the answer is", **bold**."""
+"""Finds the answer that a completion marks: \\boxed{}, <answer>, "#### ", "the answer is", **bold**."""
+
+# ruff: noqa: RUF001 - these characters are what is read
 
 import re
 from typing import NamedTuple
 
 from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
-from lachesis.pipeline.tasks.thinking import answer_part
+from lachesis.pipeline.tasks.thinking import answer_part, last_match
 
 __all__ = ["MarkedAnswer", "marked_answer"]
 
@@ -12,12 +14,15 @@ _MAX_ANSWER_CHARS = 512
 _TAGGED = re.compile(r"<answer>(?:(?!<answer>).){0,2048}?</answer>", re.DOTALL | re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t>*]*#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _SAID = re.compile(
-    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:is|are|was|=|:|equals|to\s+be|will\s+be|would\s+be|：)+\s*\**\s*(?:that\s+)?"
+    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:is|are|was|=|:|equals|to\s+be|will\s+be|would\s+be|：)+"
+    r"\s*\**\s*(?:that\s+)?"
     r"|\banswer\s*:\s*|答案(?:是|为|：|:)\s*",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"\n|(?<=[^\d\s])[.!?](?:\s|$)|(?<=\d)[.!?](?:\s|$)|。")
-_BOLD = re.compile(r"(?<![*\w])\*\*(?!\s)([^*\n]{1,200}?)(?<!\s)\*\*(?![*\w])|(?<![_\w])__(?!\s)([^_\n]{1,200}?)__(?![_\w])")
+_BOLD = re.compile(
+    r"(?<![*\w])\*\*(?!\s)([^*\n]{1,200}?)(?<!\s)\*\*(?![*\w])|(?<![_\w])__(?!\s)([^_\n]{1,200}?)__(?![_\w])"
+)
 _VALUE = re.compile(r"(?:[^\d\n]*(?:[=:≈~：]|\b(?:is|are))\s*)?[^\w\n]*(?:US)?[^\w\n]*(?:\d|\\[dt]?frac)")
 """What is bold and a number, or says that something is one: "Step 2" is a heading."""
 
@@ -32,17 +37,17 @@ class MarkedAnswer(NamedTuple):
 
 
 def marked_answer(completion: str) -> MarkedAnswer | None:
-    """Return the answer that is marked, by the strongest mark there is, the last of its kind; None without any."""
+    """Return the answer that is marked: the last of the strongest mark; None without any."""
     text = answer_part(completion)
     if has_box(text):
         return MarkedAnswer(boxed(text) or "", True)
-    tagged = _last(_TAGGED, text)
+    tagged = last_match(_TAGGED, text)
     if tagged is not None:
         return MarkedAnswer(tagged[0][len("<answer>") : -len("</answer>")].strip()[:_MAX_ANSWER_CHARS], True)
-    hashes = _last(_HASHES, text)
+    hashes = last_match(_HASHES, text)
     if hashes is not None:
         return MarkedAnswer(hashes[1].strip()[:_MAX_ANSWER_CHARS], True)
-    said = _last(_SAID, text)
+    said = last_match(_SAID, text)
     if said is not None:
         rest = text[said.end() :].lstrip()[:_MAX_ANSWER_CHARS]
         end = _SENTENCE.search(rest)
@@ -54,10 +59,3 @@ def marked_answer(completion: str) -> MarkedAnswer | None:
         if _VALUE.match(found[1] or found[2]):
             bold = found
     return None if bold is None else MarkedAnswer((bold[1] or bold[2]).strip(), False, text[bold.end() :])
-
-
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    last = None
-    for last in pattern.finditer(text):
-        pass
-    return last

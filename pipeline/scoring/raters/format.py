@@ -8,7 +8,7 @@ __all__ = ["well_formed"]
 
 @rater(bounds=(0.0, 1.0), name="format", version="2")
 def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = True) -> float:
-    """Match the whole completion against `pattern`, with the <think> that the prompt ends with, if it does.
+    """Match the whole completion against `pattern`, behind a <think> that the prompt ends with.
 
     With `finished`, its finish reason must be "stop" as well.
 

@@ -1,8 +1,10 @@
-"""Turns LaTeX, Markdown and typography of a short answer into plain text that a number can be read from.
+"""Turns LaTeX and typography of a short answer into plain text, from which a number is read.
 
-What is kept: digits, letters, ASCII operators, and "°" for degrees. Thin spaces become NARROW, which separates groups of
-digits alone. Commands that mean something are left as they are, so that nobody takes an expression for a number.
+What is kept: digits, letters, ASCII operators, and "°" for degrees. Thin spaces become NARROW, which separates groups
+of digits alone. Commands that mean something are left as they are, so that nobody takes an expression for a number.
 """
+
+# ruff: noqa: RUF001 - these characters are what is read
 
 import re
 import unicodedata
@@ -55,8 +57,10 @@ def plain(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Return LaTeX as a computer algebra system reads it best: typography replaced, what only sets the type removed."""
-    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2] or found[3]}}}", typographic(text).replace(NARROW, ""))
+    """Return LaTeX without typography and without what only sets the type, for computer algebra."""
+    text = _ROOT.sub(
+        lambda found: f"\\sqrt{{{found[1] or found[2] or found[3]}}}", typographic(text).replace(NARROW, "")
+    )
     for symbol, command in _SYMBOLS.items():
         text = text.replace(symbol, command)
     text = re.sub(r"\\(?:mathrm|text)\s*\{([a-z])\}", r"\1", _NOTHING.sub("", text))

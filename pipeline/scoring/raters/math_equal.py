@@ -6,7 +6,7 @@ is math-verify's to compare, after typography is replaced and where its verdict 
 
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
 from lachesis.pipeline.scoring.raters.latex import plain, unwrapped
@@ -16,6 +16,7 @@ from lachesis.pipeline.scoring.raters.words import same_words
 
 __all__ = ["equal", "equal_or_unsure", "reference_answer"]
 
+Verdict = bool | Literal["unsure"] | None
 _DOTS = re.compile(r"\\(?:[lc]?dots[cbmio]?)(?![A-Za-z])|\.\.\.|…")
 _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)\s*$")
 _MIN_ROUNDED_DECIMALS = 6
@@ -24,7 +25,6 @@ _MAX_ROUNDING = 1e-6
 """Relative difference of constants that were rounded to six decimals or more."""
 _NAME = re.compile(r"\s*(\\?[A-Za-z](?:_\w|_\{\w+\})?)\s*=(?!=)")
 _BASED = re.compile(r"\s*(\w+?)\s*_\s*\{?\s*(?:\\text\s*\{)?\s*(\d{1,2})[\s}]*")
-_OPERATOR = re.compile(r"[-+*×/^!<>=±~|]|\\(?![{}])|[^\W\d_]")
 _JOINED = re.compile(
     r"\\text\s*\{\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:lor|land|vee|wedge)(?![A-Za-z])"
 )
@@ -39,28 +39,30 @@ def reference_answer(text: str) -> str:
 
 
 def equal(gold: str, given: str) -> bool | None:
-    """Return whether two answers in LaTeX or plain text say the same, None if the reference cannot be read.
+    """Return whether two answers say the same, in LaTeX or plain; None if the reference is unreadable.
 
     A reference that is a number is equal to numbers alone: else "3+4" would pass for 7, and with it the task of finding
     it. There is no time limit: the caller kills the process, so that slowness is never taken for a wrong answer.
     """
     known = equal_or_unsure(gold, given)
-    return known if known != "unsure" else _verified(gold, given)
+    return _verified(gold, given) if known == "unsure" else known
 
 
-def equal_or_unsure(gold: str, given: str) -> bool | None | str:
+def equal_or_unsure(gold: str, given: str) -> Verdict:
     """Return what can be said without computer algebra, "unsure" where it takes that."""
     if gold == given and gold.strip():
         return True
-    gold, given = _bare(gold), _bare(given)
+    gold, given = _undelimited(gold), _undelimited(given)
+    if not gold or not given:
+        return False if gold else None
+    return True if gold == given else _compared(gold, given)
+
+
+def _compared(gold: str, given: str) -> Verdict:
     if _DOTS.search(gold) or _DOTS.search(given):
         gold, given = (_DOTS.sub(r"\\dots", re.sub(r"\s", "", text)) for text in (gold, given))
         if read_number(gold) is None:
             return gold == given  # how a sequence goes on is not compared
-    if not given:
-        return False if gold else None
-    if gold == given:
-        return True
     based = _same_digits(gold, given)
     if based is not None:
         return based
@@ -71,7 +73,7 @@ def equal_or_unsure(gold: str, given: str) -> bool | None | str:
     return "unsure" if words is None else words
 
 
-def _bare(text: str) -> str:
+def _undelimited(text: str) -> str:
     text = text.strip()
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inner = text[len(opening) : -len(closing)]
@@ -97,7 +99,7 @@ def _number_meant(gold: str) -> Number | None:
     return None if listed and not re.search(r"(?<!\d)0,\d", plain(gold)) else number
 
 
-def _against_number(expected: Number, gold: str, given: str) -> bool | str:
+def _against_number(expected: Number, gold: str, given: str) -> Verdict:
     answer = read_number(given)
     if answer is not None:
         names = _NAME.match(gold), _NAME.match(given)
@@ -108,12 +110,14 @@ def _against_number(expected: Number, gold: str, given: str) -> bool | str:
         sides = given.split("=")
         last = read_number(sides[-1])
         return "unsure" if last is not None and _same_number(expected, last) else False
-    lone = plain(given).strip("\\{}[]() .")
-    return lone.replace(".", "", 1).isdigit() and not _OPERATOR.search(lone) and "unsure" or False
+    lone = plain(given).strip("\\{}[]() .")  # {18}, [18]
+    return "unsure" if lone.replace(".", "", 1).isdigit() else False
 
 
 def _is_equation_of_numbers(text: str) -> bool:
-    return "=" in text and not re.search(r"[^\W\d_]", re.sub(r"\\(?:times|cdot|[dt]?frac|div|left|right|sqrt)", "", text))
+    return "=" in text and not re.search(
+        r"[^\W\d_]", re.sub(r"\\(?:times|cdot|[dt]?frac|div|left|right|sqrt)", "", text)
+    )
 
 
 def _same_number(expected: Number, answer: Number) -> bool:
@@ -125,9 +129,7 @@ def _same_number(expected: Number, answer: Number) -> bool:
         return True
     if expected.percent == answer.percent:
         return False
-    return _same_value(
-        expected.value / (100 if expected.percent else 1), answer.value / (100 if answer.percent else 1)
-    )
+    return _same_value(expected.value / (100 if expected.percent else 1), answer.value / (100 if answer.percent else 1))
 
 
 def _same_value(expected: Fraction, answer: Fraction) -> bool:
@@ -138,7 +140,11 @@ def _same_value(expected: Fraction, answer: Fraction) -> bool:
     if (places[0] is None) == (places[1] is None):
         return False
     decimals = places[0] if places[0] is not None else places[1]
-    return decimals is not None and decimals >= _MIN_ROUNDED_DECIMALS and abs(expected - answer) < Fraction(1, 10**decimals)
+    return (
+        decimals is not None
+        and decimals >= _MIN_ROUNDED_DECIMALS
+        and abs(expected - answer) < Fraction(1, 10**decimals)
+    )
 
 
 def _decimal_places(value: Fraction) -> int | None:
@@ -155,7 +161,7 @@ def _verified(gold: str, given: str) -> bool | None:
     """Return math-verify's verdict, where the two answers are of one kind."""
     from math_verify import parse, verify
 
-    gold, given = (_listed(unwrapped(_bare(text))) for text in (gold, given))
+    gold, given = (_listed(unwrapped(_undelimited(text))) for text in (gold, given))
     if _is_equation_of_numbers(given) and read_number(gold) is not None:
         texts = given.split("=")
     else:
@@ -175,7 +181,7 @@ def _verified(gold: str, given: str) -> bool | None:
 
 def _apart(expected: Any, answer: Any) -> bool:
     """Return whether two constants differ by more than rounding: math-verify rounds to six decimals, also 1e-9 to 0."""
-    from sympy import Expr
+    from sympy import Expr  # type: ignore[import-untyped]
 
     if not all(isinstance(one, Expr) and one.is_number for one in (expected, answer)):
         return False

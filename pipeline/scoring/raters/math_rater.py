@@ -33,8 +33,8 @@ class WorkerEndedError(Exception):
 
 
 class MathRater(Rater):
-    """`workers` processes at most, each with `memory_mb` for what it compares. The answer is what `boxed` finds; abstains
-    if the task has no answer.
+    """`workers` processes at most, each with `memory_mb` for what it compares. The answer is what `boxed` finds;
+    abstains if the task has no answer.
     """
 
     name = "math"
@@ -53,7 +53,10 @@ class MathRater(Rater):
         self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
 
     async def rate(self, sample: Sample) -> float | None:
-        """Return 1 or 0: 0 also where an answer takes too much memory. One that takes too long is a missing rating."""
+        """Return 1 or 0; one that takes too long is a missing rating.
+
+        0 also where an answer takes too much memory.
+        """
         gold, given = reference(sample), boxed(sample.text)
         if gold is None:
             return None
@@ -80,6 +83,6 @@ class MathRater(Rater):
             except anyio.BrokenWorkerProcess:
                 continue
         raise WorkerEndedError(
-            f"{_ATTEMPTS} worker processes ended while they compared {given[:80]!r} with {gold[:80]!r}; is the machine out "
-            "of memory?"
+            f"{_ATTEMPTS} worker processes ended while they compared {given[:80]!r} with {gold[:80]!r}; is the machine "
+            "out of memory?"
         )

@@ -15,12 +15,12 @@ _base_bytes: int | None = None
 
 
 def compare_within(gold: str, given: str, memory_bytes: int) -> bool | None:
-    """Return `equal(gold, given)`; False where that takes more than about `memory_bytes`, the answer's own doing.
+    """Return `equal(gold, given)`; False where it takes more than `memory_bytes`, the answer's doing.
 
     The process ends itself, before it compares, if earlier comparisons have left more than half of that in its caches:
     the caller asks another one.
     """
-    global _base_bytes
+    global _base_bytes  # noqa: PLW0603 - a fact of this process
     mapped = _mapped_bytes()
     if mapped is None:
         return equal(gold, given)

@@ -1,4 +1,4 @@
-"""Brings two answers into one notation where mathematics has several: intervals and inequalities, vectors."""
+"""Brings two answers into one notation: intervals and inequalities, vectors and tuples."""
 
 import re
 
@@ -15,7 +15,9 @@ _ONE_SIDED = re.compile(
 _MEMBER = re.compile(r"\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVALS = re.compile(r"\s*(?:\\left)?[(\[].*(?:\\right)?[)\]]\s*", re.DOTALL)
 _MATRIX = re.compile(r"\s*\\begin\{(?P<kind>[pbvBV]?matrix)\}(?P<rows>.*)\\end\{(?P=kind)\}\s*", re.DOTALL)
-_ANGLES = re.compile(r"\s*(?:\\left)?\s*(?:\\langle|⟨|<)\s*(?P<parts>[^<>]*?,[^<>]*?)\s*(?:\\right)?\s*(?:\\rangle|⟩|>)\s*")
+_ANGLES = re.compile(
+    r"\s*(?:\\left)?\s*(?:\\langle|⟨|<)\s*(?P<parts>[^<>]*?,[^<>]*?)\s*(?:\\right)?\s*(?:\\rangle|⟩|>)\s*"
+)
 _TUPLE = re.compile(r"\s*(?:\\left)?\([^()]*,.*\)\s*", re.DOTALL)
 _SET = re.compile(r"\s*(?:\\left)?\s*\\\{.*\\\}\s*", re.DOTALL)
 

@@ -1,78 +1,35 @@
-"""Reads numbers as people and models write them: the one number that an answer holds, or the last one of a text.
+"""Reads numbers as people write them: the one that an answer holds, or the last one of a text.
 
 Guarantees that nothing is read from what might be an expression, a list, a range or a bound: an answer of several
-numbers or with an operator is None. Values are exact, and bounded in size before they are computed.
+numbers or with an operator is None.
 """
 
+# ruff: noqa: RUF001 - these characters are what is read
+
 import re
-from collections.abc import Iterator
-from fractions import Fraction
-from typing import NamedTuple
 
 from lachesis.pipeline.scoring.raters.latex import NARROW, plain
 from lachesis.pipeline.scoring.raters.number_words import spelled_out
+from lachesis.pipeline.scoring.raters.numerals import Number, NumberToken, number_tokens
 
 __all__ = ["Number", "is_hedged", "last_number_in", "read_number"]
 
-_MAX_DIGITS = 400
-_MAX_EXPONENT = 400
-_MAX_POWER_BITS = 4096
 _WINDOW = 2048
 """Characters before the last digit of a text in which its last number is looked for."""
 _MAX_ANSWER_CHARS = 2048
 
-_RUN = rf"(?:\d+(?:(?:[.,'_{NARROW}]|[ ](?=\d\d\d(?!\d)))\d+)*|(?<!\d)\.\d+)"
-_NUMBER = re.compile(
-    rf"""
-    (?P<run>{_RUN})
-    (?:
-        (?P<overline>\.?\\(?:overline|bar)\s*\{{(?P<period>\d+)\}})
-      | (?P<dots>\.?(?:\\dot\s*\{{?\d\}}?\d*){{1,2}})
-      | (?P<brackets>\.?\((?P<bracketed>\d+)\))
-      | (?P<ongoing>\s?(?:\.\.\.|…|\\[lc]?dots))
-    )?
-    (?:
-        [eE](?P<e>[-+]?\d{{1,5}})(?![\d.]|[A-Za-z])
-      | \s*(?:[*×]|[xX](?=\s*10\s*(?:\^|\*\*)))\s*10\s*(?:\^|\*\*)\s*(?P<ten>\{{?\s*[-+]?\s*\d+\s*\}}?|\(\s*[-+]?\d+\s*\))
-      | \s*(?:\^|\*\*)\s*(?P<power>\{{\s*[-+]?\s*\d+\s*\}}|\(\s*[-+]?\d+\s*\)|[-+]?\d+)
-      | \s*/\s*(?P<below>{_RUN})
-      | (?:\s+|\s+and\s+)(?P<part>\d+)\s*/\s*(?P<whole>\d+)
-    )?
-    (?:\s*(?P<percent>%|(?:percent|per\ cent|pct)(?![A-Za-z]))
-      | \s*(?P<scale>(?:hundred|thousand|million|billion|trillion)(?![A-Za-z])|[万萬亿億]))?
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-_SCALES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8,
-}  # fmt: skip
-_GROUPED = [
-    re.compile(r"(?P<whole>[1-9]\d{0,2}(?:,\d{3})+)(?:\.(?P<decimals>\d+))?"),
-    re.compile(r"(?P<whole>\d{1,2}(?:,\d{2})+,\d{3})(?:\.(?P<decimals>\d+))?"),
-    re.compile(r"(?P<whole>\d{1,3}(?:\.\d{3})+),(?P<decimals>\d+)"),
-    re.compile(r"(?P<whole>\d{1,3}(?:\.\d{3}){2,})(?P<decimals>)"),
-    re.compile(rf"(?P<whole>\d{{1,3}}(?:(?:{NARROW}\d{{3}})+|(?: \d{{3}})+|(?:'\d{{3}})+))(?:[.,](?P<decimals>\d+))?"),
-    re.compile(r"(?P<whole>\d{1,3}(?:_\d{3})+)(?:\.(?P<decimals>\d+))?"),
-    re.compile(r"(?P<whole>\d*)\.(?P<decimals>\d+)"),
-    re.compile(r"(?P<whole>\d+),(?P<decimals>\d+)"),
-    re.compile(r"(?P<whole>\d+)(?P<decimals>)"),
-]
 _MARKS = re.compile(r"(?<![\w*])\*{1,3}(?=\S)|(?<=\S)\*{1,3}(?![\w*])|(?<!\w)_{2}(?=\S)|(?<=\S)_{2}(?!\w)")
-_NEAR = 8
-_PART_OF_NAME = re.compile(r"[A-Za-zÀ-ɏΑ-ω](?:_|\s?[\^_]\s?[{(]?\s?[-+]?)?$")
-"""x2, x_2, cm^2, s^{-1}"""
 _ENDING = re.compile(r"(?<![.])[.,;:。]$")
-_NAME = re.compile(
-    r"\s*+(?:\\?[A-Za-z]++(?:\s*+_\s*+(?:\{\s*+\w++\s*+\}|\w))?'*+\s*+)++(?:\([-\w\s,=.]*+\))?\s*+"
-)
+_NAME = re.compile(r"\s*+(?:\\?[A-Za-z]++(?:\s*+_\s*+(?:\{\s*+\w++\s*+\}|\w))?'*+\s*+)++(?:\([-\w\s,=.]*+\))?\s*+")
 _COMMAND = re.compile(r"\\(?!(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle|triangle|therefore)(?![a-z]))")
 _RELATION = re.compile(r"\s*(?:(?<![<>!])=|~)\s*")
-_ATTACHED_UNITS = frozenset(
-    "m g s L cm mm km nm µm kg mg lb lbs oz ft in yd mi mph kph hr hrs sec min ml mL cL gal Hz kHz MHz GHz kW MW GB MB "
-    "kB TB kJ Pa kPa mol rad deg cc am pm st nd rd th USD EUR GBP CNY RMB".split()
-)
-_LONE_UNITS = _ATTACHED_UNITS | frozenset("h J N W V A K C F l t a I yr".split())
+_ATTACHED_UNITS = frozenset({
+    "m", "g", "s", "L", "cm", "mm", "km", "nm", "µm", "kg", "mg", "lb", "lbs", "oz",
+    "ft", "in", "yd", "mi", "mph", "kph", "hr", "hrs", "sec", "min", "ml", "mL", "cL", "gal",
+    "Hz", "kHz", "MHz", "GHz", "kW", "MW", "GB", "MB", "kB", "TB", "kJ", "Pa", "kPa", "mol",
+    "rad", "deg", "cc", "am", "pm", "st", "nd", "rd", "th", "USD", "EUR", "GBP", "CNY", "RMB",
+})  # fmt: skip
+_LONE_UNITS = _ATTACHED_UNITS | frozenset({"h", "J", "N", "W", "V", "A", "K", "C", "F", "l", "t", "a", "I", "yr"})
 _ENDS_ALIKE = {"meters": "m", "meter": "m", "metres": "m", "metre": "m", "centimeters": "cm", "centimetres": "cm",
     "kilometers": "km", "kilometres": "km", "millimeters": "mm", "inches": "in", "inch": "in", "feet": "ft",
     "foot": "ft", "seconds": "s", "sec": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h", "hr": "h",
@@ -82,12 +39,13 @@ _ENDS_ALIKE = {"meters": "m", "meter": "m", "metres": "m", "metre": "m", "centim
     "liters": "L", "litres": "L", "l": "L", "miles": "mi", "mile": "mi", "yards": "yd", "yard": "yd"}  # fmt: skip
 _KNOWN_UNITS = frozenset(_ENDS_ALIKE.values()) | {"kg", "mg", "ml", "km", "cm", "mm", "lb", "oz", "£", "¥"}
 _BOUND_BEFORE = re.compile(
-    r"(?:\bthan|\bat (?:least|most)|\bup to|\b(?:over|under|above|below|nearly|almost|between|exceeds?|exceeding|beyond|"
-    r"within|until|every|root of|sum of|product of|of either))\W*$",
+    r"(?:\bthan|\bat (?:least|most)|\bup to|\b(?:over|under|above|below|nearly|almost|between|exceeds?|exceeding|"
+    r"beyond|within|until|every|root of|sum of|product of|of either))\W*$",
     re.IGNORECASE,
 )
 _BOUND_AFTER = re.compile(
-    r"^\W*(?:\w+\s+)?(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than\b|^\W*(?:or|and)\s+(?:more|less|fewer|greater|larger|smaller|higher|lower|above|below|over|under|beyond|up|another)"
+    r"^\W*(?:\w+\s+)?(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than\b"
+    r"|^\W*(?:or|and)\s+(?:more|less|fewer|greater|larger|smaller|higher|lower|above|below|over|under|beyond|up)"
     r"\b|\b(?:squared|cubed|factorial|times|plus|minus|divided|multiplied|raised|to the power|is wrong|incorrect)\b",
     re.IGNORECASE,
 )
@@ -98,8 +56,8 @@ _NEGATION = re.compile(
 _LISTED = re.compile(r",(?!\d{3}(?!\d))|;")
 _POINT = re.compile(r"[(\[][^()\[\]]*\d(?:,(?!\d{3}(?!\d))|;)[^()\[\]]*[)\]]")
 _HEDGE = re.compile(
-    r"\b(?:not|never|neither|nor|either|or|between|at (?:least|most)|up to|(?:more|less|fewer|greater|smaller|other) than)\b"
-    r"|\b\w+n't\b",
+    r"\b(?:not|never|neither|nor|either|or|between|at (?:least|most)|up to)\b"
+    r"|\b(?:more|less|fewer|greater|smaller|other) than\b|\b\w+n't\b",
     re.IGNORECASE,
 )
 _FOREIGN = re.compile(r"[*×/^+<>≤≥≠|&!=±√∑∫π∞\\{}\[\]]")
@@ -110,26 +68,8 @@ _UNIT_TAIL = re.compile(
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-class Number(NamedTuple):
-    """What was read. `others`: what the same characters mean by another convention, or at another place of the text."""
-
-    value: Fraction
-    percent: bool = False
-    unit: str = ""
-    computed: bool = False
-    """Whether it is written as an operation: a power, or a quotient that is a whole number."""
-    others: tuple[Fraction, ...] = ()
-
-
-class _Token(NamedTuple):
-    number: Number | None
-    """None: digits that are no number, a list or a date say."""
-    start: int
-    end: int
-
-
 def read_number(text: str) -> Number | None:
-    """Return the number that a short answer holds, in digits or in words; None where it is not one number alone."""
+    """Return the number that a short answer holds, in digits or words; None where it is not one alone."""
     if len(text) > _MAX_ANSWER_CHARS:
         return None
     shown = _ENDING.sub("", _without_marks(plain(text)).strip(" \t\r\n~"))
@@ -137,7 +77,7 @@ def read_number(text: str) -> Number | None:
     if side is None:
         return None
     shown = _unbracketed(side)
-    tokens = list(_tokens(shown))
+    tokens = list(number_tokens(shown))
     if not tokens:
         value = spelled_out(shown)
         return None if value is None else Number(value)
@@ -166,7 +106,7 @@ def last_number_in(text: str) -> Number | None:
     if last is None:
         return None
     shown = _without_marks(plain(text[max(0, last - _WINDOW) : last + 64]))
-    tokens = list(_tokens(shown))
+    tokens = list(number_tokens(shown))
     if not tokens:
         return None
     token = tokens[-1]
@@ -197,109 +137,7 @@ def _right_side(text: str) -> str | None:
     return sides[-1].strip()
 
 
-def _tokens(text: str) -> Iterator[_Token]:
-    """Yield the numbers of a plain text; not the digits of names and of the exponents of units."""
-    at = 0
-    while (found := _NUMBER.search(text, at)) is not None:
-        start, at = found.span()
-        if _PART_OF_NAME.search(text[max(0, start - _NEAR) : start]):
-            continue
-        yield _Token(_value_of(found), start, at)
-
-
-def _value_of(found: re.Match[str]) -> Number | None:
-    read = _numeral(found["run"])
-    if read is None:
-        return None
-    value, others = read
-    if found["overline"] or found["brackets"] or found["dots"] or found["ongoing"]:
-        repeated = _repeating(found)
-        if repeated is None and not found["ongoing"]:
-            return None
-        if repeated is not None:
-            value, others = repeated, ()
-    factor = Fraction(1)
-    if found["e"] or found["ten"]:
-        exponent = _integer(found["e"] or found["ten"])
-        if abs(exponent) > _MAX_EXPONENT:
-            return None
-        factor = Fraction(10) ** exponent
-    elif found["power"]:
-        return _power(value, _integer(found["power"]))
-    elif found["below"]:
-        below = _numeral(found["below"])
-        if below is None or not below[0]:
-            return None
-        factor, others = 1 / below[0], ()
-    elif found["part"]:
-        if not int(found["whole"]) or value.denominator != 1:
-            return None
-        value, others = value + Fraction(int(found["part"]), int(found["whole"])), ()
-    if found["scale"]:
-        factor *= _SCALES[found["scale"].lower()]
-    computed = bool(found["below"]) and (value * factor).denominator == 1 and factor.denominator != 1
-    return Number(
-        value * factor,
-        percent=bool(found["percent"]),
-        computed=computed or bool(found["below"] and factor == 1),
-        others=tuple(other * factor for other in others),
-    )
-
-
-def _numeral(run: str) -> tuple[Fraction, tuple[Fraction, ...]] | None:
-    """Return the value of digits with separators, and what it is by another convention; None if it is none."""
-    if sum(map(str.isdigit, run)) > _MAX_DIGITS:
-        return None
-    for shape in _GROUPED:
-        found = shape.fullmatch(run)
-        if found is None:
-            continue
-        whole, decimals = re.sub(r"\D", "", found["whole"]), found["decimals"] or ""
-        value = Fraction(int((whole + decimals) or "0"), 10 ** len(decimals))
-        if re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", run):
-            return value, (value * 1000,)
-        if re.fullmatch(r"[1-9]\d{0,2},\d{3}", run):
-            return value, (value / 1000,)
-        return value, ()
-    return None
-
-
-def _repeating(found: re.Match[str]) -> Fraction | None:
-    """Return the value of a decimal that repeats: 0.1\\overline{6}, 0.1\\dot{6}, 0.1(6), 0.666..."""
-    run = found["run"]
-    if found["overline"] is not None:
-        before, period = run + ("." if found["overline"].startswith(".") else ""), found["period"]
-    elif found["brackets"] is not None:
-        before, period = run + ("." if found["brackets"].startswith(".") else ""), found["bracketed"]
-    elif found["dots"] is not None:
-        before, period = run + ("." if found["dots"].startswith(".") else ""), re.sub(r"\D", "", found["dots"])
-    else:
-        ending = re.search(r"(\d{1,6}?)\1\1$|(\d{2,6})\2$", run)
-        if ending is None or "." not in run:
-            return None
-        before, period = run[: ending.start()], ending[1] or ending[2]
-    whole, point, decimals = before.partition(".")
-    if not point or not (whole + "0").isdigit() or (decimals and not decimals.isdigit()):
-        return None
-    if len(decimals) + len(period) + len(whole) > _MAX_DIGITS:
-        return None
-    shift = Fraction(10) ** -len(decimals)
-    return Fraction(int(whole or "0")) + int(decimals or "0") * shift + shift * Fraction(int(period), 10 ** len(period) - 1)
-
-
-def _power(base: Fraction, exponent: int) -> Number | None:
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if not base or abs(exponent) * bits > _MAX_POWER_BITS:
-        return None
-    return Number(base**exponent, computed=base != 10)
-
-
-def _integer(text: str) -> int:
-    digits = re.sub(r"[^\d-]", "", text)
-    return int(digits) if len(digits) <= 6 else (_MAX_EXPONENT + 1) * _MAX_POWER_BITS
-
-
-def _alone(token: _Token, text: str) -> Number | None:
+def _alone(token: NumberToken, text: str) -> Number | None:
     """Return the only number of a text, if nothing about it changes what it says."""
     head, tail = text[: token.start], text[token.end :]
     head, negative, _ = _signed(head)

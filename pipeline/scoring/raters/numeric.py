@@ -1,5 +1,7 @@
 """Rates 1 if the number given equals the reference number within a tolerance, else 0."""
 
+# ruff: noqa: RUF001 - these characters are what is read
+
 import math
 import re
 from collections.abc import Iterable
@@ -23,8 +25,8 @@ def numeric(
 ) -> float | None:
     r"""Compare the answer that the completion marks, or its last number, with the reference.
 
-    Marks are \boxed{}, <answer>, "#### ", "the answer is" and bold, in this order; after the thinking alone. Numbers are
-    read as people write them: `1,234.5`, `1.234,5`, `1 000`, `1e3`, `3/4`, `\frac{3}{4}`, `5 \times 10^{3}`, `18%`,
+    Marks are \boxed{}, <answer>, "#### ", "the answer is" and bold, in this order; after the thinking alone. Numbers
+    are read as people write them: `1,234.5`, `1.234,5`, `1 000`, `1e3`, `3/4`, `\frac{3}{4}`, `5 \times 10^{3}`, `18%`,
     `eighteen`. Several numbers or an operation are no answer.
 
     Abstains if the reference is not a number, and where an answer means the reference by one convention and something
@@ -55,7 +57,7 @@ def numeric(
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in `text`; None if there is none, it is not finite, or it is a part of an expression."""
+    """Return the last number in `text`; None without one, and where it is a part of an expression."""
     number = last_number_in(text)
     value = None if number is None else _float(number.value)
     return value if value is not None and math.isfinite(value) else None

@@ -1,5 +1,7 @@
 """Compares answers that are words: the letter of a choice, "yes", a name, "no solution"."""
 
+# ruff: noqa: RUF001 - these characters are what is read
+
 import re
 
 from lachesis.pipeline.scoring.raters.latex import plain
@@ -20,37 +22,30 @@ _PREAMBLE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ARTICLES = frozenset({"a", "an", "the"})
-_NEGATIONS = frozenset({"not", "no", "never", "neither", "nor", "or", "non"})
 _NOTHING = frozenset({
-    "no solution", "no solutions", "none", "no real solution", "no real solutions", "empty set", "does not exist", "dne",
-    "no such number", "undefined", "nonexistent",
+    "no solution", "no solutions", "none", "no real solution", "no real solutions", "empty set", "does not exist",
+    "dne", "no such number", "undefined", "nonexistent",
 })  # fmt: skip
 _EMPTY = re.compile(r"\s*(?:\\emptyset|\\varnothing|∅|\\\{\s*\\\}|\{\s*\})\s*")
 _WORDS = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ぀-ヿ㐀-鿿가-힯]+(?:['’-][A-Za-z]+)*")
 _SHORT = frozenset({"no", "up", "on", "in", "he", "we", "ok", "it", "us"})
-_MATH_WORDS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "lim", "max", "min", "mod", "gcd", "lcm", "det", "cot", "sec",
-    "csc", "arcsin", "arccos", "arctan", "pi", "sqrt", "frac", "infty", "cdot", "times"})  # fmt: skip
+_MATH_WORDS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "lim", "max", "min", "mod", "gcd", "lcm", "det",
+    "cot",
+    "sec", "csc", "arcsin", "arccos", "arctan", "pi", "sqrt", "frac", "infty", "cdot", "times"})  # fmt: skip
 
 
 def same_words(gold: str, given: str) -> bool | None:
     """Return whether two answers say the same in words; None where the reference is not words."""
-    expected = plain(gold)
+    expected, shown = plain(gold), plain(given)
     if "\\" in expected and not _EMPTY.fullmatch(gold):
         return None
     if _CHOICES.fullmatch(expected):
-        letter = _letter(plain(given))
-        if letter is not None or r"\text" in gold or len(expected) > 1:
-            return letter == re.sub(r"[^A-Z]", "", expected)
-        return False
+        return _letter(shown) == re.sub(r"[^A-Z]", "", expected)
     if _SEVERAL.fullmatch(expected):
-        shown = plain(given)
         return bool(_SEVERAL.fullmatch(shown)) and _letters(expected) == _letters(shown)
     if _EMPTY.fullmatch(gold) or _key(expected) in _NOTHING:
-        return bool(_EMPTY.fullmatch(given)) or _key(_said(plain(given))) in _NOTHING
-    if not _is_words(expected, gold):
-        return None
-    shown = plain(given)
-    return _key(expected) in {_key(shown), _key(_said(shown))}
+        return bool(_EMPTY.fullmatch(given)) or _key(_said(shown)) in _NOTHING
+    return _key(expected) in {_key(shown), _key(_said(shown))} if _is_words(expected, gold) else None
 
 
 def _letter(text: str) -> str | None:

@@ -155,7 +155,7 @@ def test_a_column_of_tests_is_what_the_rater_of_code_runs(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = Dataset(path=str(file), answer=None, tests="cases")
     assert [made.task(i).task for i in range(2)] == [{"tests": tests}] * 2
-    with pytest.raises(ConfigError, match="row 1.*cases"):
+    with pytest.raises(ConfigError, match=r"row 1.*cases"):
         Dataset(path=str(file), answer=None, tests="case")
     file.write_text(json.dumps({"prompt": "x", "cases": 3}))
     with pytest.raises(ConfigError, match="row 1: tests of code are a list"):

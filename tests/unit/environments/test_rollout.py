@@ -641,8 +641,8 @@ class Thinking(FakeInference):
 
 @pytest.mark.parametrize(
     ("opening", "noted"),
-    [("<think>", "<think>"), ("<think>\n", "<think>"), ("[THINK]", "[THINK]"), ("", None), ("<think>\n\n</think>\n", None),
-     ("<b>", None)],
+    [("<think>", "<think>"), ("<think>\n", "<think>"), ("[THINK]", "[THINK]"), ("", None),
+     ("<think>\n\n</think>\n", None), ("<b>", None)],
 )  # fmt: skip
 async def test_what_the_template_opens_is_noted_once_and_read_by_raters(opening: str, noted: str | None) -> None:
     inference = Thinking(opening)

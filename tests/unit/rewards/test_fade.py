@@ -22,7 +22,8 @@ def test_bonuses_fade_between_the_two_rates(peak, share):
 
 
 @pytest.mark.parametrize(
-    ("peak", "so_far", "share"), [(None, 0.2, 0.5), (None, 0.9, 0.0), (None, 0.0, 1.0), (0.2, 0.9, 0.5), (0.2, 0.0, 0.5)]
+    ("peak", "so_far", "share"),
+    [(None, 0.2, 0.5), (None, 0.9, 0.0), (None, 0.0, 1.0), (0.2, 0.9, 0.5), (0.2, 0.0, 0.5)],
 )
 def test_before_the_highest_rate_is_known_the_rate_so_far_counts(peak, so_far, share):
     assert scale(RewardConfig(), peak, so_far) == pytest.approx(share)

@@ -50,8 +50,8 @@ def made(score, config, success, mean=0.1, std=0.3):
 @settings(max_examples=400, deadline=None)
 @given(groups(), st.one_of(st.none(), st.floats(0, 1)))
 def test_the_textbook_formula(score, success):
-    """r = env + s min(cap, ...), for failed samples, at most min_success - .1; s is 1, also while no success is known, and falls to 0 between
-    .1 and .3."""
+    """r = env + s min(cap, ...), for failed samples, at most min_success - .1; s is 1, also while nothing is
+    known, and falls to 0 between .1 and .3."""
     reward, _ = made(score, {"mode": "none"}, success)
     s = Fraction(1)
     if success is not None:

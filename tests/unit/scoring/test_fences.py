@@ -15,8 +15,7 @@ from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError
 
 FORMATS = [
-    json.loads(line)
-    for line in Path(__file__).with_name("code_formats.jsonl").read_text(encoding="utf-8").splitlines()
+    json.loads(line) for line in Path(__file__).with_name("code_formats.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 
 
@@ -56,7 +55,10 @@ DOUBLED = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
         ({"input": "4", "output": "8"}, DOUBLED[:1]),
         ([{"output": "8"}], [{"input": "", "output": "8"}]),
         (["assert f(1) == 2", "assert f(2) == 3"], [{"assert": "assert f(1) == 2"}, {"assert": "assert f(2) == 3"}]),
-        ("def check(f):\n    assert f(1) == 2\ncheck(g)", [{"assert": "def check(f):\n    assert f(1) == 2\ncheck(g)"}]),
+        (
+            "def check(f):\n    assert f(1) == 2\ncheck(g)",
+            [{"assert": "def check(f):\n    assert f(1) == 2\ncheck(g)"}],
+        ),
         ([{"assert": "assert f(1) == 2"}], [{"assert": "assert f(1) == 2"}]),
     ],
 )

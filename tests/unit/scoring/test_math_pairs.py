@@ -1,4 +1,4 @@
-"""More than a thousand pairs of a reference and an answer, with the verdicts of this build, of math-verify and of a person.
+"""A thousand pairs of a reference and an answer, with the verdicts of this build, math-verify and a person.
 
 A line of `math_pairs.jsonl` is [kind, reference, answer, ours, math-verify's, a person's, why]. Where the three differ,
 `why` says by what rule it was decided.
@@ -49,9 +49,7 @@ def test_the_column_of_math_verify_is_what_it_says() -> None:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     differ = []
     for _, gold, given, _, theirs, *_ in PAIRS:
-        expected, answer = (
-            parse(f"${text}$", parsing_timeout=None) for text in (reference_answer(gold), given)
-        )
+        expected, answer = (parse(f"${text}$", parsing_timeout=None) for text in (reference_answer(gold), given))
         if bool(verify(expected, answer, timeout_seconds=None)) is not theirs:
             differ.append((gold, given, theirs))
     assert differ == []

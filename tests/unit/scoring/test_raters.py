@@ -1,5 +1,7 @@
 """The built-in raters, on good and hostile answers."""
 
+# ruff: noqa: RUF001 - other scripts are what is rated
+
 import inspect
 import time
 
@@ -173,7 +175,9 @@ def test_a_completion_whose_thinking_the_prompt_opened_is_read_with_it():
     assert opened("numeric", "it is 5", "5") == 0.0, "it was cut off while thinking"
     assert opened("exact_match", "it is 4</think>\n5", "5") == 1.0
     in_prompt = Sample(prompt="q<think>\n", completion="x</think>y", task={})
-    assert load_member(RaterConfig(rater="format", params={"pattern": "<think>.*</think>y"})).rater.rate(in_prompt) == 1.0
+    assert (
+        load_member(RaterConfig(rater="format", params={"pattern": "<think>.*</think>y"})).rater.rate(in_prompt) == 1.0
+    )
 
 
 @pytest.mark.parametrize(
