@@ -50,7 +50,8 @@ _BOUND_AFTER = re.compile(
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|either|unless|no longer|except|without|\w+n't)\b|\bor\s*$|^\s*(?:or|and|to)\s*$",
+    r"\b(?:not|never|neither|nor|cannot|either|unless|no longer|except|without|\w+n't)\b"
+    r"|\bor\s*$|^\s*(?:or|and|to)\s*$",
     re.IGNORECASE,
 )
 _LISTED = re.compile(r",(?!\d{3}(?!\d))|;")
