@@ -46,7 +46,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The completion behind what the prompt began of it: with both tags of its thinking."""
-        return (self.opened or opened_thought(self.prompt)) + self.completion
+        opened = self.opened or opened_thought(self.prompt)
+        return self.completion if self.completion.lstrip().startswith(opened) else opened + self.completion
 
 
 class Rating(msgspec.Struct, frozen=True, gc=False):

@@ -283,7 +283,7 @@ async def test_thinking_that_the_prompt_opened_is_paid_and_cut_off_thinking_is_n
         return (await scorer.score(group.replace(metadata=metadata), 1)).shaping.markers
 
     opened = await markers(prompt_opens="<think>")
-    assert opened["<think>"] == [True, False, False, True, False, False]
+    assert opened["<think>"] == [True, False, False, True, False, True]
     assert opened["\\boxed"] == [False, False, False, True, False, False]
     plain = await markers()
     assert plain["<think>"] == [False, False, False, False, False, True]

@@ -117,7 +117,6 @@ def test_a_worker_whose_memory_is_half_full_ends_before_it_compares(monkeypatch)
 async def test_a_worker_that_ended_is_replaced_and_its_answer_is_rated() -> None:
     rater = MathRater(workers=1)
     assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0
-    for _ in range(3):
-        os.kill(await anyio.to_process.run_sync(os.getpid, limiter=rater._limiter), signal.SIGKILL)
-        rater._known.clear()
-        assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0
+    os.kill(await anyio.to_process.run_sync(os.getpid, limiter=rater._limiter), signal.SIGKILL)
+    rater._known.clear()
+    assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0

@@ -97,6 +97,27 @@ async def test_a_reply_without_a_verdict_is_asked_for_again_then_missing(server:
     assert "2 replies without a verdict" in rating.detail
 
 
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        ('{"score": 8, "reason": "short"}', 8.0),
+        ('{"reason": "short", "score": 8.5}', 8.5),
+        ('```json\n{"Score": "8"}\n```', 8.0),
+        ("{'score': 8/10}", 8.0),
+        ('<think>{"score": 3}?</think>{"score": 8}', 8.0),
+    ],
+)
+async def test_a_verdict_is_read_as_judges_write_it(server: FakeServer, said: str, score: float) -> None:
+    server.answers = [(200, reply(said))]
+    assert (await rated(judge(server))).value == score
+
+
+async def test_a_judge_that_was_cut_off_while_it_thought_has_no_verdict(server: FakeServer) -> None:
+    server.answers = [(200, reply('<think>perhaps {"score": 10}'))] * 3
+    rating = await rated(judge(server))
+    assert (rating.value, rating.status) == (None, "error")
+
+
 @pytest.mark.parametrize("verdict", ['{"score": 11}', '{"score": -1}'])
 async def test_a_verdict_off_the_scale_is_missing(server: FakeServer, verdict: str) -> None:
     server.answers = [(200, reply(verdict))]
