@@ -108,9 +108,12 @@ def add_tokenizer_faults(faults: ModelFaults, tokenizer: Any, rows: int) -> None
         if number in ends or token not in special or not any(part in token.lower() for part in _PLACEHOLDER)
     ]
     if foreign:
-        text = f" has {len(foreign)} tokens of which the model has no row: {', '.join(map(repr, foreign[:3]))}"
-        mend = f"; the model has {rows}, resize_token_embeddings adds some; or choose the tokenizer it was trained with"
-        faults.add("more tokens than the model has", TOKENIZER, text + mend)
+        unknown = some([repr(token) for token in foreign])
+        text = (
+            f" has {len(tokenizer)} tokens, the model knows {rows}: choose the tokenizer that it was trained with, or "
+            f"give it more rows (resize_token_embeddings). It does not know {unknown}"
+        )
+        faults.add("more tokens than the model has", TOKENIZER, text)
 
 
 def _head_name(model: Any) -> str | None:
