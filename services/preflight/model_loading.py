@@ -17,7 +17,7 @@ _WAIT_S = 600.0
 
 
 def model_loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield for each model the table of the role that serves it, and what loads it, samples and describes it."""
+    """Yield for each model the table of the role that serves it, and what loads and samples it."""
     seen = set()
     for row in plan(config):
         if row.service != "inference" or config.is_at_tinker("inference", row.part):
