@@ -106,9 +106,9 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
     place = _place(config, on_past)
-    device = prepare_device(
-        rank_device(config.training.device, place, torch.cuda.device_count()), config.training.threads
-    )
+    training = config.training
+    setting = rank_device(training, place, torch.cuda.device_count())
+    device = prepare_device(setting, training.threads, deterministic=training.deterministic)
     policy_url = config.role("policy").url
     try:
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.model.device import naming_nondeterminism
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
@@ -47,7 +48,8 @@ def train_batch(
 
     `batch` has the payloads of this rank's share.
 
-    Raises `DataError` on all ranks where nothing can be used, and `RankLostError` where another rank has gone.
+    Raises `DataError` on all ranks where nothing can be used, `RankLostError` where another rank has gone, and
+    `ConfigError` where the model has no deterministic form on this device.
     """
     with told_as_lost_rank(learner.ranks):
         unfetched = {seq: str(error) for seq, error in batch.unfetched.items()}
@@ -55,7 +57,8 @@ def train_batch(
             batch.groups, limits, inputs=learner.inputs, unfetched=unfetched, shuffle_seed=shuffle_seed
         )
         batch, selected = _agree(learner.ranks, batch, own)
-        selected, metrics, packed = train_soundly(learner, selected, pad_id)
+        with naming_nondeterminism():
+            selected, metrics, packed = train_soundly(learner, selected, pad_id)
         tokens = learner.ranks.gather(msgspec.json.encode(token_figures(packed)))
         gather_weights(learner)
     figures = [msgspec.json.decode(each, type=TokenFigures) for each in tokens]
