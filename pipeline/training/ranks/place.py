@@ -90,12 +90,12 @@ def rank_device(training: TrainingConfig, place: RankPlace, gpus: int) -> str:
         return setting
     unknown = place.local_rank + 1 if place.started else place.size
     ranks = unknown if place.on_machine is None else place.on_machine
-    if training.collectives == "gloo" and gpus:
+    if gpus and training.collectives == "gloo":
         return f"cuda:{place.local_rank % gpus}"
-    if ranks > gpus:
+    if gpus and ranks > gpus:
         raise ConfigError(
             f"{ranks} ranks of the trainer on this machine would share {gpus} GPU{'s' * (gpus != 1)}, and NCCL refuses "
-            f'two ranks on one GPU: set training.ranks to {max(1, gpus)}, or training.collectives = "gloo", over '
+            f'two ranks on one GPU: set training.ranks to {gpus}, or training.collectives = "gloo", over '
             'which ranks may share a GPU, or training.device = "cpu"'
         )
     return f"cuda:{place.local_rank}"

@@ -1,0 +1,26 @@
+"""The demo on a pretrained language model, SmolLM2-135M-Instruct, on the device."""
+
+from importlib.util import find_spec
+
+from gpu.figures import left_out
+
+from lachesis.services.demo.pretrained import MODULES
+
+__all__ = ["measure"]
+
+
+def measure(*, small: bool) -> None:
+    """Take 12 steps; in small one, of a few short answers."""
+    missing = [name for name in MODULES if find_spec(name) is None]
+    if missing:
+        left_out("the SmolLM2 demo", f"{', '.join(missing)} missing: see tests/gpu/README.md")
+        return
+    from gpu.demo_run import run_demo
+    from gpu.models import DEVICE
+
+    if small:
+        short = ["environments.sums.max_new_tokens=4", "evaluation.sums.max_new_tokens=4"]
+        few = ["batching.batch_size=8", "evaluate.items=2", "evaluate.items_between=2", "evaluate.samples=1"]
+        run_demo("smollm2", 1, [*short, *few])
+    else:
+        run_demo("smollm2", 12, ["training.threads=8", "inference.policy.threads=8"] if DEVICE == "cuda" else [])
