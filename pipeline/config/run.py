@@ -178,10 +178,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Implementation of attention. auto: the model's default, which is sdpa (fused kernels) where it has it. Default
     auto."""
-    deterministic: bool = True
-    """On a GPU: whether the same weights and batches give the same bits every time. An operation of the model that has
-    no such form is an error then. false: faster with some models; `lachesis reproduce` compares within a tolerance.
-    Default true."""
+    deterministic: Literal["auto", "always", "never"] = "auto"
+    """Whether the same weights and batches give the same bits every time on a GPU. auto: yes, unless an operation of
+    the model has no such form, which the log names. always: such an operation is an error; with several ranks it is one
+    in any case. never: faster with some models. Without, `lachesis reproduce` compares within a tolerance. Default
+    auto."""
     lora: LoraConfig | None = None
     """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
     adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""

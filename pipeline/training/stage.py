@@ -351,7 +351,10 @@ class _Trainer:
     def _train(self, batch: LedgerBatch) -> TrainedBatch:
         seed = self.config.seed if self.config.training.shuffle_advantages else None
         pad_id = self.policy.tokenizer.pad_token_id or 0
-        return train_batch(self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed)
+        deterministic = self.config.training.deterministic
+        return train_batch(
+            self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed, deterministic=deterministic
+        )
 
     def _has_first_large_step(self) -> bool:
         """Whether the last step was too large, was taken all the same, and no report tells of such a one."""

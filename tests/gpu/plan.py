@@ -19,17 +19,17 @@ class Part:
 
 
 PARTS = (
-    Part("weights", 40, 60, "Weights out and in, beside plain copies"),
-    Part("numerics", 60, 90, "Arithmetic beside the CPU's, the same bits twice, large steps, adapters"),
-    Part("ranks", 40, 120, "Two ranks on one GPU"),
-    Part("inference", 60, 60, "The reference server's engine beside transformers' generate"),
-    Part("pipeline", 100, 150, "From publishers to the trainer's tensors, flat out"),
-    Part("learner", 120, 90, "The learner's speed and memory beside a bare loop's"),
-    Part("resume", 90, 150, "A trainer killed, gone on with, and reproduced"),
+    Part("weights", 40, 300, "Weights out and in, beside plain copies"),
+    Part("numerics", 60, 300, "Arithmetic beside the CPU's, the same bits twice, large steps, adapters"),
+    Part("ranks", 40, 300, "Two ranks on one GPU"),
+    Part("inference", 60, 300, "The reference server's engine beside transformers' generate"),
+    Part("pipeline", 100, 300, "From publishers to the trainer's tensors, flat out"),
+    Part("learner", 120, 300, "The learner's speed and memory beside a bare loop's"),
+    Part("resume", 90, 300, "A trainer killed, gone on with, and reproduced"),
     Part("vllm", 120, 300, "Real vLLM as policy"),
-    Part("smollm2", 100, 240, "The demo on SmolLM2-135M-Instruct"),
-    Part("demo", 100, 150, "The demo"),
-    Part("suite", 150, 120, "The tests of training, model and inference"),
+    Part("smollm2", 100, 300, "The demo on SmolLM2-135M-Instruct"),
+    Part("demo", 100, 300, "The demo"),
+    Part("suite", 150, 300, "The tests of training, model and inference"),
 )
 
 

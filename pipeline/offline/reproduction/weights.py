@@ -22,7 +22,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.ledger.reader import Payload, fetch_batch, follow_ledger
-from lachesis.pipeline.model.device import naming_nondeterminism, prepare_device
+from lachesis.pipeline.model.device import prepare_device, take_repeatably
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, DigestForm, form_of
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_of, weights_digest
@@ -139,12 +139,18 @@ class _RecordedSettings:
         learner.configure(learner_config)
         return shuffle_seed
 
+    def note(self, text: str) -> None:
+        """Say in what else this process is not the one that took the steps."""
+        if text not in self.other:
+            self.other.append(text)
+
     def _read(self, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
         ours = numerics_of(self._config, self._device)
         found = numerics_differences(recorded, ours) if recorded else ["what it was trained with is not recorded"]
-        if self._device.type != "cpu" and not self._config.training.deterministic:
-            found.append("training.deterministic is false, so no step gives the same bits twice")
-        self.other += [text for text in found if text not in self.other]
+        if self._device.type != "cpu" and self._config.training.deterministic == "never":
+            found.append('training.deterministic is "never", so no step gives the same bits twice')
+        for text in found:
+            self.note(text)
         if recorded is None:
             return self._config.training.learner, ours.shuffle_seed
         return learner_on_record(recorded.learner.encode()), recorded.shuffle_seed
@@ -198,8 +204,8 @@ class _Retraining:
                 policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads, self.learner.config.temperature
             )
             selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
-            with naming_nondeterminism():
-                self.learner.step(pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0))
+            packed = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)
+            take_repeatably(lambda: self.learner.step(packed), "auto", self.settings.note)
         except DataError as error:
             self.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
             self.learner.steps = number + 1

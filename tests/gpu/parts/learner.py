@@ -51,7 +51,7 @@ def _peak() -> None:
 
 def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
     """Return tokens a second; None where it does not fit, or this learner has no such setting."""
-    prepare_device(DEVICE, THREADS, deterministic=way != "not deterministic")
+    prepare_device(DEVICE, THREADS, deterministic="never" if way == "not deterministic" else "auto")
     if not _SETTINGS[way].keys() <= set(LearnerConfig.__struct_fields__):
         return None
     free_memory()

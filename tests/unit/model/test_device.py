@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lachesis.pipeline.model.device import naming_nondeterminism, prepare_device
+from lachesis.pipeline.model.device import prepare_device, take_repeatably
 from lachesis.schemas.errors import ConfigError
 
 
@@ -42,13 +42,13 @@ def test_on_a_gpu_attention_is_of_a_kind_that_gives_the_same_bits():
 @pytest.mark.usefixtures("two_gpus")
 def test_a_trainer_may_do_without():
     prepare_device("cuda:1", 1)
-    prepare_device("cuda:1", 1, deterministic=False)
+    prepare_device("cuda:1", 1, deterministic="never")
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_cpu_is_always_deterministic():
-    assert prepare_device("cpu", 1, deterministic=False) == torch.device("cpu")
+    assert prepare_device("cpu", 1, deterministic="never") == torch.device("cpu")
     assert is_strict()
 
 
@@ -58,9 +58,30 @@ def test_a_gpu_that_is_not_there_is_named():
         prepare_device("cuda:2", 1)
 
 
-def test_an_operation_without_a_deterministic_form_is_named_with_the_setting():
+def scatter_by_position():
+    """torch has no deterministic form of it, on no device."""
+    return torch.zeros(2).put_(torch.tensor([0]), torch.ones(1)).tolist()
+
+
+def test_an_operation_without_a_deterministic_form_is_named_and_done_without():
     prepare_device("cpu", 1)
-    with pytest.raises(ConfigError, match=r"^put_, .*training\.deterministic = false"), naming_nondeterminism():
-        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
-    with pytest.raises(RuntimeError, match="out of memory"), naming_nondeterminism():
+    notes = []
+    assert take_repeatably(scatter_by_position, "auto", notes.append) == [1.0, 0.0]
+    (note,) = notes
+    assert note.startswith("put_, an operation of this model, has no deterministic form on this device: steps taken")
+    assert take_repeatably(scatter_by_position, "auto", notes.append) == [1.0, 0.0]
+    assert len(notes) == 1
+
+
+def test_where_steps_must_be_repeatable_it_is_an_error_with_the_setting():
+    prepare_device("cpu", 1)
+    with pytest.raises(ConfigError, match=r'^put_, .*training\.deterministic = "never"'):
+        take_repeatably(scatter_by_position, "always", pytest.fail)
+
+
+def test_other_errors_of_a_step_stay_what_they_are():
+    def step():
         raise RuntimeError("CUDA out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        take_repeatably(step, "auto", pytest.fail)

@@ -5,7 +5,6 @@ import threading
 import msgspec
 import pytest
 import torch
-from stand_in_gpu import stand_in
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, known_checkpoints
@@ -185,6 +184,8 @@ async def test_the_event_loop_is_left_free_while_weights_are_digested(lab, confi
 
 @pytest.mark.parametrize("begin", [None, 2])
 async def test_weights_on_a_gpu_are_compared_with_checkpoints_in_main_memory(lab, config, monkeypatch, begin):
+    from stand_in_gpu import stand_in
+
     def on_stand_in(model):
         return stand_in(policy_tensors(model)) if model.training_here else policy_tensors(model)
 
