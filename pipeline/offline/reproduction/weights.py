@@ -139,7 +139,7 @@ class _RecordedSettings:
         learner.configure(learner_config)
         return shuffle_seed
 
-    def note(self, text: str) -> None:
+    def record_difference(self, text: str) -> None:
         """Say in what else this process is not the one that took the steps."""
         if text not in self.other:
             self.other.append(text)
@@ -150,7 +150,7 @@ class _RecordedSettings:
         if self._device.type != "cpu" and self._config.training.deterministic == "never":
             found.append('training.deterministic is "never", so no step gives the same bits twice')
         for text in found:
-            self.note(text)
+            self.record_difference(text)
         if recorded is None:
             return self._config.training.learner, ours.shuffle_seed
         return learner_on_record(recorded.learner.encode()), recorded.shuffle_seed
@@ -205,7 +205,7 @@ class _Retraining:
             )
             selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
             packed = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)
-            take_repeatably(lambda: self.learner.step(packed), "auto", self.settings.note)
+            take_repeatably(lambda: self.learner.step(packed), "auto", self.settings.record_difference)
         except DataError as error:
             self.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
             self.learner.steps = number + 1
