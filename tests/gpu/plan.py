@@ -26,7 +26,7 @@ PARTS = (
     Part("pipeline", 100, 300, "From publishers to the trainer's tensors, flat out"),
     Part("learner", 120, 300, "The learner's speed and memory beside a bare loop's"),
     Part("resume", 90, 300, "A trainer killed, gone on with, and reproduced"),
-    Part("vllm", 120, 300, "Real vLLM as policy"),
+    Part("vllm", 120, 600, "Real vLLM as policy"),
     Part("smollm2", 100, 300, "The demo on SmolLM2-135M-Instruct"),
     Part("demo", 100, 300, "The demo"),
     Part("suite", 150, 300, "The tests of training, model and inference"),

@@ -25,7 +25,7 @@ from lachesis.pipeline.model.weight_files import write_weights
 
 __all__ = ["measure_server"]
 
-_START_S = 100.0
+_START_S = {"cuda": 100.0, "cpu": 400.0}
 _SETTINGS = {
     "cpu": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"],
     "cuda": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.3",
@@ -64,7 +64,7 @@ async def _measure(command: str, folder: Path) -> None:
     async with start_vllm(
         settings, str(folder / "model"), role="policy", folder=folder, tokenizer_hash=policy.tokenizer_hash, token="t"
     ) as server:
-        with anyio.fail_after(_START_S):
+        with anyio.fail_after(_START_S[DEVICE]):
             await server.ready()
         figure("vLLM, start", time.perf_counter() - began, "s")
         config = ClientConfig(url=server.url, timeout=60, connect_timeout=10)

@@ -14,13 +14,14 @@ from lachesis.pipeline.training.learner import Learner
 __all__ = ["measure"]
 
 _CASES = {
-    "0.135B": (64, 1024, ("defaults", "compiled", "no step KL", "recompute", "not deterministic")),
+    "0.135B": (64, 1024, ("defaults", "plain kernels", "compiled", "no step KL", "recompute", "not deterministic")),
     "0.5B": (64, 1024, ("defaults", "recompute")),
     "1.5B": (32, 1024, ("defaults", "recompute")),
-    "tiny": (8, 128, ("defaults", "no step KL", "recompute")),
+    "tiny": (8, 128, ("defaults", "plain kernels", "no step KL", "recompute")),
 }
 _SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "plain kernels": {"device_kernels": False},
     "compiled": {"compile": True},
     "no step KL": {"max_step_kl": None},
     "recompute": {"recompute_layers": True},

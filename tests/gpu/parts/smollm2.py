@@ -10,7 +10,7 @@ __all__ = ["measure"]
 
 
 def measure(*, small: bool) -> None:
-    """Take 12 steps; in small one, of a few short answers."""
+    """Take 12 steps; in small one."""
     missing = [name for name in MODULES if find_spec(name) is None]
     if missing:
         left_out("the SmolLM2 demo", f"{', '.join(missing)} missing: see tests/gpu/README.md")
@@ -19,8 +19,7 @@ def measure(*, small: bool) -> None:
     from gpu.models import DEVICE
 
     if small:
-        short = ["environments.sums.max_new_tokens=4", "evaluation.sums.max_new_tokens=4"]
-        few = ["batching.batch_size=8", "evaluate.items=2", "evaluate.items_between=2", "evaluate.samples=1"]
-        run_demo("smollm2", 1, [*short, *few])
+        few = ["batching.batch_size=16", "evaluate.items=2", "evaluate.items_between=2", "evaluate.samples=1"]
+        run_demo("smollm2", 1, few)
     else:
         run_demo("smollm2", 12, ["training.threads=8", "inference.policy.threads=8"] if DEVICE == "cuda" else [])

@@ -39,7 +39,7 @@ def _interpreter() -> str:
 
 
 def _version_of(python: str) -> str | None:
-    code = "import importlib.metadata as m; print(m.version('vllm'))"
+    code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
     found = subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return found.stdout.strip() or None
 
