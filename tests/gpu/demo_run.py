@@ -14,6 +14,11 @@ from gpu.models import DEVICE
 __all__ = ["run_demo"]
 
 
+def _is_rate(key: str) -> bool:
+    """Whether a figure is a held-out rate, sampled or at temperature 0."""
+    return key.startswith("eval/") and ("/avg@" in key or key.endswith("/greedy"))
+
+
 def run_demo(model: str, steps: int, sets: list[str]) -> None:
     """Run the demo without its gate, and give held-out rates, seconds a step and where they went."""
     name = f"demo {model}"
@@ -37,7 +42,7 @@ def run_demo(model: str, steps: int, sets: list[str]) -> None:
     computing = [line["train/seconds"] for line in trained if line.get("train/seconds") is not None]
     if computing:
         figure(f"{name}, an optimizer step", statistics.median(computing), "s")
-    for key in sorted({key for line in lines for key in line if key.startswith("eval/") and "/avg" in key}):
+    for key in sorted({key for line in lines for key in line if _is_rate(key)}):
         rates = [line[key] for line in lines if line.get(key) is not None]
         figure(f"{name}, {key}, first", rates[0], "")
         figure(f"{name}, {key}, last", rates[-1], "")
