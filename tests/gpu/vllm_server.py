@@ -27,7 +27,7 @@ __all__ = ["measure_server"]
 
 _START_S = {"cuda": 100.0, "cpu": 400.0}
 _SETTINGS = {
-    "cpu": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"],
+    "cpu": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"],
     "cuda": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.3",
              "--attention-backend", "TRITON_ATTN"],
 }  # fmt: skip

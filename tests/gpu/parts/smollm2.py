@@ -19,7 +19,8 @@ def measure(*, small: bool) -> None:
     from gpu.models import DEVICE
 
     if small:
-        few = ["batching.batch_size=16", "evaluate.items=2", "evaluate.items_between=2", "evaluate.samples=1"]
+        one = ["environments.sums.samples=4", "environments.sums.concurrency=2", "batching.batch_size=4"]
+        few = [*one, "evaluate.items=1", "evaluate.items_between=1", "evaluate.samples=1"]
         run_demo("smollm2", 1, few)
     else:
         run_demo("smollm2", 12, ["training.threads=8", "inference.policy.threads=8"] if DEVICE == "cuda" else [])
