@@ -4,36 +4,34 @@ import time
 from typing import Any
 
 import torch
-from gpu.figures import check, figure, left_out
+from gpu.figures import check, figure
 from gpu.models import DEVICE, THREADS, model_of
 
-from lachesis.pipeline.inference.config import EngineConfig
+from lachesis.pipeline.inference.config import EngineConfig, InferenceConfig
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.placement import place
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.model.policy import PolicyModel
 
 __all__ = ["measure"]
 
 
 def measure(*, small: bool) -> None:
-    """Measure the CPU, and the GPU if there is one."""
+    """Measure the CPU, and the GPU if there is one, in both dtypes that a server may compute in."""
     shape, rows, tokens = ("tiny", 4, 16) if small else ("0.135B", 64, 128)
-    for device in dict.fromkeys(("cpu", DEVICE)):
-        on_gpu = device == "cuda"
-        prepare_device(device, THREADS)
-        given = (rows, tokens) if on_gpu or small else (16, 32)
-        model = model_of(shape, device, sharpened=3.0)
+    ways = [("cpu", "float32")] + [("cuda", dtype) for dtype in ("float32", "bfloat16") if DEVICE == "cuda"]
+    for device, dtype in ways:
+        given = (rows, tokens) if device == "cuda" or small else (16, 32)
+        policy = PolicyModel(model_of(shape, "cpu", sharpened=3.0), None, "")
+        place(policy, InferenceConfig(device=device, dtype=dtype, threads=THREADS), "policy")  # type: ignore[arg-type]
         prompts = torch.randint(5, 500, (given[0], 16), generator=torch.Generator().manual_seed(0)).tolist()
-        theirs = _generate(model, prompts, given[1])
-        try:
-            ours, greedy, again = _engine(model, prompts, given[1])
-        except Exception as error:  # noqa: BLE001 - an engine that knows this device not says so in its own way
-            left_out(f"the engine on {device}", f"{type(error).__name__}: {error}"[:200])
-            continue
-        figure(f"{shape} on {device}, generate, {given[0]} x {given[1]}", theirs, "tokens/s")
-        figure(f"{shape} on {device}, engine, {given[0]} x {given[1]}", ours, "tokens/s")
-        figure(f"{shape} on {device}, engine beside generate", ours / theirs, "of its speed")
-        check(f"temperature 0 gives the same tokens twice on {device}", greedy == again)
+        theirs = _generate(policy.model, prompts, given[1])
+        ours, greedy, again = _engine(policy.model, prompts, given[1])
+        name = f"{shape} on {device} in {dtype}"
+        figure(f"{name}, generate, {given[0]} x {given[1]}", theirs, "tokens/s")
+        figure(f"{name}, engine, {given[0]} x {given[1]}", ours, "tokens/s")
+        figure(f"{name}, engine beside generate", ours / theirs, "of its speed")
+        check(f"temperature 0 gives the same tokens twice on {device} in {dtype}", greedy == again)
 
 
 def _generate(model: Any, prompts: list[list[int]], tokens: int) -> float:

@@ -13,7 +13,7 @@ from gpu.models import DEVICE
 __all__ = ["measure"]
 
 _TESTS = Path(__file__).parents[2]
-_FIRST = ("unit/inference/test_gpu_segment.py", "unit/model/test_device.py")
+_FIRST = ("unit/inference/test_gpu_segment.py", "unit/inference/test_gpu_engine.py", "unit/model/test_device.py")
 _ALL = ("unit/training", "unit/model", "unit/inference", "unit/offline/reproduction")
 _NEEDS = {
     "unit/training/test_adapters.py": "peft",
