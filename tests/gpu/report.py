@@ -37,8 +37,11 @@ def page(lines: Iterable[Line], cpu: Iterable[Line], last: Iterable[Line]) -> st
     text += ["", "## Figures", "", _heading(cpu, last), "|---|---|---|---|---|---|"]
     before, elsewhere = _figures(last), _figures(cpu)
     ours = _figures(lines)
+    ran = {line["part"] for line in lines if "part" in line}
     for key in dict.fromkeys([*ours, *before]):
         part, name = key
+        if part not in ran:
+            continue
         one = ours.get(key)
         unit = (one or before[key]).get("unit", "")
         text.append(
