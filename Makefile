@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
-.PHONY: demo demo-smollm2 test slow attack chaos mutations fuzz vllm atropos lint lock audit clean
+.PHONY: demo demo-smollm2 test slow attack chaos mutations fuzz gpu vllm atropos lint lock audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -41,6 +41,10 @@ chaos: $(VENV)/.dev
 
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/chaos/caught.py $(ARGS)
+
+# What this machine's GPU makes of it, in seven minutes; ARGS=--cpu: all of it in small, without one.
+gpu: $(VENV)/.smollm2 $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m gpu.run $(ARGS)
 
 # Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev

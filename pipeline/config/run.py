@@ -178,6 +178,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Implementation of attention. auto: the model's default, which is sdpa (fused kernels) where it has it. Default
     auto."""
+    deterministic: Literal["auto", "always", "never"] = "auto"
+    """Whether the same weights and batches give the same bits every time on a GPU. auto: yes, unless an operation of
+    the model has no such form, which the log names. always: such an operation is an error; with several ranks it is one
+    in any case. never: faster with some models. Without, `lachesis reproduce` compares within a tolerance. Default
+    auto."""
     lora: LoraConfig | None = None
     """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
     adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
@@ -190,6 +195,9 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sharding: Literal["none", "full"] = "none"
     """With several ranks. none: each rank holds all weights (data parallel). full: weights, gradients and optimizer
     state are spread over the ranks (FSDP2). Default none."""
+    collectives: Literal["auto", "gloo"] = "auto"
+    """What several ranks exchange gradients over. auto: NCCL between GPUs, gloo between CPUs. gloo: over main memory,
+    from GPUs as well; slower, but ranks may share a GPU. Not with sharding on GPUs. Default auto."""
     rank_timeout_s: Seconds = 600.0
     """Seconds a rank may wait for another within a step, or at the start, until the trainer starts again. Default
     600."""
@@ -425,7 +433,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.training.backend != "tinker":
             return
         default = TrainingConfig()
-        for name in ("learner", "lora", "inputs", "ranks", "sharding", "device", "attention"):
+        for name in (
+            "learner",
+            "lora",
+            "inputs",
+            "ranks",
+            "sharding",
+            "device",
+            "attention",
+            "deterministic",
+            "collectives",
+        ):
             if getattr(self.training, name) != getattr(default, name):
                 raise ConfigError(
                     f'training.{name} is set, but training.backend is "tinker", which trains elsewhere: leave it out; '

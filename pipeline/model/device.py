@@ -1,21 +1,32 @@
-"""The device that a trainer computes on."""
+"""The device that a trainer computes on, and whether steps on it can be repeated to the bit."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import torch
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["prepare_device"]
+__all__ = ["Determinism", "prepare_device", "take_repeatably"]
+
+Determinism = Literal["auto", "always", "never"]
+"""See `training.deterministic`."""
+
+T = TypeVar("T")
+
+_NO_DETERMINISTIC_FORM = " does not have a deterministic implementation"
+"""What torch says of an operation in the error that it raises."""
 
 
-def prepare_device(setting: str, threads: int) -> torch.device:
+def prepare_device(setting: str, threads: int, *, deterministic: Determinism = "auto") -> torch.device:
     """Return the device that `training.device` names, and make torch deterministic on it.
 
-    That is so on a CPU with one thread. On a GPU some kernels have no such form: torch warns of them. Raises
-    `ConfigError` where there is no such device.
+    On a CPU that takes one thread as well. On a GPU torch then raises an error for an operation that has no
+    deterministic form (see `take_repeatably`), unless `deterministic` is "never". Raises `ConfigError` where there is
+    no such device.
     """
     torch.set_num_threads(threads)
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -28,5 +39,37 @@ def prepare_device(setting: str, threads: int) -> torch.device:
         )
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it where bits must not vary
-    torch.use_deterministic_algorithms(mode=True, warn_only=device.type == "cuda")
+        # Nothing here reads memory that it has not written: writing NaN into each new tensor would be time lost.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    _make_deterministic(on=device.type == "cpu" or deterministic != "never")
     return device
+
+
+def take_repeatably(step: Callable[[], T], deterministic: Determinism, note: Callable[[str], None]) -> T:
+    """Return what `step` does. An operation without a deterministic form on this device is named.
+
+    "auto": `note` is called with the text, and the step is taken anew without determinism, as all after it are; so what
+    `step` changed before the error must not count. "always": raises `ConfigError`.
+    """
+    try:
+        return step()
+    except RuntimeError as error:
+        operation, found, _ = str(error).partition(_NO_DETERMINISTIC_FORM)
+        if not found:
+            raise
+        text = f"{operation}, an operation of this model, has no deterministic form on this device"
+        if deterministic == "always":
+            raise ConfigError(
+                f'{text}, so steps taken again would not give the same bits: set training.deterministic = "never" to '
+                "train without that"
+            ) from error
+    _make_deterministic(on=False)
+    note(f"{text}: steps taken again will not give the same bits")
+    return step()
+
+
+def _make_deterministic(*, on: bool) -> None:
+    # The backward pass of cuDNN's attention varies. FlashAttention's and the memory-efficient one are deterministic in
+    # torch's strict mode alone: where it only warns, they take their faster form.
+    torch.backends.cuda.enable_cudnn_sdp(not on)
+    torch.use_deterministic_algorithms(mode=on)

@@ -106,9 +106,9 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
     place = _place(config, on_past)
-    device = prepare_device(
-        rank_device(config.training.device, place, torch.cuda.device_count()), config.training.threads
-    )
+    training = config.training
+    setting = rank_device(training, place, torch.cuda.device_count())
+    device = prepare_device(setting, training.threads, deterministic=training.deterministic)
     policy_url = config.role("policy").url
     try:
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"
@@ -351,7 +351,10 @@ class _Trainer:
     def _train(self, batch: LedgerBatch) -> TrainedBatch:
         seed = self.config.seed if self.config.training.shuffle_advantages else None
         pad_id = self.policy.tokenizer.pad_token_id or 0
-        return train_batch(self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed)
+        deterministic = self.config.training.deterministic
+        return train_batch(
+            self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed, deterministic=deterministic
+        )
 
     def _has_first_large_step(self) -> bool:
         """Whether the last step was too large, was taken all the same, and no report tells of such a one."""

@@ -5,11 +5,14 @@ Guarantees that all ranks train the same batch or none of it: what is dropped, a
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.model.device import Determinism, take_repeatably
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
@@ -20,6 +23,8 @@ from lachesis.pipeline.training.sequences import TrainableBatch, select_trainabl
 from lachesis.schemas.errors import DataError
 
 __all__ = ["TrainedBatch", "train_batch"]
+
+log = logging.getLogger("lachesis")
 
 
 class TrainedBatch(NamedTuple):
@@ -41,13 +46,20 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train_batch(
-    learner: Learner, batch: LedgerBatch, limits: TrainerLimits, *, pad_id: int, shuffle_seed: int | None
+    learner: Learner,
+    batch: LedgerBatch,
+    limits: TrainerLimits,
+    *,
+    pad_id: int,
+    shuffle_seed: int | None,
+    deterministic: Determinism = "auto",
 ) -> TrainedBatch:
     """Take the optimizer step on what can be used of the batch. A collective.
 
-    `batch` has the payloads of this rank's share.
+    `batch` has the payloads of this rank's share. `deterministic`: see `training.deterministic`.
 
-    Raises `DataError` on all ranks where nothing can be used, and `RankLostError` where another rank has gone.
+    Raises `DataError` on all ranks where nothing can be used, `RankLostError` where another rank has gone, and
+    `ConfigError` where the step must be repeatable and cannot be on this device.
     """
     with told_as_lost_rank(learner.ranks):
         unfetched = {seq: str(error) for seq, error in batch.unfetched.items()}
@@ -55,7 +67,10 @@ def train_batch(
             batch.groups, limits, inputs=learner.inputs, unfetched=unfetched, shuffle_seed=shuffle_seed
         )
         batch, selected = _agree(learner.ranks, batch, own)
-        selected, metrics, packed = train_soundly(learner, selected, pad_id)
+        # Ranks that take a step anew would repeat collectives which others, with nothing to train, do not.
+        repeatable = deterministic if learner.ranks.size == 1 else "always"
+        step = partial(train_soundly, learner, selected, pad_id)
+        selected, metrics, packed = take_repeatably(step, repeatable, log.warning)
         tokens = learner.ranks.gather(msgspec.json.encode(token_figures(packed)))
         gather_weights(learner)
     figures = [msgspec.json.decode(each, type=TokenFigures) for each in tokens]

@@ -18,7 +18,8 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger
-from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
@@ -202,10 +203,9 @@ async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
     return weights_digest(await weights_in_one_go(bus, model, steps))
 
 
-async def weights_in_one_go(bus: Bus, model: Path, steps: int) -> dict[str, torch.Tensor]:
-    """Return those weights."""
-    torch.set_num_threads(1)
-    policy = load_model(model)
+async def weights_in_one_go(bus: Bus, model: Path, steps: int, device: str = "auto") -> dict[str, torch.Tensor]:
+    """Return those weights, trained on the device that a trainer with this setting takes, in main memory."""
+    policy = load_model(model, ModelSetup(prepare_device(device, 1)))
     learner = Learner(policy.model, LearnerConfig())
     async with aclosing(follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)) as entries:
         async for entry in entries:
@@ -216,4 +216,4 @@ async def weights_in_one_go(bus: Bus, model: Path, steps: int) -> dict[str, torc
                 sequences += training_sequences(ref, group, teacher, TrainerLimits(policy.tokenizer_hash))
             learner.step(pack(sequences, pad_id=policy.tokenizer.pad_token_id))
     assert learner.steps == steps
-    return policy_tensors(policy.model)
+    return {name: tensor.cpu() for name, tensor in policy_tensors(policy.model).items()}

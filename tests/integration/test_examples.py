@@ -75,7 +75,9 @@ def start(*arguments: str, file: str, sets: Mapping[str, object]) -> "subprocess
     )
 
 
-@pytest.mark.parametrize(("file", "more"), [("gsm8k_1gpu.toml", {}), ("gsm8k_8gpu.toml", {"training.ranks": 2})])
+@pytest.mark.parametrize(
+    ("file", "more"), [("gsm8k_1gpu.toml", {}), ("gsm8k_8gpu.toml", {"training.ranks": 2, "training.device": "cpu"})]
+)
 def test_an_example_trains_evaluates_and_leaves_a_checkpoint_that_can_be_evaluated(
     file: str, more: dict[str, object], model: Path, tmp_path: Path
 ) -> None:

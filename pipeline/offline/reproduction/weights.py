@@ -22,7 +22,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.ledger.reader import Payload, fetch_batch, follow_ledger
-from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.model.device import prepare_device, take_repeatably
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, DigestForm, form_of
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_of, weights_digest
@@ -84,7 +84,9 @@ async def retrain(
             f"there is nothing to train again between step {first} and step {last}: begin earlier (--from), or wait "
             "for the next checkpoint"
         )
-    device = prepare_device(config.training.device, config.training.threads)
+    device = prepare_device(
+        config.training.device, config.training.threads, deterministic=config.training.deterministic
+    )
     drops = facts.drops
     compares = _ComparedStep(facts, config, sampled=sampled)
     again, position = await anyio.to_thread.run_sync(partial(_load, begin, config, device, facts, compares))
@@ -137,10 +139,18 @@ class _RecordedSettings:
         learner.configure(learner_config)
         return shuffle_seed
 
+    def record_difference(self, text: str) -> None:
+        """Say in what else this process is not the one that took the steps."""
+        if text not in self.other:
+            self.other.append(text)
+
     def _read(self, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
         ours = numerics_of(self._config, self._device)
         found = numerics_differences(recorded, ours) if recorded else ["what it was trained with is not recorded"]
-        self.other += [text for text in found if text not in self.other]
+        if self._device.type != "cpu" and self._config.training.deterministic == "never":
+            found.append('training.deterministic is "never", so no step gives the same bits twice')
+        for text in found:
+            self.record_difference(text)
         if recorded is None:
             return self._config.training.learner, ours.shuffle_seed
         return learner_on_record(recorded.learner.encode()), recorded.shuffle_seed
@@ -172,7 +182,8 @@ async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
 
 
 def _copy(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in policy_tensors(policy.model).items()}
+    """Return the weights on the CPU, where checkpoints are read: a GPU may have no room for them a second time."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in policy_tensors(policy.model).items()}
 
 
 @dataclass(slots=True)
@@ -193,7 +204,8 @@ class _Retraining:
                 policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads, self.learner.config.temperature
             )
             selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
-            self.learner.step(pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0))
+            packed = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)
+            take_repeatably(lambda: self.learner.step(packed), "auto", self.settings.record_difference)
         except DataError as error:
             self.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
             self.learner.steps = number + 1
@@ -295,9 +307,14 @@ class _ComparedStep:
 
 
 def _distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the L2 distance of two sets of weights with the same names and shapes."""
-    squares = [float((one[name].double() - other[name].double()).square().sum()) for name in one]
+    """Return the L2 distance of two sets of weights with the same names and shapes, on whatever devices."""
+    squares = [float((_double(one[name]) - _double(other[name])).square().sum()) for name in one]
     return math.sqrt(sum(squares))
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64 on the CPU: its distances are the same wherever the weights were trained."""
+    return tensor.detach().cpu().double()
 
 
 def _finding(check: str, trainer: str, verdict: Verdict, text: str) -> NumericFinding:

@@ -53,9 +53,9 @@ async def follow_leader(bus: Bus, config: RunConfig, place: RankPlace) -> None:
 
     Raises `LedgerError` where this rank reads another ledger than rank 0, and `StartupError`.
     """
-    device = prepare_device(
-        rank_device(config.training.device, place, torch.cuda.device_count()), config.training.threads
-    )
+    training = config.training
+    setting = rank_device(training, place, torch.cuda.device_count())
+    device = prepare_device(setting, training.threads, deterministic=training.deterministic)
     timeout_s = config.training.rank_timeout_s
     store = await anyio.to_thread.run_sync(meet, place, timeout_s)
     known = json.loads(await anyio.to_thread.run_sync(store.get, RANK_KEY))
@@ -64,7 +64,8 @@ async def follow_leader(bus: Bus, config: RunConfig, place: RankPlace) -> None:
     except OSError as error:
         raise StartupError(f"rank {place.rank} cannot reach rank 0 at {known['host']}:{known['port']}") from error
     async with connection, _messages(RankStream(connection), place, known["token"]) as (stream, messages):
-        ranks = await in_thread(Ranks(place.rank, place.size), open_process_group, store, place, device, timeout_s)
+        given = (store, place, device, timeout_s, config.training.collectives)
+        ranks = await in_thread(Ranks(place.rank, place.size), open_process_group, *given)
         joined = await messages.receive()
         if not isinstance(joined, JoinRun):
             raise StartupError(f"rank 0 began with {type(joined).__name__}: is it of another build?")

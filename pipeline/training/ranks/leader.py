@@ -182,7 +182,8 @@ async def lead_ranks(config: RunConfig, place: RankPlace, device: torch.device) 
             await leader.all_here(place.size)
         if len(leader.streams) + 1 < place.size:
             raise RankLostError(f"{len(leader.streams) + 1} of {place.size} ranks came within {timeout_s:g} s")
-        leader.ranks = await in_thread(Ranks(0, place.size), open_process_group, store, place, device, timeout_s)
+        given = (store, place, device, timeout_s, config.training.collectives)
+        leader.ranks = await in_thread(Ranks(0, place.size), open_process_group, *given)
         log.info("%d ranks train together; training.sharding is %s", place.size, config.training.sharding)
         yield leader
         await leader.stop()

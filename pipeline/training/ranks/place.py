@@ -21,7 +21,8 @@ STORE_VARIABLE = "TRAINER_RANKS_STORE"
 class RankPlace:
     """A rank, its number on its machine, how many there are, and where they meet (an address for torch's rendezvous).
 
-    `started`: somebody else (torchrun, or rank 0) started the processes.
+    `started`: somebody else (torchrun, or rank 0) started the processes. `on_machine`: how many of the ranks are on
+    this machine; None: not known, unless all were started here.
     """
 
     rank: int = 0
@@ -29,6 +30,7 @@ class RankPlace:
     size: int = 1
     meets_at: str = "env://"
     started: bool = False
+    on_machine: int | None = None
 
     @classmethod
     def of(cls, training: TrainingConfig, environ: Mapping[str, str]) -> RankPlace:
@@ -50,6 +52,7 @@ class RankPlace:
             size=size,
             meets_at="env://" if store is None else f"file://{store}",
             started=True,
+            on_machine=int(environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in environ else None,
         )
 
 
@@ -61,6 +64,11 @@ def check_ranks(training: TrainingConfig, size: int) -> None:
         raise ConfigError(
             'training.lora does not go with training.sharding = "full": adapters are small, so leave sharding at "none"'
         )
+    if training.sharding == "full" and training.collectives == "gloo" and training.device != "cpu":
+        raise ConfigError(
+            'training.sharding is "full", which gathers weights in ways that gloo has for CPUs alone: leave '
+            'training.collectives at "auto", or set training.device = "cpu"'
+        )
     if size > 1 and training.reads.attachments:
         raise ConfigError(
             "training.inputs reads attachments, which one rank alone can do so far: set training.ranks to 1"
@@ -71,8 +79,23 @@ def check_ranks(training: TrainingConfig, size: int) -> None:
         )
 
 
-def rank_device(setting: str, place: RankPlace, gpus: int) -> str:
-    """Return the device of a rank, for `training.device` on a machine of so many GPUs."""
+def rank_device(training: TrainingConfig, place: RankPlace, gpus: int) -> str:
+    """Return the device of a rank on a machine of so many GPUs.
+
+    Raises `ConfigError` where more ranks than GPUs are on the machine, unless they exchange over gloo: NCCL refuses two
+    ranks on one GPU, only later and in words that do not say so.
+    """
+    setting = training.device
     if place.size == 1 or setting == "cpu" or (setting == "auto" and not gpus):
         return setting
+    unknown = place.local_rank + 1 if place.started else place.size
+    ranks = unknown if place.on_machine is None else place.on_machine
+    if gpus and training.collectives == "gloo":
+        return f"cuda:{place.local_rank % gpus}"
+    if gpus and ranks > gpus:
+        raise ConfigError(
+            f"{ranks} ranks of the trainer on this machine would share {gpus} GPU{'s' * (gpus != 1)}, and NCCL refuses "
+            f'two ranks on one GPU: set training.ranks to {gpus}, or training.collectives = "gloo", over '
+            'which ranks may share a GPU, or training.device = "cpu"'
+        )
     return f"cuda:{place.local_rank}"

@@ -1,7 +1,8 @@
 """Opens torch's process group among the ranks, and ends this process where that cannot be waited for.
 
-Collectives on a CPU go over gloo, those on GPUs over NCCL. A call that waits in NCCL for a rank that has gone cannot be
-cancelled: a process ends without it. Nothing is lost by that, since what is durable was written in one piece.
+Collectives on a CPU go over gloo, those on GPUs over NCCL, or over gloo too if the settings say so. A call that waits
+in NCCL for a rank that has gone cannot be cancelled: a process ends without it. Nothing is lost by that, since what is
+durable was written in one piece.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ def meet(place: RankPlace, timeout_s: float) -> Any:
     return store
 
 
-def open_process_group(store: Any, place: RankPlace, device: torch.device, timeout_s: float) -> Ranks:
-    """Join the process group; returns once all ranks have."""
+def open_process_group(
+    store: Any, place: RankPlace, device: torch.device, timeout_s: float, collectives: str = "auto"
+) -> Ranks:
+    """Join the process group; returns once all ranks have. `collectives`: see `training.collectives`."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" and collectives == "auto" else "gloo",
         store=store,
         rank=place.rank,
         world_size=place.size,

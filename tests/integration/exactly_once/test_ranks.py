@@ -31,6 +31,7 @@ run = "r"
 model = "{model}"
 
 [training]
+device = "cpu"  # two ranks would take two GPUs
 checkpoint_every = 3
 """
 TWO = "ranks = 2\n"
@@ -101,7 +102,7 @@ async def test_a_killed_rank_ends_the_other_and_the_trainer_goes_on_as_if_it_had
         await extend(bus, 3)
         process = site.start(f"{config}steps = {STEPS}\n", "trainer")
         assert await anyio.to_thread.run_sync(process.wait) == 0, site.said(process)
-        calm = await weights_in_one_go(bus, site.folder / "model", STEPS)
+        calm = await weights_in_one_go(bus, site.folder / "model", STEPS, "cpu")
         async with bus.read(subjects.LEDGER, [subjects.state(RUN, "trainer", "live", "main")], follow=False) as stored:
             reports = [decode(TrainReport, message.data) async for message in stored]
     assert [report.voids for report in reports] == [[]] * len(reports)
@@ -122,7 +123,7 @@ async def test_torchrun_starts_the_ranks_as_well(site, extend, monkeypatch):
         process = site.start(f"{config}steps = 4\n", "trainer", program=TORCHRUN)
         assert await anyio.to_thread.run_sync(process.wait) == 0, site.said(process)
         assert "rank 1 of 2 joined at step 0" in site.said(process)
-        calm = await weights_in_one_go(bus, site.folder / "model", 4)
+        calm = await weights_in_one_go(bus, site.folder / "model", 4, "cpu")
     found = policy_tensors(
         load_checkpoint(latest_checkpoint(site.folder / "checkpoints"), LearnerConfig()).policy.model
     )

@@ -51,13 +51,17 @@ async def test_one_without_vllm_ends_the_wait(tmp_path):
 async def test_it_is_given_the_package_and_none_of_the_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("LACHESIS_NATS__TOKEN", "hush-42")
     monkeypatch.setenv("NATS_PASSWORD", "hush-42")
-    async with starting(tmp_path, interpreter(tmp_path, f"env > {tmp_path}/env; ls $PYTHONPATH > {tmp_path}/ls")) as it:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'one'}{os.pathsep}{tmp_path / 'other'}")
+    async with starting(tmp_path, interpreter(tmp_path, f"env > {tmp_path}/env")) as it:
         with anyio.fail_after(20), pytest.raises(StartupError, match="code 0"):
             await it.ready()
     seen = (tmp_path / "env").read_text()
     assert "hush-42" not in seen
     assert f"LACHESIS_VLLM_WEIGHTS={tmp_path}/weights" in seen
-    assert (tmp_path / "ls").read_text().split()[0] == "lachesis"
+    folders = next(line for line in seen.splitlines() if line.startswith("PYTHONPATH=")).removeprefix("PYTHONPATH=")
+    first, *rest = folders.split(os.pathsep)
+    assert os.listdir(first) == ["lachesis"]  # noqa: PTH208 - in an async test
+    assert rest == [str(tmp_path / "one"), str(tmp_path / "other")]
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [([], "0,1"), ([1], "1"), ([4, 5, 6], "4,5,6")])

@@ -9,6 +9,7 @@ import torch
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, known_checkpoints
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.offline.reproduction import weights as module
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, verify_batches
 from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
@@ -179,6 +180,37 @@ async def test_the_event_loop_is_left_free_while_weights_are_digested(lab, confi
     await again(lab, config)
     assert digested
     assert loop not in digested
+
+
+@pytest.mark.parametrize("begin", [None, 2])
+async def test_weights_on_a_gpu_are_compared_with_checkpoints_in_main_memory(lab, config, monkeypatch, begin):
+    from stand_in_gpu import stand_in
+
+    def on_stand_in(model):
+        return stand_in(policy_tensors(model)) if model.training_here else policy_tensors(model)
+
+    monkeypatch.setattr(torch.nn.Module, "training_here", False, raising=False)
+    monkeypatch.setattr(module, "policy_tensors", on_stand_in)
+    for name in ("Learner", "load_checkpoint"):
+        monkeypatch.setattr(module, name, _marking(getattr(module, name)))
+    verdict, text = (await again(lab, config, begin))["weights"]
+    assert verdict == "ok", text
+    monkeypatch.setattr(module, "numerics_differences", lambda *_: ["its processor was another"])
+    _disturb(monkeypatch, from_step=4)
+    verdict, text = (await again(lab, config, begin))["weights"]
+    assert verdict == "fail"
+    assert "of the way that they moved away" in text
+
+
+def _marking(made):
+    """Let what makes a learner mark the model that it trains."""
+
+    def marked(*arguments, **settings):
+        found = made(*arguments, **settings)
+        (found if isinstance(found, Learner) else found.learner).model.training_here = True
+        return found
+
+    return marked
 
 
 async def test_other_weights_are_told_by_step(lab, config, monkeypatch):

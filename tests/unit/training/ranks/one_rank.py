@@ -2,9 +2,10 @@
 
     python one_rank.py RANK RANKS FOLDER CASES
 
-CASES is JSON, by name: `learner` (settings), `sharding`, `lora`, `inputs`, and batches of groups (number, lengths,
-advantage): those that rank 0 trains `before` the others join, and those that all do. Rank 0 writes into FOLDER. With
-`inputs` the model is a mixture of experts, and each token has recorded ones.
+CASES is JSON, by name: `learner` (settings), `sharding`, `lora`, `inputs`, `device` ("cpu" without; the first case's is
+that of all), and batches of groups (number, lengths, advantage): those that rank 0 trains `before` the others join, and
+those that all do. Ranks on a GPU share it. Rank 0 writes into FOLDER. With `inputs` the model is a mixture of experts,
+and each token has recorded ones.
 """
 
 import json
@@ -21,6 +22,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from lachesis.pipeline.config.run import TrainingConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.training.adapters import with_adapters
@@ -35,9 +37,6 @@ from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
-
-CPU = torch.device("cpu")
-
 
 LAYERS, EXPERTS, K = 2, 4, 2
 
@@ -78,16 +77,16 @@ def sequences_of(group: int, lengths: list[int], advantage: float) -> list[Train
 
 def main(rank: int, ranks: int, folder: Path, cases: dict[str, Any]) -> None:
     """Train all cases."""
-    torch.set_num_threads(1)
+    device = prepare_device(next(iter(cases.values())).get("device", "cpu"), 1)
     group = ALONE
     if ranks > 1:
         place = RankPlace(rank, rank, ranks, f"file://{folder}/store", started=True)
-        group = open_process_group(meet(place, 120), place, CPU, 120)
+        group = open_process_group(meet(place, 120), place, device, 120, "gloo")
     for name, given in cases.items():
-        train_case(given, group, folder / name)
+        train_case(given, group, folder / name, device)
 
 
-def train_case(given: dict[str, Any], group: Ranks, result: Path) -> None:
+def train_case(given: dict[str, Any], group: Ranks, result: Path, device: torch.device) -> None:
     """Train, and let rank 0 write weights, optimizer and metrics."""
     training = msgspec.convert(
         {k: given[k] for k in ("learner", "sharding", "lora", "inputs") if k in given}, TrainingConfig
@@ -100,6 +99,7 @@ def train_case(given: dict[str, Any], group: Ranks, result: Path) -> None:
     reference = None
     if training.learner.loss.kl_coef and training.lora is None:
         reference = build_tiny_policy(1, width=32, layers=2, max_length=48).model.requires_grad_(False)
+    policy.model.to(device)
     learner = Learner(policy.model, training.learner, reference=reference)
     learner.inputs = load_inputs(training.inputs, policy, learner.trained)
     for batch in given.get("before", []):  # rank 0 resumes, so its moments have to reach the others
@@ -107,11 +107,11 @@ def train_case(given: dict[str, Any], group: Ranks, result: Path) -> None:
     if group.size > 1:
         start = rank_start(policy, learner, LedgerPosition(), run="r", training=training, seed=0)
         if group.rank == 0:
-            learner = join_as_leader(policy, learner, start, group, CPU)
+            learner = join_as_leader(policy, learner, start, group, device)
             learner.inputs = load_inputs(training.inputs, policy, learner.trained)
         else:
             start = msgspec.json.decode(msgspec.json.encode(start), type=type(start))
-            learner = join_as_follower(start, group, CPU)
+            learner = join_as_follower(start, group, device)
     found = [_train(learner, batch, group) for batch in given["batches"]]
     gather_weights(learner)
     gather_optimizer(learner)
@@ -119,7 +119,9 @@ def train_case(given: dict[str, Any], group: Ranks, result: Path) -> None:
         tensors = {f"weights/{name}": tensor for name, tensor in policy_tensors(policy.model).items()}
         for name, entries in optimizer_state(learner).items():
             tensors |= {f"{entry}/{name}": value for entry, value in entries.items()}
-        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, f"{result}.safetensors")
+        save_file(
+            {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, f"{result}.safetensors"
+        )
         Path(f"{result}.json").write_text(json.dumps(found))
 
 

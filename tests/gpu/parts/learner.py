@@ -1,0 +1,124 @@
+"""The learner's speed and memory beside those of the loop that a user would write."""
+
+from typing import Any
+
+import torch
+from gpu.figures import figure
+from gpu.models import DEVICE, THREADS, batch_of, config_of, free_memory, model_of, peak_gb, seconds_of
+
+from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+
+__all__ = ["measure"]
+
+_CASES = {
+    "0.135B": (64, 1024, ("defaults", "plain kernels", "no step KL", "recompute", "not deterministic")),
+    "0.5B": (64, 1024, ("defaults", "recompute")),
+    "1.5B": (32, 1024, ("defaults", "recompute")),
+    "tiny": (8, 128, ("defaults", "plain kernels", "no step KL", "recompute")),
+}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "plain kernels": {"device_kernels": False},
+    "compiled": {"compile": True},
+    "no step KL": {"max_step_kl": None},
+    "recompute": {"recompute_layers": True},
+    "not deterministic": {},
+}
+
+
+def measure(*, small: bool) -> None:
+    """Measure each model in each way, and after it the bare loop on the same batch."""
+    if DEVICE == "cuda":
+        _peak()
+    for shape in ("tiny",) if small else ("0.135B", "0.5B", "1.5B"):
+        rows, length, ways = _CASES[shape]
+        batch = batch_of(config_of(shape).vocab_size, rows, length)
+        rates = {way: _learner(shape, batch, way) for way in ways}
+        bare = _bare(shape, batch)
+        if bare and (best := rates["defaults"]):
+            figure(f"{shape} defaults beside the bare loop", best / bare, "of its speed")
+    if not small:  # last, since the first steps may take minutes
+        rows, length, _ = _CASES["0.135B"]
+        _learner("0.135B", batch_of(config_of("0.135B").vocab_size, rows, length), "compiled")
+
+
+def _peak() -> None:
+    """Measure what this card can do: a product of matrices in bfloat16, and a copy."""
+    one = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    figure("bfloat16 product of 8192^3", 2 * 8192**3 / seconds_of(lambda: one @ one, 10) / 1e12, "TFLOP/s")
+    other = torch.empty_like(one)
+    figure("copy on the device", 2 * one.nbytes / seconds_of(lambda: other.copy_(one), 10) / 1e12, "TB/s")
+
+
+def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
+    """Return tokens a second; None where it does not fit, or this learner has no such setting."""
+    prepare_device(DEVICE, THREADS, deterministic="never" if way == "not deterministic" else "auto")
+    if not _SETTINGS[way].keys() <= set(LearnerConfig.__struct_fields__):
+        return None
+    free_memory()
+    model = model_of(shape, DEVICE)
+    name = f"{shape} {way}"
+    try:
+        learner = Learner(model, LearnerConfig(learning_rate=1e-6, warmup_steps=0, **_SETTINGS[way]))
+        learner.step(batch)
+        seconds = seconds_of(lambda: learner.step(batch), 3)
+    except torch.OutOfMemoryError as error:
+        figure(name, None, "tokens/s", why=f"out of memory: {str(error)[:90]}")
+        return None
+    tokens = batch.tokens_BT.numel()
+    figure(name, tokens / seconds, "tokens/s")
+    figure(f"{name}, share of what is computed", _flops(model, batch) / seconds / 1e12, "TFLOP/s")
+    if (peak := peak_gb()) is not None:
+        figure(f"{name}, memory", peak, "GB")
+    return tokens / seconds
+
+
+def _flops(model: Any, batch: PackedBatch) -> float:
+    """Return the operations of a step: six a parameter and token, and attention."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    rows, length = batch.tokens_BT.shape
+    config = model.config
+    return rows * length * (6 * parameters + 6 * config.num_hidden_layers * config.hidden_size * length)
+
+
+def _bare(shape: str, batch: PackedBatch) -> float | None:
+    """Return tokens a second of autocast, whole logits of a micro-batch and fused AdamW."""
+    torch.use_deterministic_algorithms(mode=False)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    found = None
+    for micro in (16384, 8192):
+        free_memory()
+        model = model_of(shape, DEVICE)
+        try:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=DEVICE == "cuda")
+            _bare_step(model, optimizer, batch, micro)
+            seconds = seconds_of(lambda m=model, o=optimizer, n=micro: _bare_step(m, o, batch, n), 3)  # type: ignore[misc]
+        except torch.OutOfMemoryError:
+            figure(f"{shape} bare loop, micro-batches of {micro}", None, "tokens/s", why="out of memory")
+            continue
+        rate = batch.tokens_BT.numel() / seconds
+        figure(f"{shape} bare loop, micro-batches of {micro}", rate, "tokens/s")
+        if (peak := peak_gb()) is not None:
+            figure(f"{shape} bare loop, micro-batches of {micro}, memory", peak, "GB")
+        found = max(rate, found or 0.0)
+        if shape == "tiny":
+            break
+    return found
+
+
+def _bare_step(model: Any, optimizer: torch.optim.Optimizer, batch: PackedBatch, micro: int) -> None:
+    device = torch.device(DEVICE)
+    for _, part in batch.microbatches(micro):
+        given = part.to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model(given.tokens_BT[:, :-1]).logits
+        logprobs = torch.log_softmax(logits.float(), -1).gather(-1, given.tokens_BT[:, 1:, None].long())[..., 0]
+        ratio = (logprobs - given.logprobs_BT[:, 1:]).exp()
+        terms = (ratio * given.advantages_BT[:, 1:])[given.mask_BT[:, 1:]]
+        (-terms.sum() / batch.trainable_tokens).backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,41 @@
+"""The parts of the script, the cheapest first, and how long each may take. Pure."""
+
+from dataclasses import dataclass
+
+__all__ = ["MOST_S", "PARTS", "Part", "chosen"]
+
+MOST_S = 420.0
+"""Seconds that all parts may take together on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A module of `gpu.parts`. `limit_s`: on a GPU; `small_limit_s`: in small, on a busy CPU."""
+
+    name: str
+    limit_s: float
+    small_limit_s: float
+    about: str
+
+
+PARTS = (
+    Part("weights", 40, 300, "Weights out and in, beside plain copies"),
+    Part("numerics", 60, 300, "Arithmetic beside the CPU's, the same bits twice, large steps, adapters"),
+    Part("ranks", 40, 300, "Two ranks on one GPU"),
+    Part("inference", 60, 300, "The reference server's engine beside transformers' generate"),
+    Part("pipeline", 100, 300, "From publishers to the trainer's tensors, flat out"),
+    Part("learner", 120, 300, "The learner's speed and memory beside a bare loop's"),
+    Part("resume", 90, 300, "A trainer killed, gone on with, and reproduced"),
+    Part("vllm", 120, 600, "Real vLLM as policy"),
+    Part("smollm2", 100, 300, "The demo on SmolLM2-135M-Instruct"),
+    Part("demo", 100, 300, "The demo"),
+    Part("suite", 150, 300, "The tests of training, model and inference"),
+)
+
+
+def chosen(names: list[str]) -> list[Part]:
+    """Return the parts of these names, in the plan's order; all without names. Raises `ValueError` for another name."""
+    known = {part.name for part in PARTS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(part.name for part in PARTS)}")
+    return [part for part in PARTS if not names or part.name in names]
