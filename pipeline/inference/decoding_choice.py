@@ -53,9 +53,9 @@ def context_length(model: Any, tokenizer: Any = None) -> int:
 def positions_change_at(model: Any, max_model_len: int) -> int | None:
     """Return the longest sequence that has a model's first rotary positions, if it may have longer ones.
 
-    None: its positions do not change, or not within `max_model_len` tokens. All rows of a pass have the positions of the
-    longest, so sequences on both sides of that length must not share one. Raises `ConfigError` where the positions of a
-    sequence depend on what was read before it.
+    None: its positions do not change, or not within `max_model_len` tokens. All rows of a pass have the positions of
+    the longest, so sequences on both sides of that length must not share one. Raises `ConfigError` where the positions
+    of a sequence depend on what was read before it.
     """
     config = model.config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
