@@ -50,11 +50,12 @@ def context_length(model: Any, tokenizer: Any = None) -> int:
     return known[0] if known else _UNBOUNDED_CONTEXT
 
 
-def positions_change_at(model: Any, max_model_len: int) -> tuple[str, int] | None:
-    """Return the kind of rotary positions that change with length, and the longest with the first ones.
+def positions_change_at(model: Any, max_model_len: int) -> int | None:
+    """Return the longest sequence that has a model's first rotary positions, if it may have longer ones.
 
-    None: those of the model do not, or not within `max_model_len` tokens. All rows of a pass have the positions of the
-    longest, so sequences on both sides of that length must not share one.
+    None: its positions do not change, or not within `max_model_len` tokens. All rows of a pass have the positions of
+    the longest, so sequences on both sides of that length must not share one. Raises `ConfigError` where the positions
+    of a sequence depend on what was read before it.
     """
     config = model.config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -65,8 +66,14 @@ def positions_change_at(model: Any, max_model_len: int) -> tuple[str, int] | Non
             continue
         first = one.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
         longest = int(first or config.max_position_embeddings)
-        if longest < max_model_len:
-            return kind, longest
+        if longest >= max_model_len:
+            continue
+        if kind == "dynamic":
+            raise ConfigError(
+                f"beyond {longest} tokens the rotary positions of {type(model).__name__} (dynamic) depend on the "
+                f"sequences read before: set max_model_len of [inference.ROLE.engine] to {longest} at most"
+            )
+        return longest
     return None
 
 
@@ -109,8 +116,8 @@ def _ways(model: Any, max_model_len: int) -> Iterator[Callable[[], DecodingBatch
             yield lambda: PaddedBatch(model)
         yield lambda: UnpaddedBatch(model)
         yield lambda: SeparateRows(model)
-    elif changing[0] == "longrope":
-        yield lambda: SeparateRows(model, rereads_at=changing[1] + 1)
+    else:
+        yield lambda: SeparateRows(model, rereads_at=changing + 1)
     yield lambda: WholeSequences(model)
 
 

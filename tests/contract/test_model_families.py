@@ -18,8 +18,13 @@ SLOW = {"minimax", "phi3", "recurrent_gemma", "xlstm", "zamba2"}
 BY_PREFIX = {"phi3"}
 """The logits of a token depend on how long the pass is that computes them."""
 
+COSTLY = {"bamba", "falcon_h1", "falcon_mamba", "mamba2", "qwen3_next", "recurrent_gemma", "xlstm", "zamba2"}
+"""Each is like another family here, and takes long."""
+
 pytestmark = [
-    pytest.mark.parametrize("name", FAMILIES),
+    pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COSTLY)) for name in FAMILIES]
+    ),
     pytest.mark.filterwarnings("ignore"),  # transformers' own, of configurations as small as these
 ]
 

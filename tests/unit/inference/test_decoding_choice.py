@@ -22,11 +22,24 @@ def test_the_context_is_what_the_model_says_or_a_sensible_one(name, right):
 
 def test_sequences_of_different_positions_share_a_pass_only_below_the_change():
     model = family_model("phi3")
-    assert positions_change_at(model, 90) == ("longrope", 24)
+    assert positions_change_at(model, 90) == 24
     assert positions_change_at(model, 24) is None
     assert type(choose_decoding(model, 24)) is PaddedBatch
     assert type(choose_decoding(model, 90)) is SeparateRows
     assert positions_change_at(family_model("qwen3"), 10**9) is None
+
+
+def test_positions_that_depend_on_what_was_read_before_are_refused_beyond_the_first_context():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=96, max_position_embeddings=32, rope_parameters=rope, **sizes)
+    ).eval()
+    assert type(choose_decoding(model, context_length(model))) is PaddedBatch
+    with pytest.raises(ConfigError, match=r"beyond 32 tokens .* set max_model_len"):
+        choose_decoding(model, 33)
 
 
 def test_a_way_that_gives_other_logits_is_not_taken(monkeypatch, caplog):

@@ -24,6 +24,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, policy_version, roun
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.config import WeightsConfig
+from lachesis.pipeline.weights.download import FETCHED
 from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
@@ -305,5 +306,5 @@ async def test_weights_arrive_through_the_runs_own_server_at_a_machine_without_t
             await lab.until(serving(directory, str(version)))
             (sample,) = await (await directory.current()).generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
             assert {span.version for span in sample.weight_versions} == {str(version)}
-    assert len(list((config.path / "weights" / "policy").glob("*.safetensors"))) == 2
+    assert len(list((config.path / "weights" / FETCHED).glob("*.safetensors"))) == 2
     assert not list((config.path / "weights").glob("*.safetensors"))
