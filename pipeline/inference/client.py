@@ -36,6 +36,7 @@ from lachesis.pipeline.inference.protocol import (
     WeightVersionSpan,
 )
 from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
+from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.schemas.errors import (
@@ -293,8 +294,8 @@ class InferenceClient:
             if not right or not one.digest.startswith(right):
                 raise InfrastructureError(
                     f"{self._where} computes with other weights than those of policy {version}, which it was given: "
-                    f"their digest is {one.digest[:12]}, not {right[:12]}. It stays paused, so that nothing is sampled "
-                    "from them"
+                    f"their digest is {one.digest[:DIGEST_LENGTH]}, not {right[:DIGEST_LENGTH]}. It stays paused, "
+                    "so that nothing is sampled from them"
                 )
         return None
 

@@ -14,7 +14,7 @@ import torch
 
 from lachesis.pipeline.model.segment_layout import rope_of
 from lachesis.pipeline.model.shared_memory import SegmentReader, read_pointer
-from lachesis.pipeline.model.tensors import check_coverage, weights_digest
+from lachesis.pipeline.model.tensors import check_coverage, matches
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -60,5 +60,5 @@ class SharedCopy:
                 f"{where} is of a model with the rotary embedding {reader.header.rope}, the server was started with "
                 f"{self._rope}: give it the model that is trained."
             )
-        if not weights_digest(reader.tensors).startswith(version.digest):
+        if not matches(reader.tensors, version):
             raise DataError(f"{where} does not have the digest of policy version {version}.")

@@ -22,6 +22,7 @@ from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
+from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
@@ -419,15 +420,18 @@ def updated(*workers):
 async def test_vllm_goes_on_once_every_worker_computes_with_the_weights_of_the_version(workers):
     client, asked = updated(*workers)
     async with client:
-        assert await client.update_weights("/w/1", f"1-a-{RIGHT[:12]}") is None
+        assert await client.update_weights("/w/1", f"1-a-{RIGHT[:DIGEST_LENGTH]}") is None
     assert asked[-2:] == ["/collective_rpc", "/resume"]
 
 
 @pytest.mark.parametrize(
     ("workers", "reason"),
     [
-        ([{"digest": RIGHT}, {"digest": OTHER}], f"policy 1-a-{RIGHT[:12]}, .* is {OTHER[:12]}, not {RIGHT[:12]}"),
-        ([{"digest": RIGHT, "rounded": OTHER}], f"digest is {RIGHT[:12]}, not {OTHER[:12]}"),
+        (
+            [{"digest": RIGHT}, {"digest": OTHER}],
+            f"policy 1-a-{RIGHT[:DIGEST_LENGTH]}, .* is {OTHER[:DIGEST_LENGTH]}, not {RIGHT[:DIGEST_LENGTH]}",
+        ),
+        ([{"digest": RIGHT, "rounded": OTHER}], f"digest is {RIGHT[:DIGEST_LENGTH]}, not {OTHER[:DIGEST_LENGTH]}"),
         ([], "which weights it computes with is not known"),
         (["no such method"], "which weights it computes with is not known"),
     ],
@@ -436,7 +440,7 @@ async def test_vllm_stays_paused_where_a_worker_computes_with_other_weights_or_d
     client, asked = updated(*workers)
     async with client:
         with pytest.raises(InfrastructureError, match=reason):
-            await client.update_weights("/w/1", f"1-a-{RIGHT[:12]}")
+            await client.update_weights("/w/1", f"1-a-{RIGHT[:DIGEST_LENGTH]}")
     assert asked[-1] == "/collective_rpc"
 
 
