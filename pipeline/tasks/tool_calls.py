@@ -1,16 +1,26 @@
-"""Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Guarantees that nothing which the model only thought is a call, however its template marks thoughts (`thoughts`); such
+calls are counted. Arguments are an object, or the text of one, as OpenAI's routes write it.
+"""
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.schemas.rollout import ToolCall
 
-__all__ = ["ParsedCalls", "parse_tool_calls", "text_without_calls"]
+__all__ = ["CALL_MARKER", "ParsedCalls", "parse_tool_calls", "text_without_calls"]
 
+CALL_MARKER = "<tool_call>"
+_CLOSER = "</tool_call>"
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _MAX_CALLS = 16
+_MAX_READ = 4 * _MAX_CALLS
+"""Calls of one text that are looked at for markers of thoughts in their arguments."""
 
 
 class _Call(msgspec.Struct):
@@ -19,32 +29,89 @@ class _Call(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Call)
+_text_decoder = msgspec.json.Decoder(str)
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ParsedCalls(NamedTuple):
-    """The calls of one turn, and what was wrong with those that cannot be read."""
+    """The calls of one turn, what was wrong with those that cannot be read, and how many were only thought of."""
 
     calls: list[ToolCall]
     errors: list[str]
+    thought: int = 0
 
 
-def parse_tool_calls(text: str) -> ParsedCalls:
-    """Return the tool calls in `text`. Never raises; the text comes from a model."""
+def parse_tool_calls(text: str, *, whole: str = "", opened: bool = False) -> ParsedCalls:
+    """Return the tool calls in `text`. Never raises; the text comes from a model.
+
+    `whole`: the same text with special tokens, which may mark thoughts. `opened`: the prompt ends in an open thought,
+    so the answer begins in it.
+    """
+    if CALL_MARKER not in text:
+        return ParsedCalls([], [])
+    if CALL_MARKER in whole and thought_spans(whole) and not thought_spans(text):
+        text = whole
     calls: list[ToolCall] = []
     errors: list[str] = []
-    for match in _CALL.finditer(text):
+    thoughts = thought_spans(text, _readable(text), opened=opened)
+    for match in (match for part in _said(text, thoughts) for match in _CALL.finditer(part)):
         if len(calls) + len(errors) == _MAX_CALLS:
             errors.append(f"more than {_MAX_CALLS} tool calls in one turn; the others were not run")
             break
         try:
-            call = _decoder.decode(match[1].strip())
+            calls.append(_read(match[1].strip()))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             errors.append(f"this tool call is not valid: {error}")
-        else:
-            calls.append(ToolCall(name=call.name, arguments=bytes(call.arguments).decode()))
-    return ParsedCalls(calls, errors)
+    thought = sum(text.count(CALL_MARKER, start, end) for start, end in thoughts)
+    return ParsedCalls(calls, errors, thought)
 
 
-def text_without_calls(text: str) -> str:
-    """Return what a model wrote beside its tool calls."""
-    return _CALL.sub("", text).strip()
+def text_without_calls(text: str, *, opened: bool = False) -> str:
+    """Return what a model wrote beside its tool calls. What it thought stays as it is."""
+    left, place = [], 0
+    for start, end in thought_spans(text, _readable(text), opened=opened):
+        left += [_CALL.sub("", text[place:start]), text[start:end]]
+        place = end
+    return "".join([*left, _CALL.sub("", text[place:])]).strip()
+
+
+def _said(text: str, thoughts: list[tuple[int, int]]) -> Iterator[str]:
+    """Yield the parts of an answer that are not thought."""
+    place = 0
+    for start, end in thoughts:
+        yield text[place:start]
+        place = end
+    yield text[place:]
+
+
+def _readable(text: str) -> list[tuple[int, int]]:
+    """Return where calls that can be read stand: a marker of thoughts in their arguments is content."""
+    found: list[tuple[int, int]] = []
+    place = 0
+    for _ in range(_MAX_READ):
+        start = text.find(CALL_MARKER, place)
+        end = text.find(_CLOSER, start)
+        if start < 0 or end < 0:
+            break
+        place = start + len(CALL_MARKER)
+        try:
+            _decoder.decode(text[place:end].strip())
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            continue
+        place = end + len(_CLOSER)
+        found.append((start, place))
+    return found
+
+
+def _read(text: str) -> ToolCall:
+    """Return the call that JSON says. Raises `MsgspecError` or `ValueError`."""
+    call = _decoder.decode(text)
+    arguments = bytes(call.arguments).decode()
+    if arguments.startswith('"'):
+        inner = _text_decoder.decode(arguments).strip() or "{}"
+        try:
+            _object_decoder.decode(inner)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise ValueError(f"its arguments are a text that holds no JSON object: {error}") from error
+        arguments = inner
+    return ToolCall(name=call.name, arguments=arguments)
