@@ -240,7 +240,8 @@ class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `given_back` counts what was put off because something that it needs is away, and comes again. `slots` is how many
     things it can work on at once, and `busy_s` the seconds of work done in all of them, what is under way included;
-    over a span of time its load is the growth of `busy_s` / (span * slots).
+    over a span of time its load is the growth of `busy_s` / (span * slots). `problems`: what goes wrong while it goes
+    on, and a person has to mend.
     """
 
     state: StageState = "ok"
@@ -257,6 +258,7 @@ class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     wait: PackedHistogram | None = None
     process: PackedHistogram | None = None
     note: str | None = None
+    problems: list[str] = []
 
 
 class Heartbeat(Event, frozen=True, kw_only=True):

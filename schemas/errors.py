@@ -20,6 +20,7 @@ __all__ = [
     "LedgerError",
     "NotFoundError",
     "PolicyMovedError",
+    "PromptTooLongError",
     "RankLostError",
     "RaterUnavailable",
     "SchemaError",
@@ -89,6 +90,10 @@ class FencedError(LachesisError, RuntimeError):
 
 class DataError(LachesisError, ValueError):
     """Raised when a message or an answer is itself bad; it is dead-lettered with this text and never retried."""
+
+
+class PromptTooLongError(DataError):
+    """Raised when a prompt leaves no room for an answer in the model's context: no other try will help."""
 
 
 class SchemaError(DataError):

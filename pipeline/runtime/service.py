@@ -202,6 +202,16 @@ class Service:
             self.started.set()
         self.vitals.waits_for = None
 
+    def set_problem(self, topic: str, text: str | None) -> None:
+        """Say in the heartbeat what goes wrong while the service goes on, and a person has to mend.
+
+        The supervisor logs it once. None: it no longer holds.
+        """
+        if text is None:
+            self.vitals.problems.pop(topic, None)
+        else:
+            self.vitals.problems[topic] = text
+
     def set_note(self, topic: str, text: str | None) -> None:
         """Say something in the heartbeat that keeps nothing from going on; None: it no longer holds."""
         if text is None:

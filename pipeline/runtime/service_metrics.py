@@ -21,6 +21,8 @@ class ServiceMetrics:
         """What it waits for while it waits."""
         self.notes: dict[str, str] = {}
         """Notes by topic; the writer of a note removes it once it no longer holds."""
+        self.problems: dict[str, str] = {}
+        """By topic what goes wrong while the service goes on, and a person has to mend."""
         self.handled = 0
         self.emitted = 0
         self.redelivered = 0
@@ -76,8 +78,8 @@ class ServiceMetrics:
 
     @property
     def status_text(self) -> str | None:
-        """Text of what the service waits for, and of its notes; None if there is nothing to say."""
-        parts = [self.waits_for, *self.notes.values()] if self.waits_for else list(self.notes.values())
+        """Text of what the service waits for, and of its problems and notes; None if there is nothing to say."""
+        parts = [self.waits_for, *self.problems.values(), *self.notes.values()]
         return "; ".join(filter(None, parts)) or None
 
     def report(self) -> StageVitals:
@@ -96,4 +98,5 @@ class ServiceMetrics:
             wait=self.wait.pack(),
             process=self.process.pack(),
             note=self.status_text,
+            problems=list(self.problems.values()),
         )

@@ -59,8 +59,17 @@ from lachesis.services.run.connect import (
     server_version,
     unknown_run,
 )
+from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
-__all__ = ["ANSWER_S", "RunSnapshot", "StreamStatus", "look_at_run", "snapshot_of_folder", "take_snapshot"]
+__all__ = [
+    "ANSWER_S",
+    "RunSnapshot",
+    "StreamStatus",
+    "failing_processes",
+    "look_at_run",
+    "snapshot_of_folder",
+    "take_snapshot",
+]
 
 ANSWER_S = 3.0
 """Seconds in which a look is over, whatever is dead: with the start of Python and the end of connections, five."""
@@ -280,9 +289,18 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         warnings=[
             *evaluation_warnings(reader.evaluations, config.path).values(),
             *map(str, heard.shared_names()),
+            *([] if ended else failing_processes(config)),
             *(f"{one.check}: {one.text}. {one.mend}" for one in found.get("exhausted", [])),
         ],
     )
+
+
+def failing_processes(config: RunConfig) -> list[str]:
+    """Return why processes of this machine's supervisor ended that do not work again yet."""
+    state = read_record(config.path / STATE_FILE, SupervisorState)
+    if state is None or state.phase not in {"starting", "running"} or state.process.runs is False:
+        return []
+    return [f"{name} {why}; it was started again" for name, why in state.failing.items()]
 
 
 def _training_figures(services: list[ServiceStatus]) -> dict[str, float]:

@@ -8,7 +8,7 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
 7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room, 9 another
-rank of the trainer was lost.
+rank of the trainer was lost, 10 the code of an environment failed over and over.
 """
 
 import logging
@@ -38,6 +38,7 @@ from lachesis.schemas.errors import (
     AccessError,
     CheckpointError,
     ConfigError,
+    EnvironmentCodeError,
     FencedError,
     LachesisError,
     LedgerError,
@@ -59,6 +60,7 @@ __all__ = [
     "EXIT_DRAIN_TIMEOUT",
     "EXIT_FENCED",
     "EXIT_NO_ROOM",
+    "EXIT_OWN_CODE",
     "EXIT_RANK_LOST",
     "EXIT_REFUSED",
     "EXIT_SETTINGS_CHANGED",
@@ -75,6 +77,7 @@ EXIT_REFUSED = 6
 EXIT_SETTINGS_CHANGED = 7
 EXIT_NO_ROOM = 8
 EXIT_RANK_LOST = 9
+EXIT_OWN_CODE = 10
 
 log = logging.getLogger("lachesis")
 
@@ -128,6 +131,7 @@ def _explain(error: BaseException) -> int:
         ((AccessError,), EXIT_REFUSED),
         ((SettingsChangedError,), EXIT_SETTINGS_CHANGED),
         ((RankLostError,), EXIT_RANK_LOST),
+        ((EnvironmentCodeError,), EXIT_OWN_CODE),
         (_REFUSALS, EXIT_STARTUP),
     )
     for kinds, code in ends:

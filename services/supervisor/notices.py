@@ -20,6 +20,8 @@ log = logging.getLogger("lachesis")
 
 _LONG_WAIT_S = 10.0
 """Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
+_MAX_PROBLEMS = 256
+"""Different problems that are logged."""
 _FORGET_S = 30.0
 """Seconds after which a process that says nothing more does not count as waiting: it has ended."""
 _LOST = "flow/lost_bytes/"
@@ -47,12 +49,14 @@ class Notices:
         self._evaluator_note: str | None = None
         self._last_step_logged = False
         self._waits: dict[str, _Wait] = {}
+        self._problems: set[str] = set()
         self._reported_names = ReportedNames()
         self._lost: dict[str, int] = {}
 
     def report(self, beat: Heartbeat, *, evaluates: bool) -> None:
         """Log what is new in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
         self._report_wait(beat)
+        self._report_problems(beat)
         if beat.service == "health":
             self._report_health(beat)
         if beat.service == "governor":
@@ -90,6 +94,15 @@ class Notices:
         if all(one.logged != what for one in self._waits.values()):
             wait.logged = what
             log.warning("%s has been waiting for %.0f s: %s", beat.service, waited_s, text)
+
+    def _report_problems(self, beat: Heartbeat) -> None:
+        """Log what goes wrong in a service while it goes on: once, however many processes say it, and however a count
+        in it grows."""
+        for problem in beat.stage.problems:
+            what = f"{beat.service}: {_VARIES.sub('#', problem)}"
+            if what not in self._problems and len(self._problems) < _MAX_PROBLEMS:
+                self._problems.add(what)
+                log.warning("%s: %s", beat.service, problem)
 
     def _report_health(self, beat: Heartbeat) -> None:
         """Log when a health check has stopped an environment: a run that stands still must not look busy."""

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_STARTUP
+from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, EXIT_STARTUP
 
 __all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "out_of_memory_kills"]
 
@@ -19,18 +19,23 @@ MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 MAX_FAILURES = 8
 """Lives in a row that failed after which the run ends."""
+_MAX_CODE_FAILURES = 3
+"""Lives in a row in which an environment's own code failed every group, after which the run ends: code does not change
+by itself, and each of them costs what was generated for it."""
 _STEADY_S = 600.0
 """Seconds in which a process that was up must run out of memory for it to count: what takes longer gets work done."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
-    """One life of a process. `ready`: in this one; `starved`: the kernel killed something for lack of memory in it."""
+    """One life of a process. `ready`: in this one; `starved`: the kernel killed something for lack of memory in it;
+    `worked`: it has stored results."""
 
     code: int
     seconds: float
     ready: bool
     starved: bool = False
+    worked: bool = False
 
     @property
     def killed(self) -> bool:
@@ -41,6 +46,8 @@ class ProcessLife:
         how = f"ended with code {self.code}"
         if self.code == EXIT_NO_ROOM:
             return f"{how} (a disk is full)"
+        if self.code == EXIT_OWN_CODE:
+            return f"{how} (its environment's own code failed)"
         if self.killed and self.starved:
             return f"{how} (killed by the kernel, which was out of memory)"
         if self.code == EXIT_FENCED and not self.ready:
@@ -65,12 +72,17 @@ class Restarts:
             life.code == EXIT_FENCED and not self._was_ready
         ):  # how often is bounded by the time that it has to become ready
             return min(max(MIN_PAUSE_S, life.seconds), MAX_PAUSE_S)  # trying takes half of the time at most
-        if life.killed and life.starved:
+        hopeless = life.code == EXIT_OWN_CODE and not life.worked
+        if hopeless:
+            self.failures += 1
+        elif life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
         elif life.seconds > MAX_PAUSE_S and (life.ready or (self._was_ready and life.code == EXIT_STARTUP)):
             self.failures = 0  # it was up, or waited for a unavailable server
         elif not (life.killed and life.ready):
             self.failures += 1
+        if hopeless and self.failures >= _MAX_CODE_FAILURES:
+            return None
         # Whoever never became ready and says why will say it again.
         if self.failures >= (2 if life.code == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):
             return None

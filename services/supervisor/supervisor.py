@@ -11,6 +11,7 @@ runs a run: it holds the lock of the run's folder and a lease on the server (`ru
 
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -41,7 +42,7 @@ from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.control import StageVitals
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
@@ -74,6 +75,9 @@ log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
 _TAIL_LINES = 15
+_MAX_LAST_WORDS = 500
+_LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
+"""Time, level and service at the beginning of a line of a service's log."""
 
 
 def has_survivors(folder: Path) -> bool:
@@ -101,11 +105,18 @@ class _RunningProcess:
     up: bool = False
     stage: StageVitals | None = None
     """What it says of itself in this life."""
+    failing: str = ""
+    """Why its last life ended; empty once it works again."""
     restarts: int = -1
     log_start: int = 0
     stopping: bool = False
     lives: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def worked(self) -> bool:
+        """Whether it has stored results in this life."""
+        return self.stage is not None and self.stage.emitted > 0
 
     def stop(self, number: signal.Signals) -> None:
         """End its process by a signal, the last one."""
@@ -309,7 +320,8 @@ class Supervisor:
             code = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0):
                 break
-            life = ProcessLife(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
+            starved_now = out_of_memory_kills() > starved
+            life = ProcessLife(code, time.monotonic() - started, row.up, starved_now, row.worked)
             lasting = {EXIT_REFUSED: "was refused by the server", EXIT_SETTINGS_CHANGED: "cannot go on"}.get(code)
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
@@ -320,13 +332,22 @@ class Supervisor:
                     f"{row.planned.name} failed {history.failures} times in a row, and last {life}:\n"
                     f"{self._last_lines(row)}"
                 )
-            log.warning("%s %s; starting it again in %.1f s", row.planned.name, life, pause)
+            said = "" if life.killed else self._last_words(row)
+            why = f": {said}" if said else ""
+            log.warning("%s %s%s; starting it again in %.1f s", row.planned.name, life, why, pause)
+            row.failing = f"{life}{why}"
+            self._report_state()
             with anyio.move_on_after(pause):
                 await self._stop.wait()
 
     def _last_lines(self, row: _RunningProcess, count: int = _TAIL_LINES) -> str:
         file = self.logs / f"{row.planned.name}.log"
         return _tail(file, row.log_start, count) if file.exists() else ""
+
+    def _last_words(self, row: _RunningProcess) -> str:
+        """Return what a process logged last in its life, in one line without time and name."""
+        line = next((line for line in reversed(self._last_lines(row).splitlines()) if line.strip()), "")
+        return _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
 
     async def _run_once(self, row: _RunningProcess, *, anew: bool) -> int:
         file = self.logs / f"{row.planned.name}.log"
@@ -388,6 +409,9 @@ class Supervisor:
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
                         row.stage = beat.stage
+                        if row.failing and _works(beat):
+                            row.failing = ""
+                            self._report_state()
                         if beat.stage.state != "starting":
                             row.up = True
                             if not row.ready.is_set():
@@ -440,12 +464,19 @@ class Supervisor:
     def _report_state(self) -> None:
         missing = [row.planned.name for row in self.running if not row.ready.is_set()]
         count = len(self.running)
-        self._state.report(self._phase, count - len(missing), count, waits_for=missing[0] if missing else "")
+        failing = {row.planned.name: row.failing for row in self.running if row.failing}
+        waits_for = missing[0] if missing else ""
+        self._state.report(self._phase, count - len(missing), count, waits_for=waits_for, failing=failing)
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}
         found = {"supervisor": os.getpid(), "nats-server": self._server_pid, **pids}
         self._pids.write(msgspec.json.format(msgspec.json.encode(found)))
+
+
+def _works(beat: Heartbeat) -> bool:
+    """Return whether a process that was started again works: it has results, or is ready if it makes none."""
+    return beat.stage.emitted > 0 or (beat.stage.slots is None and beat.stage.state == "ok")
 
 
 def _send(process: anyio.abc.Process | ForkedProcess | None, number: signal.Signals) -> None:

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
@@ -143,3 +144,13 @@ def test_a_shared_name_is_logged_once(logged: pytest.LogCaptureFixture) -> None:
     assert len(logged.messages) == 1
     assert "call themselves replica gpu-1 (pid 1 on gpu-1, pid 2 on gpu-1)" in logged.messages[0]
     assert "--replica" in logged.messages[0]
+
+
+def test_a_problem_is_logged_once_however_many_processes_say_it_and_however_it_grows(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    notices = Notices(RunConfig())
+    for number, instance in ((1, "1-a"), (2, "1-a"), (5, "2-b")):
+        stage = StageVitals(problems=[f"environment e: {number} of 9 tasks", "rater m: error"])
+        notices.report(msgspec.structs.replace(beat("scorer", instance=instance), stage=stage), evaluates=True)
+    assert logged.messages == ["scorer: environment e: 1 of 9 tasks", "scorer: rater m: error"]

@@ -1,5 +1,5 @@
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
-from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_STARTUP
+from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, EXIT_STARTUP
 from lachesis.services.supervisor.readiness import ready_within_s
 from lachesis.services.supervisor.restarts import (
     MAX_FAILURES,
@@ -109,3 +109,10 @@ def test_pauses_grow_while_it_fails_and_stay_short_while_it_is_only_killed() -> 
 
 def test_the_kernel_is_asked() -> None:
     assert out_of_memory_kills() >= 0
+
+
+def test_code_that_fails_every_group_ends_the_run_however_long_each_life_takes() -> None:
+    hopeless = ProcessLife(EXIT_OWN_CODE, 60.0, ready=True)
+    assert lives_until_the_end(hopeless) == 3
+    assert "its environment's own code failed" in str(hopeless)
+    assert lives_until_the_end(ProcessLife(EXIT_OWN_CODE, 60.0, ready=True, worked=True)) is None
