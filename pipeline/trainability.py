@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from lachesis.pipeline.sampling_agreement import MASK_COLUMN, sampling_difference
+from lachesis.pipeline.tokenizer_hash import same_tokens
 from lachesis.schemas.columns import view
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.rollout import RolloutGroup, Sequences
@@ -69,7 +70,7 @@ def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
 
     The reason does not name the group, so that groups with the same fault give the same text.
     """
-    if limits.tokenizer_hash is not None and group.tokenizer_hash != limits.tokenizer_hash:
+    if limits.tokenizer_hash is not None and not same_tokens(group.tokenizer_hash, limits.tokenizer_hash):
         return (
             f"tokenizer {group.tokenizer_hash[:12]!r} is not the trainer's, {limits.tokenizer_hash[:12]!r}; rollouts "
             "and trainer must use the same"

@@ -3,7 +3,8 @@
 Pure, except for the check whether a model's folder exists.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
-`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`. What
+`ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`;
+`TemplatePath` a file with a chat template, or the text of one. What
 the parameters of others' code mean is not known; of our own, `PARAM_PATHS` of a struct says it by kind.
 """
 
@@ -15,13 +16,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-__all__ = ["CodePath", "FilePath", "ModelPath", "ProgramPath", "code_name", "resolve_paths"]
+__all__ = ["CodePath", "FilePath", "ModelPath", "ProgramPath", "TemplatePath", "code_name", "resolve_paths"]
 
 _KEY = "path"
 FilePath = Annotated[str, Meta(extra={_KEY: "file"})]
 ProgramPath = Annotated[str, Meta(extra={_KEY: "program"})]
 ModelPath = Annotated[str, Meta(extra={_KEY: "model"})]
 CodePath = Annotated[str, Meta(extra={_KEY: "code"})]
+TemplatePath = Annotated[str, Meta(extra={_KEY: "template"})]
 
 
 def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: str = "") -> Any:
@@ -81,6 +83,8 @@ def _absolute(marker: str, text: str, base: Path) -> str:
     if marker == "code":
         place, colon, name = text.rpartition(":")
         return f"{_join(base, place)}:{name}" if colon and place.endswith(".py") else text
+    if marker == "template" and "{" in text:
+        return text
     if marker == "program" and "/" not in text:
         return text
     if marker == "model" and not text.startswith(("./", "../", "~")) and not (base / text).is_dir():

@@ -9,7 +9,7 @@ from msgspec import Meta
 from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
-from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath
+from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
@@ -75,6 +75,9 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Nucleus of the sampling distribution. Below 1 the trainer must know which tokens it left: name sampling_mask in
     training.inputs, and room for it in column_bytes; the reference server records it. Default 1: all of it."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Parameters of the model's chat template, { enable_thinking = false } say: in training, evaluation and tests.
+    Default none: the template's own defaults."""
     concurrency: PositiveInt = 8
     """Groups that one process generates at once. Default 8."""
     longest_tokens: PositiveInt = 1024
@@ -278,6 +281,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shape, quantized, not finite or tied against the files' word, where * stands for any characters; tokenizer, for one
     with more tokens than the model; quantization_config. What is missing is drawn at random, in every process the same.
     Each service that loads such a model names it in its log. Default empty: it is refused."""
+    chat_template: TemplatePath | None = None
+    """Chat template of `model`: a file, or the text of a template in Jinja's syntax. A base model that has none needs
+    one. Default None: the one that lies beside its tokenizer."""
     seed: int = 0
     """Seed of everything drawn at random."""
     mode: Literal["train", "observe"] = "train"
@@ -290,8 +296,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
     """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
-    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage,
-    timeout_s, lost_samples and fewest_samples. Only kind is required."""
+    chat_template_kwargs, concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization,
+    reward_config, advantage, timeout_s, lost_samples and fewest_samples. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
     """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`.
     Default empty: a share of each environment's own tasks is (evaluate.held_out)."""
@@ -355,6 +361,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
         for name, env in self.environments.items():
             self._check_shaping(name, env)
+            if env.chat_template_kwargs and env.kind in {"gateway", "atropos"}:
+                raise ConfigError(
+                    f"environments.{name}.chat_template_kwargs is set, but its kind is {env.kind}, whose own code "
+                    "renders prompts: leave it out, and give them there"
+                )
             if not env.is_foreign:  # else its client says how many samples, and of what length
                 self._check_size(name, env)
         for role in self.inference:
@@ -558,3 +569,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the folder or id that the tokenizer of an inference server is loaded from."""
         settings = self.role(role)
         return settings.tokenizer or settings.model or self.tokenizer_name
+
+    def chat_template_of(self, role: str) -> str | None:
+        """Return the chat template that an inference server is to have; None: the one beside its tokenizer."""
+        settings = self.role(role)
+        if settings.chat_template or settings.tokenizer or settings.model:
+            return settings.chat_template
+        return self.chat_template

@@ -8,7 +8,7 @@ ids of its own (a character an id), which only this module reads. They are no to
 beside them are 0, so nothing may be trained on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,7 +21,7 @@ import numpy as np
 from lachesis.pipeline.config.secrets import MASK, without_secrets
 from lachesis.pipeline.inference.client import GeneratedSample, is_on_this_machine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
-from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError, leaves
+from lachesis.schemas.errors import DataError, InfrastructureError, PromptTooLongError, ServerAwayError, leaves
 
 __all__ = ["ChatClient", "ChatInference", "ChatReply"]
 
@@ -106,8 +106,14 @@ class ChatClient:
         found = self._decoded(await self._request("GET", "/models"), _ModelList)
         return [model.id for model in found.data]
 
-    async def complete(self, model: str, messages: Sequence[dict[str, Any]], sampling: SamplingParams) -> ChatReply:
-        """Return one answer of `model`.
+    async def complete(
+        self,
+        model: str,
+        messages: Sequence[dict[str, Any]],
+        sampling: SamplingParams,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatReply:
+        """Return one answer of `model`. `chat_template_kwargs`: as servers of open models take them.
 
         Raises InfrastructureError when the server is away or too slow, DataError when it refuses the request or sends
         no answer.
@@ -118,6 +124,8 @@ class ChatClient:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
+        if chat_template_kwargs:
+            body["chat_template_kwargs"] = dict(chat_template_kwargs)
         if sampling.max_tokens is not None:
             body["max_tokens"] = sampling.max_tokens
         found = self._decoded(await self._request("POST", "/chat/completions", body), _ChatCompletion)
@@ -158,7 +166,7 @@ class ChatClient:
             raise ServerAwayError(text)
         if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
             raise InfrastructureError(text)
-        raise DataError(text)
+        raise (PromptTooLongError if b"maximum context length" in data else DataError)(text)
 
     def _decoded(self, data: bytes, kind: type[T]) -> T:
         try:
@@ -180,9 +188,20 @@ class ChatInference:
         self.tokens: int | None = 0
         self._client = client
         self._model = model
+        self._template_kwargs: Mapping[str, Any] | None = None
 
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the ids that spell a conversation."""
+    async def tokenize(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids that spell a conversation.
+
+        The parameters of the template go with the requests to come.
+        """
+        self._template_kwargs = chat_template_kwargs
         ids = []
         for message in messages:
             ids += [1 + _ROLES.index(message["role"]), *_spell(message["content"]), _END]
@@ -224,7 +243,7 @@ class ChatInference:
         return messages
 
     async def _answer(self, messages: list[dict[str, Any]], sampling: SamplingParams) -> GeneratedSample:
-        reply = await self._client.complete(self._model, messages, sampling)
+        reply = await self._client.complete(self._model, messages, sampling, self._template_kwargs)
         self.tokens = None if self.tokens is None or reply.tokens is None else self.tokens + reply.tokens
         ids = [*_spell(reply.text), _END]
         return GeneratedSample(

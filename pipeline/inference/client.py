@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -44,6 +45,7 @@ from lachesis.schemas.errors import (
     DataError,
     InfrastructureError,
     LachesisError,
+    PromptTooLongError,
     ServerAwayError,
     StartupError,
 )
@@ -56,6 +58,8 @@ T = TypeVar("T")
 MAX_QUOTED = 1000
 _ID_DIGITS = 9
 """Digits of a token id at most; ids are int32."""
+_BEYOND_CONTEXT = re.compile(r"maximum context length|a context of \d+ tokens holds")
+"""How vLLM and the reference server refuse a prompt that is too long."""
 _MAX_EXPERT = 32767
 """Highest number of an expert that a column holds."""
 _BUSY = frozenset({429, 502, 503, 504})
@@ -206,9 +210,19 @@ class InferenceClient:
                 top[position, : len(likeliest)] = [-value for value, _ in likeliest]
         return PromptTopLogprobs(logprobs, ids, top)
 
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the token ids of chat messages under the server's chat template."""
-        request = TokenizeRequest(messages=list(messages), add_generation_prompt=add_generation_prompt)
+    async def tokenize(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of chat messages under the server's chat template, with these parameters of it."""
+        request = TokenizeRequest(
+            messages=list(messages),
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=dict(chat_template_kwargs) if chat_template_kwargs else None,
+        )
         return (await self._post("/tokenize", request, TokenizeResponse)).tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -222,6 +236,13 @@ class InferenceClient:
         except (AccessError, InfrastructureError, DataError):
             return False
         return True
+
+    async def max_model_len(self) -> int:
+        """Return how many tokens prompt and completion may have together."""
+        found = await self._json("GET", "/v1/models", _Models)
+        if not found.data:
+            raise DataError(f"{self._where} lists no model.")
+        return found.data[0].max_model_len
 
     async def weight_version(self) -> str:
         """Return the name of the weights that sample the next token."""
@@ -437,7 +458,7 @@ class InferenceClient:
             raise ServerAwayError(text)
         if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
             raise InfrastructureError(text)
-        raise DataError(text)
+        raise (PromptTooLongError if _BEYOND_CONTEXT.search(response.text) else DataError)(text)
 
 
 def _integers(encoded: str) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from lachesis.pipeline.config.paths import FilePath, ModelPath, ProgramPath
+from lachesis.pipeline.config.paths import FilePath, ModelPath, ProgramPath, TemplatePath
 from lachesis.pipeline.gateway.config import LOOPBACK
 
 __all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
@@ -53,6 +53,9 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokenizer: ModelPath | None = None
     """Folder or Hugging Face id of the model's tokenizer. Default None: the one that lies beside its weights; of the
     model that the run trains, its `tokenizer`."""
+    chat_template: TemplatePath | None = None
+    """Chat template of the model, as `chat_template` of a run. Default None: the one that lies beside its tokenizer; of
+    the model that the run trains, its `chat_template`."""
     host: str = "127.0.0.1"
     """Address that the server listens on. It speaks plain HTTP; on any other address than loopback it wants the key of
     `key_file` of everybody. Default 127.0.0.1."""

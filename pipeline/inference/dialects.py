@@ -33,7 +33,6 @@ _MAX_PROMPTS = 64
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "chat_template_kwargs": ({},),
     "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
@@ -113,7 +112,6 @@ class _OpenAiRequest(_Sampling, frozen=True, kw_only=True):
     """Name tokens `token_id:N` in logprobs instead of by their text, which may be half a character."""
 
     best_of: Any = None
-    chat_template_kwargs: Any = None
     logit_bias: Any = None
     min_tokens: Any = None
     modalities: Any = None
@@ -139,6 +137,8 @@ class ChatRequest(_OpenAiRequest, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Parameters of the chat template, as enable_thinking."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     """auto or none; a model cannot be made to call a tool here."""

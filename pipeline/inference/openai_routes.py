@@ -2,7 +2,8 @@
 
 Guarantees that `return_token_ids` and `logprobs` are those of the tokens as they were sampled, never of a text that was
 read again; that a stream's pieces are the text of the answer in one piece; and that the work of a client that hangs up
-is dropped. Tools are told to the model by its chat template, and calls are read as `<tool_call>{...}</tool_call>`.
+is dropped. Tools are told to the model by its chat template, and calls are read as `<tool_call>{...}</tool_call>`,
+unless they were only thought of.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from lachesis.pipeline.inference.requests import GenerationResult, SampledToken,
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.sampling_notice import ASKED
 from lachesis.pipeline.inference.text import GrowingText, SampleTexts
+from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opens_thought
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 from lachesis.schemas.errors import NotFoundError
+from lachesis.schemas.rollout import ToolCall
 
 __all__ = ["OpenAiRoutes"]
 
@@ -55,9 +58,15 @@ class OpenAiRoutes:
         body = await body_of(request, ChatRequest)
         self._check_model(body.model)
         params, tools = body.params, body.usable_tools
-        wanted = TokenizeRequest(messages=body.messages, tools=tools, add_generation_prompt=body.add_generation_prompt)
+        wanted = TokenizeRequest(
+            messages=body.messages,
+            tools=tools,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+        )
         prompt = await self._encode(wanted)
         answer = self._answer(body, tools=bool(tools))
+        answer.opened = opens_thought(self._tokenizer.decode(prompt[-PROMPT_END_TOKENS:]))
         if body.stream:
             return self._stream(request, prompt, body, answer)
         (result,) = await generated(request, self._engine, [prompt], params)
@@ -147,6 +156,8 @@ class _Answer:
         self._body = body
         self._model = model
         self._tools = tools
+        self.opened = False
+        """Whether the prompt ends in a thought that the template opened."""
         self._id = uuid.uuid4().hex
         self._created = int(time.time())
         self._wants_logprobs = body.params.logprobs is not None
@@ -156,7 +167,7 @@ class _Answer:
         return {"id": f"{prefix}-{self._id}", "object": kind, "created": self._created, "model": self._model}
 
     def chat_choice(self, index: int, sample: SampleResult) -> dict[str, Any]:
-        message, finish_reason = self._message(self._text(sample), sample.finish_reason)
+        message, finish_reason = self._message(self._text(sample), sample.finish_reason, sample.token_ids)
         return self._choice(index, sample, finish_reason) | {
             "message": {"role": "assistant"} | message,
             "logprobs": self._chat_logprobs(sample.token_ids, sample.logprobs, sample.top_logprobs),
@@ -180,7 +191,7 @@ class _Answer:
         if not self._tools:
             delta |= {"content": piece} if piece else {}
         elif finish_reason is not None:
-            message, finish_reason = self._message(text.shown, finish_reason)
+            message, finish_reason = self._message(text.shown, finish_reason, text.tokens)
             calls = [{"index": at} | call for at, call in enumerate(message.pop("tool_calls", []))]
             delta |= message | ({"tool_calls": calls} if calls else {})
         logprobs = self._chat_logprobs([token.token_id], [token.logprob], [token.top_logprobs])
@@ -205,9 +216,13 @@ class _Answer:
         piece = "" if ended or isinstance(token.stop_reason, int) else text.append(token.token_id)
         return piece + text.finish(token.stop_reason) if token.finish_reason is not None else piece
 
-    def _message(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+    def _message(
+        self, text: str, finish_reason: str | None, tokens: Sequence[int]
+    ) -> tuple[dict[str, Any], str | None]:
         """Return what the assistant says, its tool calls apart, and how it ended."""
-        calls = parse_tool_calls(text).calls if self._tools else []
+        calls: list[ToolCall] = []
+        if self._tools:
+            calls = parse_tool_calls(text, whole=self._tokenizer.decode(list(tokens)), opened=self.opened).calls
         if not calls:
             return {"content": text}, finish_reason
         told = [
@@ -218,7 +233,7 @@ class _Answer:
             }
             for call in calls
         ]
-        content = text_without_calls(text) or None
+        content = text_without_calls(text, opened=self.opened) or None
         return {"content": content, "tool_calls": told}, "tool_calls" if finish_reason == "stop" else finish_reason
 
     def _choice(self, index: int, sample: SampleResult, finish_reason: str | None) -> dict[str, Any]:

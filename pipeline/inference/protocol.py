@@ -179,6 +179,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     """Functions that the chat template tells the model of, as OpenAI's routes name them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Parameters of the chat template, as enable_thinking."""
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     """Default: true for `prompt`, false for `messages`, whose template adds its own."""

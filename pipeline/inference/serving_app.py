@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, get_args
 
 import anyio
 import anyio.to_thread
-import jinja2
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -49,9 +48,10 @@ from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.sampling_mask import encode_mask
 from lachesis.pipeline.inference.text import SampleTexts
+from lachesis.pipeline.model.chat_template import render_chat
 from lachesis.pipeline.runtime.http import BrowserGuard
-from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import check_plain, text_length
+from lachesis.schemas.errors import DataError, PromptTooLongError
+from lachesis.schemas.values import text_length
 
 __all__ = ["SAMPLING_PATHS", "TEXT_PATHS", "ReadWeights", "ServedTokens", "serving_app"]
 
@@ -179,8 +179,8 @@ class _Server:
     async def tokens(self, body: TokenizeRequest) -> list[int]:
         """Return the token ids of a text or of messages. Raises `DataError` where no context could hold it."""
         longest = self._engine.max_model_len * self._longest_token
-        if (length := text_length([body.messages or body.prompt, body.tools])) > longest:
-            raise DataError(
+        if (length := text_length([body.messages or body.prompt, body.tools, body.chat_template_kwargs])) > longest:
+            raise PromptTooLongError(
                 f"the text has {length} characters; a context of {self._engine.max_model_len} tokens holds {longest} "
                 "at most."
             )
@@ -295,27 +295,22 @@ class _Server:
 
 def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
     """Return the token ids of messages. Some templates want the arguments of tool calls as text, most as objects."""
-    check_plain("tools", body.tools)  # templates walk them recursively
     messages = template_messages(body.messages or [])
     try:
         return _rendered(tokenizer, body, messages)
-    except _TEMPLATE_ERRORS as error:
+    except DataError:
         if any(message.get("tool_calls") for message in messages):
-            with suppress(*_TEMPLATE_ERRORS):
+            with suppress(DataError):
                 return _rendered(tokenizer, body, template_messages(messages, as_text=True))
-        raise DataError(f"messages do not fit the chat template: {error}") from error
-
-
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a template raises that messages do not fit."""
+        raise
 
 
 def _rendered(tokenizer: Any, body: TokenizeRequest, messages: list[dict[str, Any]]) -> list[int]:
-    tokens: list[int] = tokenizer.apply_chat_template(
+    return render_chat(
+        tokenizer,
         messages,
         tools=body.tools,
+        parameters=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         add_special_tokens=bool(body.add_special_tokens),
-        return_dict=False,
     )
-    return tokens

@@ -57,7 +57,11 @@ def _own_tokenizer(config: RunConfig, role: str) -> str | None:
 
 
 def _setup(config: RunConfig, role: str) -> ModelSetup:
-    return ModelSetup(tokenizer=_own_tokenizer(config, role), exceptions=tuple(config.model_exceptions))
+    return ModelSetup(
+        tokenizer=_own_tokenizer(config, role),
+        chat_template=config.chat_template_of(role),
+        exceptions=tuple(config.model_exceptions),
+    )
 
 
 def _pointer(config: RunConfig) -> Path | None:
@@ -67,7 +71,9 @@ def _pointer(config: RunConfig) -> Path | None:
 
 
 async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
-    found = await anyio.to_thread.run_sync(partial(load_tokenizer, config.tokenizer_of(role) or model))
+    found = await anyio.to_thread.run_sync(
+        partial(load_tokenizer, config.tokenizer_of(role) or model, config.chat_template_of(role))
+    )
     async with (
         start_vllm(
             settings,
@@ -78,6 +84,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
             token=control_token(config.path, role),
             key=sampling_key(config, role),
             tokenizer=_own_tokenizer(config, role),
+            chat_template=found.chat_template if config.chat_template_of(role) else None,
             routed_experts=role == "policy" and "routed_experts" in config.training.reads.columns,
         ) as server,
         InferenceDirectory(timeout_s=120.0) as own,

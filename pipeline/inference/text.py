@@ -115,6 +115,11 @@ class GrowingText:
         """The text that was handed out so far."""
         return self._text[: self._end]
 
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that were appended so far."""
+        return list(self._tokens)
+
     def append(self, token: int) -> str:
         """Return the text that `token` makes certain; perhaps none."""
         self._tokens.append(token)

@@ -112,11 +112,13 @@ async def start_vllm(
     token: str,
     key: str | None = None,
     tokenizer: str | None = None,
+    chat_template: str | None = None,
     routed_experts: bool = False,
 ) -> AsyncIterator[Vllm]:
     """Start vLLM for `role` and yield it, ready or not; it is stopped at the end.
 
-    `tokenizer`: in place of the one beside the weights. `routed_experts`: record which ones process each token.
+    `tokenizer`: in place of the one beside the weights. `chat_template`: the text of one in place of the tokenizer's.
+    `routed_experts`: record which ones process each token.
 
     `folder`: the run's. `token`: what a request must bear that changes its state, `key` any other; None: nothing.
 
@@ -125,6 +127,11 @@ async def start_vllm(
     port = settings.port or _free_port()
     python = settings.python or sys.executable
     apart = [] if tokenizer is None else ["--tokenizer", tokenizer]
+    if chat_template is not None:
+        file = folder / "inference" / f"{role}.chat_template.jinja"
+        await anyio.Path(file.parent).mkdir(parents=True, exist_ok=True)
+        await anyio.Path(file).write_text(chat_template, encoding="utf-8")
+        apart += ["--chat-template", str(file)]
     recorded = ["--enable-return-routed-experts"] * routed_experts
     command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *apart, *recorded, *settings.args]
     secrets = {CONTROL_TOKEN: token} | ({} if key is None else {SAMPLING_KEY: key})

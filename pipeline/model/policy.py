@@ -69,6 +69,8 @@ class ModelSetup:
     """Seed of fresh adapters."""
     tokenizer: str | None = None
     """Folder or id of the tokenizer; None: it lies beside the weights."""
+    chat_template: str | None = None
+    """File or text of a chat template; None: the one beside the tokenizer."""
     images: bool = False
     """Whether the model is to take images: it is loaded whole, and its image processor with it."""
     exceptions: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
         config.model,
         config.seed,
         config.tokenizer,
+        config.chat_template,
         images,
         tuple(config.model_exceptions),
     )
@@ -168,8 +171,15 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     A name that is neither a folder nor on the hub is refused within seconds.
     """
     setup = setup or ModelSetup()
-    source = find_named(str(path_or_hf_id), tokenizer=setup.tokenizer is None, exceptions=setup.exceptions)
-    tokenizer = tokenizer_from(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
+    template = setup.chat_template
+    source = find_named(
+        str(path_or_hf_id),
+        tokenizer=setup.tokenizer is None,
+        template=template is None,
+        exceptions=setup.exceptions,
+    )
+    own = setup.tokenizer is None
+    tokenizer = tokenizer_from(source, template) if own else load_tokenizer(str(setup.tokenizer), template)
     faults = ModelFaults(setup.exceptions)
     try:
         model, info = load_files(source, setup)

@@ -8,52 +8,63 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from lachesis.pipeline.model.chat_template import read_template
 from lachesis.pipeline.model.source import ModelSource, find_model, holds_tokenizer_alone
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["cannot_load", "find_named", "load_tokenizer", "tokenizer_from"]
 
 
-def load_tokenizer(path_or_hf_id: str | Path) -> Any:
+def load_tokenizer(path_or_hf_id: str | Path, chat_template: str | None = None) -> Any:
     """Load a tokenizer alone, of a model or from a folder without one.
 
-    Raises ConfigError as `load_model` does.
+    `chat_template`: a file or a text in place of the template beside it. Raises ConfigError as `load_model` does.
     """
-    if holds_tokenizer_alone(str(path_or_hf_id)):
-        return tokenizer_from(ModelSource(str(path_or_hf_id), local_files_only=True))
-    return tokenizer_from(find_named(str(path_or_hf_id), weights=False))
+    name = str(path_or_hf_id)
+    if holds_tokenizer_alone(name):
+        return tokenizer_from(ModelSource(name, local_files_only=True), chat_template)
+    return tokenizer_from(find_named(name, weights=False, template=chat_template is None), chat_template)
 
 
 def find_named(
-    name: str, *, weights: bool = True, tokenizer: bool = True, exceptions: Sequence[str] = ()
+    name: str,
+    *,
+    weights: bool = True,
+    tokenizer: bool = True,
+    template: bool = True,
+    exceptions: Sequence[str] = (),
 ) -> ModelSource:
     """Return where a model lies; see `find_model`. Raises `ConfigError` that names it."""
     try:
-        return find_model(name, weights=weights, tokenizer=tokenizer, exceptions=exceptions)
+        return find_model(name, weights=weights, tokenizer=tokenizer, template=template, exceptions=exceptions)
     except ConfigError as error:
         raise ConfigError(f"model {name!r} could not be loaded: {error}") from error
 
 
-def tokenizer_from(source: ModelSource) -> Any:
-    """Load the tokenizer that lies there. Raises `ConfigError`."""
-    name = source.name
+def tokenizer_from(source: ModelSource, chat_template: str | None = None) -> Any:
+    """Load the tokenizer that lies there, with `chat_template` in place of its own. Raises `ConfigError`."""
+    name, template = source.name, read_template(chat_template)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name, trust_remote_code=False, local_files_only=source.local_files_only
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise cannot_load(name, error) from error
-    missing = [
-        what
-        for what, present in (
-            ("a fast tokenizer", tokenizer.is_fast),
-            ("a chat template", bool(tokenizer.chat_template)),
-            ("an end-of-sequence token", tokenizer.eos_token_id is not None),
+    if template is not None:
+        tokenizer.chat_template = template
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"the tokenizer of model {name!r} is a {type(tokenizer).__name__}, which is slow: written in Python, "
+            "without the rules of the library `tokenizers`, which decide what a rollout's token ids mean. Name "
+            "the folder of a fast tokenizer of this model with `tokenizer`: a folder with tokenizer.json"
         )
-        if not present
-    ]
-    if missing:
-        raise ConfigError(f"the tokenizer of model {name!r} lacks {', '.join(missing)}; choose an instruct model.")
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"the tokenizer of model {name!r} lacks a chat template; choose an instruct model, or give one with "
+            "`chat_template`."
+        )
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"the tokenizer of model {name!r} lacks an end-of-sequence token; choose an instruct model.")
     return tokenizer
 
 

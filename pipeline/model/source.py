@@ -50,18 +50,25 @@ def holds_tokenizer_alone(name: str) -> bool:
 
 
 def find_model(
-    name: str, *, weights: bool = True, tokenizer: bool = True, exceptions: Sequence[str] = ()
+    name: str,
+    *,
+    weights: bool = True,
+    tokenizer: bool = True,
+    template: bool = True,
+    exceptions: Sequence[str] = (),
 ) -> ModelSource:
     """Return where the model `name` is.
 
-    Without `weights` those of a folder may have any format, as for vLLM. Without `tokenizer` it need not hold one.
-    `exceptions`: see `model_exceptions`.
+    Without `weights` those of a folder may have any format, as for vLLM. Without `tokenizer` it need not hold one, and
+    without `template` that needs no chat template. `exceptions`: see `model_exceptions`.
 
     Raises `ConfigError` that says what is missing and names the nearest folder that holds a model.
     """
     folder = Path(name)
     if folder.is_dir():
-        problem = _folder_problem(folder, weights=weights, tokenizer=tokenizer, exceptions=exceptions)
+        problem = _folder_problem(
+            folder, weights=weights, tokenizer=tokenizer, template=template, exceptions=exceptions
+        )
         if problem is not None:
             raise ConfigError(problem)
         return ModelSource(name, local_files_only=True)
@@ -85,7 +92,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / "config.json")
 
 
-def _folder_problem(folder: Path, *, weights: bool, tokenizer: bool, exceptions: Sequence[str]) -> str | None:
+def _folder_problem(
+    folder: Path, *, weights: bool, tokenizer: bool, template: bool, exceptions: Sequence[str]
+) -> str | None:
     """Return why a folder cannot be loaded, None where nothing is seen to be wrong.
 
     Raises `ConfigError` when its index names weights outside of it, and for what the headers of its weights tell.
@@ -107,16 +116,19 @@ def _folder_problem(folder: Path, *, weights: bool, tokenizer: bool, exceptions:
         return f"{lacking} no *.safetensors; save it with save_pretrained(..., safe_serialization=True)"
     if weights:
         check_weight_files(folder, config, exceptions)
-    return _tokenizer_problem(folder, lacking) if tokenizer else None
+    return _tokenizer_problem(folder, lacking, template=template) if tokenizer else None
 
 
-def _tokenizer_problem(folder: Path, lacking: str) -> str | None:
+def _tokenizer_problem(folder: Path, lacking: str, *, template: bool) -> str | None:
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return f"{lacking} no tokenizer (tokenizer.json); save the tokenizer into the same folder"
     settings = folder / "tokenizer_config.json"
     templates = any((folder / file).exists() for file in _TEMPLATE_FILES)
-    if settings.is_file() and not templates and not _read_json(settings).get("chat_template"):
-        return f"{lacking} a tokenizer without a chat template; choose an instruct model, or add chat_template.jinja"
+    if template and settings.is_file() and not templates and not _read_json(settings).get("chat_template"):
+        return (
+            f"{lacking} a tokenizer without a chat template; choose an instruct model, name a template with "
+            "`chat_template`, or add chat_template.jinja"
+        )
     return None
 
 

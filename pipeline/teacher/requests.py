@@ -16,6 +16,7 @@ from lachesis.pipeline.inference.client import InferenceClient, PromptTopLogprob
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, group_top_k
 from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
+from lachesis.pipeline.tokenizer_hash import same_tokens
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.rollout import RolloutGroup
@@ -49,7 +50,7 @@ class Teacher:
     def refusal(self, group: RolloutGroup) -> str | None:
         """Return why this teacher has nothing to say of a group, by the tokenizers; None if it has."""
         expected = self._tokenizer_hash if self.retokenizer is None else self.student_hash
-        if expected in {None, group.tokenizer_hash}:
+        if expected is None or same_tokens(expected, group.tokenizer_hash):
             return None
         whose = "the teacher's tokenizer" if self.retokenizer is None else "the tokenizer to be aligned"
         return f"{whose} {str(expected)[:12]} is not {group.tokenizer_hash[:12]}"
@@ -121,12 +122,13 @@ def _turns_of(group: RolloutGroup, retokenizer: Retokenizer) -> tuple[list[list[
     found: list[list[TurnPrompt] | None] = []
     reasons = []
     # of a sample with several sequences it is not known which of them a message belongs to
+    parameters = group.generation.get("chat_template_kwargs") or {}
     single = group.sequences.sample_index is None or len(group.sequences) == group.sequences.n_samples
     for i, sequence in enumerate(group.sequences):
         sample = i if group.sequences.sample_index is None else group.sequences.sample_index[i]
         talk = group.messages[sample] if single and sample < len(group.messages) else []
         try:
-            found.append(retokenizer.turns(sequence.tokens, sequence.loss_mask, talk))
+            found.append(retokenizer.turns(sequence.tokens, sequence.loss_mask, talk, parameters))
         except DataError as error:
             found.append(None)
             reasons.append(f"sequence {i}: {error}")

@@ -6,13 +6,13 @@ tokens stand for the same bytes. Guarantees that a span's bytes are the same on 
 matched with the teacher's own end token, and that a turn ends where its bytes stop being text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.model.chat_template import render_chat
 from lachesis.pipeline.teacher.logic.alignment import ByteSpan, common_spans, valid_text
 from lachesis.pipeline.teacher.token_bytes import token_bytes
 from lachesis.schemas.errors import DataError
@@ -45,11 +45,16 @@ class Retokenizer:
             self._specials[student.eos_token_id] = teacher.eos_token_id
 
     def turns(
-        self, tokens: NDArray[np.int32], mask: NDArray[np.bool_], conversation: Sequence[Message]
+        self,
+        tokens: NDArray[np.int32],
+        mask: NDArray[np.bool_],
+        conversation: Sequence[Message],
+        parameters: Mapping[str, Any] | None = None,
     ) -> list[TurnPrompt]:
         """Return what to ask about each run of sampled tokens of a sequence.
 
-        `tokens` int32 [T], `mask` bool [T]. `conversation` holds an assistant's message for each run. Raises
+        `tokens` int32 [T], `mask` bool [T]. `conversation` holds an assistant's message for each run; `parameters` are
+        those of the chat template. Raises
         `DataError` where it does not, where a message calls tools, or where the teacher's tokenizer or chat template
         cannot write the text.
         """
@@ -58,12 +63,11 @@ class Retokenizer:
         if len(spoken) < len(runs):
             raise DataError(f"{len(runs)} sampled turns, and {len(spoken)} messages of the assistant")
         return [
-            self._turn(tokens[run].tolist(), run.start, conversation[:at])
+            self._turn(tokens[run].tolist(), run.start, self._render(conversation[:at], parameters or {}))
             for run, at in zip(runs, spoken[len(spoken) - len(runs) :], strict=True)
         ]
 
-    def _turn(self, run: list[int], start: int, before: Sequence[Message]) -> TurnPrompt:
-        context = self._render(before)
+    def _turn(self, run: list[int], start: int, context: list[int]) -> TurnPrompt:
         written: list[int] = []
         spans: list[ByteSpan] = []
         segment: list[bytes] = []
@@ -112,13 +116,13 @@ class Retokenizer:
             raise DataError(f"the teacher's tokenizer does not keep the text {text[:60]!r} as it is")
         return ids, pieces
 
-    def _render(self, before: Sequence[Message]) -> list[int]:
+    def _render(self, before: Sequence[Message], parameters: Mapping[str, Any]) -> list[int]:
         if any(message.tool_calls or message.attachments for message in before):
             raise DataError("its conversation has tool calls or attachments, which are not rendered for another model")
         messages = [{"role": message.role, "content": message.content} for message in before]
         try:
-            ids: list[int] = self._teacher.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            ids = render_chat(self._teacher, messages, parameters=parameters)
+        except DataError as error:
             raise DataError(f"its conversation does not fit the teacher's chat template: {error}") from error
         if not ids:
             raise DataError("the teacher's chat template writes nothing before the turn, so its first token is unknown")

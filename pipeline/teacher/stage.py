@@ -86,10 +86,11 @@ def _load_retokenizer(config: RunConfig, role: str, served: str | None) -> tuple
     from lachesis.pipeline.model.tokenizer import tokenizer_hash
 
     names = config.tokenizer_name, config.tokenizer_of(role)
+    templates = config.chat_template, config.chat_template_of(role)
     for name, setting in zip(names, ("tokenizer", f"inference.{role}.tokenizer"), strict=True):
         if name is None:
             raise ConfigError(f"{setting}: not set, and neither is a model; tokenizers to be aligned must be named")
-    student, teacher = map(load_tokenizer, filter(None, names))
+    student, teacher = map(load_tokenizer, map(str, names), templates)
     hashes = tokenizer_hash(student), tokenizer_hash(teacher)
     if served not in {None, hashes[1]}:
         raise ConfigError(

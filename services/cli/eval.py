@@ -215,8 +215,9 @@ async def _run(
 
     async with open_server_models(asked.servers, timeout_s, beside_others=bool(asked.local)) as others:
         for local in asked.local:
+            settings = msgspec.structs.replace(config.role("eval"), chat_template=config.chat_template_of("eval"))
             async with open_local_model(
-                local.source, timeout_s, config.role("eval"), exceptions=config.model_exceptions
+                local.source, timeout_s, settings, exceptions=config.model_exceptions
             ) as client:
                 await add(_Model(local.name, client, local.source))
         for other in others:

@@ -38,7 +38,7 @@ async def open_app(
 ) -> "AsyncIterator[Starlette]":
     """Load `model`, a folder or a Hugging Face id, and yield the inference server's application over it.
 
-    `settings`: its threads and engine. `name`: what it is called, by default `model`. `exceptions`: see
+    `settings`: its threads, engine and chat template. `name`: what it is called, by default `model`. `exceptions`: see
     `model_exceptions`. The others: as `build_app`.
     Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
@@ -54,7 +54,8 @@ async def open_app(
             raise
         raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
-    policy = await anyio.to_thread.run_sync(partial(load_model, model, ModelSetup(exceptions=tuple(exceptions))))
+    setup = ModelSetup(chat_template=settings.chat_template, exceptions=tuple(exceptions))
+    policy = await anyio.to_thread.run_sync(partial(load_model, model, setup))
     version, forms = str(policy_version(0, "test", policy_tensors(policy.model))), forms_of(policy.model)
     await anyio.to_thread.run_sync(partial(place, policy, settings, "policy"))
     making = partial(

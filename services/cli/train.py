@@ -93,7 +93,7 @@ def train(
         raise StartupError(f"train needs the package 'torch': {install_command('train')}; or form the "
                            "batches alone, with --dry-run")  # fmt: skip
     if find_spec("torch") is not None:
-        request = replace(request, tokenizer_hash=_tokenizer_hash(model))
+        request = replace(request, tokenizer_hash=_tokenizer_hash(model, config.chat_template))
     result = anyio.run(_run, config, request, steps)
     if as_json:
         print_json(result)
@@ -148,11 +148,11 @@ def past_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | No
     return msgspec.structs.replace(config, folder=str(folder), model=record.model, training=training)
 
 
-def _tokenizer_hash(model: str) -> str:
+def _tokenizer_hash(model: str, chat_template: str | None) -> str:
     from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
     from lachesis.pipeline.model.tokenizer import tokenizer_hash
 
-    return tokenizer_hash(load_tokenizer(model))
+    return tokenizer_hash(load_tokenizer(model, chat_template))
 
 
 async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) -> TrainingProgress:

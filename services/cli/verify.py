@@ -148,7 +148,10 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
     except ModuleNotFoundError as error:
         text = f"not checked: needs {error.name}; {install_command('train')}"
         return [NumericFinding(check="loss", subject="-", verdict="warn", text=text)]
-    policy = load_model(config.model, ModelSetup(tokenizer=config.tokenizer, exceptions=tuple(config.model_exceptions)))
+    setup = ModelSetup(
+        tokenizer=config.tokenizer, chat_template=config.chat_template, exceptions=tuple(config.model_exceptions)
+    )
+    policy = load_model(config.model, setup)
     payloads = []
     for group in groups[-8:]:
         n = group.sequences.n_samples

@@ -12,6 +12,7 @@ import anyio
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.tokenizer_hash import same_tokens
 
 __all__ = ["TokenTexts", "piecewise_texts"]
 
@@ -46,6 +47,7 @@ class TokenTexts:
 
     def __init__(self, config: RunConfig) -> None:
         self._model = config.tokenizer_name
+        self._template = config.chat_template
         self._loaded: _LoadedTokenizer | str | None = None
         self._lock = anyio.Lock()
 
@@ -53,28 +55,30 @@ class TokenTexts:
         """Return the text of each token of each sequence, or why there is none."""
         async with self._lock:
             if self._loaded is None:
-                self._loaded = await anyio.to_thread.run_sync(_load, self._model)
+                self._loaded = await anyio.to_thread.run_sync(_load, self._model, self._template)
         loaded = self._loaded
         if isinstance(loaded, str):
             return loaded
-        if loaded.hash != tokenizer_hash:
+        if not same_tokens(loaded.hash, tokenizer_hash):
             return f"the tokenizer of {self._model} is not the one that this group was made with"
         decode = loaded.decode
         return await anyio.to_thread.run_sync(lambda: [piecewise_texts(ids, decode) for ids in sequences])
 
 
-def _load(model: str | None) -> _LoadedTokenizer | str:
+def _load(model: str | None, chat_template: str | None) -> _LoadedTokenizer | str:
     """Load the tokenizer of a model, or return why there is none."""
     if model is None:
         return "the configuration names no model, and so no tokenizer"
     try:
         from transformers import AutoTokenizer
 
+        from lachesis.pipeline.model.chat_template import read_template
         from lachesis.pipeline.model.tokenizer import tokenizer_hash
     except ModuleNotFoundError as error:
         return f"tokenizers need {error.name}: {install_command('train')}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+        tokenizer.chat_template = read_template(chat_template) or tokenizer.chat_template
         backend = tokenizer.backend_tokenizer
         return _LoadedTokenizer(tokenizer_hash(tokenizer), partial(backend.decode, skip_special_tokens=False))
     except (OSError, ValueError, AttributeError) as error:

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lachesis.pipeline.tokenizer_hash import with_template_parameters
 from lachesis.pipeline.trainability import TEXT_ALONE, TrainerLimits, why_untrainable
 from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.control import PolicyRecord
@@ -57,3 +58,12 @@ def test_the_policy_record_says_what_is_known():
     record = PolicyRecord(run="r", version="1-a-b", weights="w", tokenizer_hash="t", written_ns=1, vocabulary=9)
     assert TrainerLimits.of(record, TEXT_ALONE) == ("t", 9, TEXT_ALONE, None)
     assert TrainerLimits.of(None, None) == (None, None, None, None)
+
+
+async def test_parameters_of_the_chat_template_do_not_make_another_tokenizer(lab):
+    group = lab.group(1)
+    thinks = group.replace(tokenizer_hash=with_template_parameters(group.tokenizer_hash, {"enable_thinking": True}))
+    assert thinks.tokenizer_hash != group.tokenizer_hash
+    assert why_untrainable(thinks, LIMITS) is None
+    other = group.replace(tokenizer_hash=with_template_parameters("other", {"enable_thinking": True}))
+    assert "is not the trainer's" in why_untrainable(other, LIMITS)

@@ -15,6 +15,7 @@ from lachesis.pipeline.offline.replay.logic.batches import OfflineGroup, without
 from lachesis.pipeline.offline.replay.results import RevisionResult
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.pipeline.runtime.rollouts import read_rollout
+from lachesis.pipeline.tokenizer_hash import same_tokens
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
@@ -93,7 +94,7 @@ async def validated(
             group = await _read(result, messages)
             assert result.reward is not None  # noqa: S101 - only those were selected
             if result.reward.trains:
-                if tokenizer_hash is not None and group.tokenizer_hash != tokenizer_hash:
+                if tokenizer_hash is not None and not same_tokens(group.tokenizer_hash, tokenizer_hash):
                     raise DataError(
                         f"{_where(result)} was made with tokenizer {group.tokenizer_hash[:12]}, the model has "
                         f"{tokenizer_hash[:12]}: train the model that made it, or one of its checkpoints"

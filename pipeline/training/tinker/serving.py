@@ -28,7 +28,7 @@ async def run_tinker_inference(service: Service, config: RunConfig, role: str) -
     read_key(os.environ)  # before anything is waited for
     base_model = base_model_of(config)
     await service.starts_with(f"loading the tokenizer of {base_model}")
-    tokenizer = await anyio.to_thread.run_sync(partial(load_tokenizer, tokenizer_of(config)))
+    tokenizer = await anyio.to_thread.run_sync(partial(load_tokenizer, tokenizer_of(config), config.chat_template))
     ends = await anyio.to_thread.run_sync(partial(named_end_tokens, tokenizer_of(config), tokenizer))
     settings = config.role(role)
     port = settings.port or (config.training.tinker.port if role == "policy" else 0)

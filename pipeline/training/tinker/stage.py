@@ -179,7 +179,7 @@ class _Trainer:
         A checkpoint whose report was cut off is reported now. Raises as `check_resumable` and `refuse_lost`.
         """
         await service.starts_with("loading its newest checkpoint at Tinker, or making adapters")
-        tokenizer = await anyio.to_thread.run_sync(load_tokenizer, tokenizer_of(config))
+        tokenizer = await anyio.to_thread.run_sync(load_tokenizer, tokenizer_of(config), config.chat_template)
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
         folder = config.path / CHECKPOINTS
         path = latest_checkpoint(folder)

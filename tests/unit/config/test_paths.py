@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.config.paths import code_name, resolve_paths
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.loader import load_member
@@ -99,3 +99,12 @@ def test_what_names_code_does_not_change_with_the_folder_that_it_lies_in(tmp_pat
         references.add(load_member(raters[0]).describe().reference)
     assert references == {"rate.py:half"}
     assert ScoringConfig(raters=[RaterConfig(rater="rate.py:half")]).raters[0].rater == "rate.py:half"
+
+
+def test_a_template_is_a_file_or_its_own_text(tmp_path: Path) -> None:
+    def resolved(template: str) -> str:
+        tree = resolve_paths(RunConfig, {"chat_template": template}, lambda _: tmp_path)
+        return str(tree["chat_template"])
+
+    assert resolved("mine.jinja") == str(tmp_path / "mine.jinja")
+    assert resolved("{{ messages }}") == "{{ messages }}"

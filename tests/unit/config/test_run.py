@@ -1,5 +1,6 @@
 """What a run's configuration refuses because nothing could ever come of it."""
 
+import msgspec
 import pytest
 
 from lachesis.pipeline.batching.config import BatchingConfig
@@ -52,3 +53,22 @@ def test_a_group_of_one_is_refused_since_it_could_never_be_trained_on(changes, t
     with pytest.raises(ConfigError, match=text):
         RunConfig(environments={"e": EnvironmentConfig(kind="x", **changes)})
     assert RunConfig(environments={"e": EnvironmentConfig(kind="gateway", **changes)})
+
+
+@pytest.mark.parametrize("kind", ["gateway", "atropos"])
+def test_parameters_of_a_template_that_others_render_are_refused(kind: str) -> None:
+    settings = EnvironmentConfig(kind=kind, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ConfigError, match=rf"environments\.e\.chat_template_kwargs is set, but its kind is {kind}"):
+        RunConfig(environments={"e": settings})
+
+
+def test_a_role_has_the_run_s_chat_template_unless_its_model_is_its_own() -> None:
+    config = msgspec.convert(
+        {
+            "chat_template": "{{ 1 }}",
+            "inference": {"teacher": {"model": "m"}, "eval": {"model": "m", "chat_template": "{{ 2 }}"}},
+        },
+        RunConfig,
+    )
+    found = {role: config.chat_template_of(role) for role in ("policy", "teacher", "eval")}
+    assert found == {"policy": "{{ 1 }}", "teacher": None, "eval": "{{ 2 }}"}

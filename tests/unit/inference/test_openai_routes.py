@@ -334,3 +334,29 @@ async def test_a_template_that_wants_arguments_as_text_gets_them_so(http, policy
     )
     body = await post(http, "/tokenize", messages=[{"role": "assistant", "tool_calls": [CALL]}])
     assert body["tokens"] == policy.tokenizer.encode('f{"a":7}', add_special_tokens=False)
+
+
+@pytest.mark.parametrize(("opens", "text"), [("", f"<think>{CALLS}</think>y"), ("<think>", CALLS)])
+async def test_calls_that_are_only_thought_of_stay_in_the_text(http, policy, says, opens, text):
+    policy.tokenizer.chat_template = "{{ tools | length }}{% for m in messages %}{{ m.content }}{% endfor %}" + opens
+    says(text)
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
+    (choice,) = (await post(http, CHAT, **body))["choices"]
+    assert (choice["finish_reason"], choice["message"]) == ("stop", {"role": "assistant", "content": text})
+    last = [part["choices"][0] for part in await events(http, CHAT, **body)][-1]
+    assert (last["finish_reason"], last["delta"]["content"]) == ("stop", text)
+
+
+async def test_parameters_of_the_template_are_served_and_tools_that_it_drops_refused(http, policy):
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '!' if shouts }}"
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "return_token_ids": True}
+    told = await post(http, CHAT, chat_template_kwargs={"shouts": True}, **body)
+    assert policy.tokenizer.decode(told["prompt_token_ids"]) == "x!"
+    asked = {"messages": body["messages"], "chat_template_kwargs": {"shouts": True}}
+    assert (await post(http, "/tokenize", **asked))["tokens"] == told["prompt_token_ids"]
+    for wrong, text in (
+        ({"tools": TOOLS}, "does not read `tools`"),
+        ({"chat_template_kwargs": {"tools": 1}}, "not the"),
+    ):
+        answer = await http.post(CHAT, json={**body, **wrong})
+        assert (answer.status_code, text in answer.text) == (400, True)

@@ -213,3 +213,11 @@ def test_text_is_cut_where_it_stops_being_text(text, rest):
 def test_runs():
     assert runs_of(np.array([0, 1, 1, 0, 1], bool)) == [slice(1, 3), slice(4, 5)]
     assert runs_of(np.zeros(3, bool)) == []
+
+
+def test_the_parameters_of_the_template_are_those_of_the_group():
+    other = byte_level(420, template="{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '!' if shouts }}>>")
+    ids = STUDENT.encode("the cat", add_special_tokens=False)
+    tokens = np.array([1, *ids], np.int32)
+    (found,) = pair(other).turns(tokens, np.arange(len(tokens)) >= 1, TALK, {"shouts": True})
+    assert said(other, found.token_ids).startswith(b"write!>>the cat")
