@@ -19,6 +19,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 
+from lachesis.pipeline.real_number import real_number
 from lachesis.pipeline.tasks.thinking import opened_thought
 from lachesis.pipeline.user_code import argument_problem
 from lachesis.schemas.errors import ConfigError
@@ -198,15 +199,10 @@ def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
     """Judge what a rater returned: a finite number within its bounds, or None with the reason."""
     if value is None:
         return Rating(None, "abstain")
-    if type(value) is float:
-        number = value
-    elif isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        return Rating(None, "error", f"returned {value!r:.80}, which is not a number")
-    else:
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array of several numbers, say
-            return Rating(None, "error", f"returned {value!r:.80}: {error}")
+    try:
+        number = real_number(value)
+    except ValueError as error:
+        return Rating(None, "error", f"returned {error}")
     if not math.isfinite(number):
         return Rating(None, "nonfinite", f"returned {number}")
     if bounds is not None and not bounds[0] <= number <= bounds[1]:

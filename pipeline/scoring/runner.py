@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.backoff import RetryPolicy
+from lachesis.pipeline.cures import with_cure
 from lachesis.pipeline.outages import is_outage
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArguments
@@ -33,7 +34,7 @@ from lachesis.schemas.errors import InfrastructureError
 __all__ = ["EnsembleRunner"]
 
 _MAX_DETAIL = 440
-"""Characters kept of what a rater raised."""
+"""Characters kept of what a rater raised; how to mend it follows."""
 _MAX_REPEATED = 100
 """Characters of the last failure that calls which are not made repeat; a score carries 200 in all."""
 
@@ -210,7 +211,7 @@ class _MemberCalls:
 
     def _failure_text(self, error: BaseException) -> str:
         log_failure(f"rater {self.member.name}", error)
-        return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
+        return with_cure(f"{type(error).__name__}: {error}"[:_MAX_DETAIL], error)
 
     def _given_up(self, argument: Any, failure: BaseException, tried: str) -> Rating:
         self._breaker.failed(anyio.current_time())

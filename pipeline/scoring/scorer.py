@@ -21,6 +21,7 @@ from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleScores
 from lachesis.pipeline.scoring.logic.bonus import ShapingSample, shape
+from lachesis.pipeline.scoring.logic.unrated import UnratedGroups
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.tasks.thinking import OPENED_KEY, opened_thought
@@ -75,6 +76,8 @@ class EnvironmentScorer:
         self._success_rater = settings.success_rater if settings else None
         self._success_threshold = settings.success_threshold if settings else 1.0
         self._reported_reasons: set[str] = set()
+        self.unrated = UnratedGroups()
+        """Which raters, or rewards of the environment, have rated nothing for how many groups."""
         self.digest = self._ensemble.ensemble.digest if self._ensemble else _ENVIRONMENT_ENSEMBLE
         self.versions = self._ensemble.ensemble.versions if self._ensemble else {}
         self._shaping = shaping if shaping is not None and shaping.on else None
@@ -97,6 +100,8 @@ class EnvironmentScorer:
         if self._ensemble is not None:
             samples = samples_of(group)
             ratings = await self._ensemble.runner.rate_group(samples)
+            for name, column in ratings.items():
+                self.unrated.count(name, column)
             scores = self._ensemble.ensemble.score(ratings)
             self._log_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
@@ -104,6 +109,8 @@ class EnvironmentScorer:
                 failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
         else:
             scores, problems = _own_rewards(group)
+            for name, rewards in scores.ratings.items():
+                self.unrated.count(name, [_as_rating(value, problems.get(name)) for value in rewards])
             for name, problem in problems.items():
                 self._log_once(f"environment {group.env}, reward {name}: {problem}")
             if self._explains:
@@ -163,7 +170,7 @@ class EnvironmentScorer:
         for name, column in ratings.items():
             for rating in column:
                 if rating.status not in {"ok", "abstain"}:
-                    self._log_once(f"rater {name}: {rating.status}, {rating.detail[:200]}")
+                    self._log_once(f"rater {name}: {rating.status}, {rating.detail}")
 
     def _log_once(self, reason: str) -> None:
         if reason not in self._reported_reasons and len(self._reported_reasons) < _MAX_REASONS:
@@ -276,6 +283,12 @@ def _own_rewards(group: RolloutGroup) -> tuple[EnsembleScores, dict[str, str]]:
     }
     unscorable = [i for i, score in enumerate(scores) if score is None]
     return EnsembleScores(scores, dict(ratings), statuses, None, unscorable), failures
+
+
+def _as_rating(value: float | None, problem: str | None) -> Rating:
+    if value is not None:
+        return Rating(value)
+    return Rating(None, "abstain" if problem is None else "error", problem or "")
 
 
 def _reward_status(given: float | None, kept: float | None) -> str:

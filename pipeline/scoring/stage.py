@@ -34,6 +34,8 @@ __all__ = ["run_scorer"]
 log = logging.getLogger("lachesis")
 
 _POLICY_EVERY_S = 1.0
+_UNRATED_GROUPS = 3
+"""Groups in a row without any rating of a rater, after which it is named."""
 _AGREEMENT_EVERY_GROUPS = 8
 """Groups from one look at how far raters agree to the next."""
 
@@ -66,6 +68,8 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             promoted[key] = _promoted(promotion, config, env, report) or scorers.get(env, shared)
         return promoted[key]
 
+    unrated = _UnratedReport(service)
+
     async def handle(rollout: StoredRollout) -> _ScoredGroup:
         env = rollout.group.env
         promotion = await in_force.promotion_at(rollout.seq)
@@ -79,6 +83,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
+        unrated.report(env, scorer)
         signals = msgspec.structs.replace(
             signals_of(rollout.group.sequences, rollout.group.generation),
             untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
@@ -117,6 +122,26 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             patience_s=config.scoring.patience_s,
         ),
     )
+
+
+class _UnratedReport:
+    """Names the raters of which no answer of the last groups has a rating: more groups will not help."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._named: defaultdict[str, set[str]] = defaultdict(set)
+
+    def report(self, env: str, scorer: EnvironmentScorer) -> None:
+        """Say in the heartbeat which raters of `env` rate nothing, and take back what no longer holds."""
+        found = scorer.unrated.without_rating(_UNRATED_GROUPS)
+        for rater, why in found.items():
+            what = f"rater {rater}" if scorer.versions else f"reward {rater}"
+            self._service.set_problem(
+                f"{env} {rater} unrated", f"environment {env}, {what}: {why}. Groups without scores are not trained on"
+            )
+        for rater in self._named[env] - found.keys():
+            self._service.set_problem(f"{env} {rater} unrated", None)
+        self._named[env] = set(found)
 
 
 class _Limits:
