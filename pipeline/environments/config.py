@@ -1,6 +1,6 @@
 """Configuration of rollout collection."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -27,5 +27,7 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Samples that a group needs to go on without lost ones. Default 2."""
     max_context: PositiveInt | None = None
     """Tokens prompt and completion of a sequence may have together. Default None: what the server accepts."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Parameters of the model's chat template. Default none."""
     model: str = "policy"
     """Name of the model in traces. Default policy."""

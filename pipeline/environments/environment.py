@@ -17,6 +17,7 @@ import anyio
 
 from lachesis.pipeline.environments.session import Reply, Session
 from lachesis.pipeline.environments.tools import describe_tools, run_tools, tools_of
+from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ConfigError, InfrastructureError
@@ -25,6 +26,8 @@ from lachesis.schemas.rollout import Message
 __all__ = ["Environment", "Reward", "resolve_awaitable"]
 
 Reward = float | None | Mapping[str, float | None]
+"""One finite number, or several by name; None where nobody can tell. NumPy's and torch's numbers of one element,
+`Decimal`, `Fraction` and bool are numbers, too."""
 
 
 class Environment:
@@ -85,7 +88,7 @@ class Environment:
     async def score(self, task: Task, session: Session) -> float | None:
         """Return what evaluation judges the sample by. Default: `reward`, which must then be a single number.
 
-        Raises ConfigError when it is not.
+        Raises ConfigError when it is not, ValueError when that is no finite number.
         """
         value = await resolve_awaitable(self.reward(task, session))
         if isinstance(value, Mapping):
@@ -95,7 +98,7 @@ class Environment:
                     "score(task, session), or give evaluate() a score"
                 )
             (value,) = value.values()
-        return None if value is None else float(value)
+        return None if value is None else finite_number(value)
 
     @property
     def tools(self) -> dict[str, Callable[..., Any]]:

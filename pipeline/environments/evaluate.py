@@ -26,6 +26,7 @@ from lachesis.pipeline.environments.rollout import GroupDraft, collect_group, de
 from lachesis.pipeline.environments.session import Session
 from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.annotations import MAX_EVALUATION_EXAMPLES, MAX_EXAMPLE_CHARS, EvalExample
@@ -36,6 +37,7 @@ from lachesis.schemas.errors import (
     InfrastructureError,
     LachesisError,
     PolicyMovedError,
+    PromptTooLongError,
 )
 from lachesis.schemas.ids import PolicyVersion
 
@@ -72,6 +74,8 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     """Samples without a score: the scorer could not tell, or a bug of the environment cost the sample."""
     versions: dict[str, int]
     """Samples (greedy ones too) that hold tokens of each policy version, oldest version first."""
+    too_long: list[int]
+    """Tasks of which the prompt leaves no room for an answer in the context; their samples are unjudged."""
     examples: list[EvalExample]
     """The first tasks with their greedy answers, for people to read."""
 
@@ -108,7 +112,8 @@ async def evaluate(
     `score` (a sample) or `score_group` (all samples of a task) and `threshold` judge success; by default `env.score`
     and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. `report`:
     as in `collect_group`. `skip` is called for an item of which requests or raters failed or were refused, and its
-    samples count as unjudged; without it that ends the evaluation. Raises PolicyMovedError (see the module), and what
+    samples count as unjudged; without it that ends the evaluation, but for prompts that leave no room for an answer:
+    those are named in the result, unless all are so. Raises PolicyMovedError (see the module), and what
     `collect_group` raises, except that an item the environment's bugs cost counts as unjudged unless all do.
     """
     if k < 1 or concurrency < 1:
@@ -125,7 +130,7 @@ async def evaluate(
     async def draw(place: int, n: int, sampling: SamplingParams) -> list[float | None]:
         index = indices[place]
         scores: list[float | None] = [None] * n
-        with _skip_on_failure(index, skip):
+        with _skip_on_failure(index, skip, tally.too_long):
             try:
                 draft = await collect_group(
                     env, _task(env, index), inference, n, sampling, config=config, report=report
@@ -154,13 +159,21 @@ async def evaluate(
                 tasks.start_soon(one, place)
     except ExceptionGroup as group:
         raise deciding_error(group) from group
+    if skip is None:
+        tally.refuse_all_too_long()
     return tally.result(k, temperature, env.success_threshold if threshold is None else threshold)
 
 
 @contextmanager
-def _skip_on_failure(index: int, skip: Callable[[int, LachesisError], None] | None) -> Iterator[None]:
+def _skip_on_failure(
+    index: int, skip: Callable[[int, LachesisError], None] | None, too_long: dict[int, PromptTooLongError]
+) -> Iterator[None]:
     try:
         yield
+    except PromptTooLongError as error:
+        too_long[index] = error
+        if skip is not None:
+            skip(index, error)
     except (InfrastructureError, DataError) as error:
         if skip is None or isinstance(error, PolicyMovedError):
             raise
@@ -169,7 +182,8 @@ def _skip_on_failure(index: int, skip: Callable[[int, LachesisError], None] | No
 
 def _one_by_one(score: Score) -> GroupScorer:
     async def scored(draft: GroupDraft) -> list[float | None]:
-        return [await score(draft.task, session) for session in draft.sessions]
+        scores = [await score(draft.task, session) for session in draft.sessions]
+        return [None if one is None else finite_number(one) for one in scores]
 
     return scored
 
@@ -196,6 +210,7 @@ class _Tally:
         self.greedy: dict[int, list[float | None]] = {}
         self.examples: dict[int, EvalExample] = {}
         self.bugs: list[EnvironmentCodeError] = []
+        self.too_long: dict[int, PromptTooLongError] = {}
         self._pinned = policy_version
         self._versions: dict[str, int] = {}
         self._lengths: list[int] = []
@@ -211,6 +226,11 @@ class _Tally:
                     )
                 self._versions[version] = self._versions.get(version, 0) + 1
             self._lengths.append(sum(session.loss_mask))
+
+    def refuse_all_too_long(self) -> None:
+        """Raise PromptTooLongError when no prompt leaves room for an answer."""
+        if len(self.too_long) == len(set(self.indices)):
+            raise next(iter(self.too_long.values()))
 
     def result(self, k: int, temperature: float, threshold: float) -> EvalResult:
         scores = [value for place in sorted(self.sampled) for value in self.sampled[place]]
@@ -234,6 +254,7 @@ class _Tally:
             mean_tokens=_mean(self._lengths),
             unjudged=scores.count(None) + greedy.count(None),
             versions=dict(sorted(self._versions.items(), key=lambda entry: PolicyVersion.parse(entry[0]))),
+            too_long=sorted(self.too_long),
             examples=[example for _, example in sorted(self.examples.items())],
         )
 

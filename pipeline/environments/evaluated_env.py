@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.collecting import collect_config, max_context_of
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.evaluate import EvalResult, GroupScorer, evaluate
 from lachesis.pipeline.environments.inference import Inference
@@ -80,7 +80,7 @@ class EvaluatedEnv:
             seed=config.seed,
             policy_version=policy_version,
             concurrency=self.settings.concurrency,
-            config=CollectConfig(request_timeout_s=self.settings.timeout_s),
+            config=collect_config(self.settings, max_context=await max_context_of(inference)),
             report=report,
             skip=skip,
         )

@@ -8,6 +8,7 @@ environment that cannot be evaluated then is left out, and said so of, and never
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -40,6 +41,8 @@ __all__ = ["run_evaluator"]
 
 log = logging.getLogger("lachesis")
 
+_MAX_NAMED = 5
+"""Tasks that a problem names."""
 _HARDLY_ANY = 0.03
 """Held-out rate up to which the environment's own judgement may be stricter than what the raters train for."""
 
@@ -183,6 +186,15 @@ class _Evaluator:
             log.warning("%s", text)
         self.service.set_note(about, text)
 
+    def set_problem(self, env: str, too_long: Sequence[int], items: int) -> None:
+        """Name held-out tasks that cannot be asked."""
+        named = ", ".join(map(str, too_long[:_MAX_NAMED]))
+        text = (
+            f"environment {env}: {len(too_long)} of {items} held-out tasks leave no room for an answer in the context, "
+            f"so they are not judged: {named}{', ...' if len(too_long) > _MAX_NAMED else ''}"
+        )
+        self.service.set_problem(f"{env} too long", text if too_long else None)
+
     async def _measure(self, record: PolicyRecord, one: EvaluatedEnv, items: int) -> EvalEvent:
         started_ns = time.time_ns()
         client = await self.directory.current()
@@ -201,6 +213,7 @@ class _Evaluator:
             policy_version=record.version,
             report=self.service.report_wait,
         )
+        self.set_problem(one.name, result.too_long, result.items)
         if result.avg_at_k is None or result.pass_at_k is None:
             raise DataError(f"environment {one.name} judged none of {result.items} items")
         carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}

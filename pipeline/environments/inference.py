@@ -9,7 +9,7 @@ a turn never passes `max_context`.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -56,8 +56,17 @@ class Inference(Protocol):
     token and contiguous version spans from 0 to its end.
     """
 
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the token ids of chat messages under the server's chat template."""
+    async def tokenize(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of chat messages under the server's chat template.
+
+        `chat_template_kwargs`, parameters of the template, are given where an environment has some.
+        """
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -140,7 +149,11 @@ class InferenceRequests:
     async def tokenize(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, the generation prompt included."""
         chat = [as_chat(message) for message in messages]
-        return await self._retry("tokenize", lambda: self._inference.tokenize(chat, add_generation_prompt=True))
+        kwargs = self._config.chat_template_kwargs
+        given: dict[str, Any] = {"chat_template_kwargs": kwargs} if kwargs else {}
+        return await self._retry(
+            "tokenize", lambda: self._inference.tokenize(chat, add_generation_prompt=True, **given)
+        )
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:
         """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
@@ -239,7 +252,7 @@ class InferenceRequests:
         if not ids:
             raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
-        text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
+        text = generation.text if not parts else await self.detokenize(ids[:-1] if reason == "stop" else ids)
         if self._run is not None:
             cut = 1.0 if sampling.top_p == self._run.top_p else sampling.top_p
             asked = {"temperature": sampling.temperature, "top_p": cut}
@@ -247,7 +260,8 @@ class InferenceRequests:
             self.otherwise += [] if difference is None else [(ids, difference)]
         return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None)
 
-    async def _text(self, ids: list[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""
 
     async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:

@@ -8,12 +8,14 @@ answer of the model has a reward: what a failed request, a bug or a rater that i
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 
 from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.environments.collecting import collect_config, max_context_of
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.group_environment import running_environment
@@ -64,7 +66,7 @@ class InferenceTest:
         self._samples = samples
         self._seed = seed
         self._concurrency = concurrency
-        self._collect = collect or CollectConfig(request_timeout_s=settings.timeout_s)
+        self._collect = collect or collect_config(settings)
         own = settings.scoring or scoring
         self._scorer = EnvironmentScorer(own, settings, explains=True) if own.raters else None
         if len(env) < 1:
@@ -84,6 +86,9 @@ class InferenceTest:
 
         `report`: as in `collect_group`. Raises ConfigError when the environment's settings contradict each other.
         """
+        with suppress(InfrastructureError, DataError):  # its requests will say more, each in its place
+            limit = await max_context_of(model.connect())
+            self._collect = msgspec.structs.replace(self._collect, max_context=limit)
         places = anyio.CapacityLimiter(self._concurrency)
         groups: dict[int, list[InferenceSample]] = {}
 
@@ -202,9 +207,15 @@ class RequestMeter:
         """Tokens that the model generated; None where the server does not count them."""
         return self._inference.tokens if isinstance(self._inference, ChatInference) else self.generated
 
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+    async def tokenize(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, **given: Any
+    ) -> list[int]:
         """Return what the inference does."""
-        return await self._inference.tokenize(messages, add_generation_prompt=add_generation_prompt)
+        return await self._inference.tokenize(messages, add_generation_prompt=add_generation_prompt, **given)
+
+    async def max_model_len(self) -> int | None:
+        """Return what the inference does; None where it does not say."""
+        return await max_context_of(self._inference)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return what the inference does."""

@@ -9,7 +9,6 @@ no kind of answer is sorted out.
 """
 
 import contextlib
-import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ import anyio
 import msgspec
 import numpy as np
 
+from lachesis.pipeline.cures import with_cure
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
 from lachesis.pipeline.environments.group_environment import GroupEnvironment, SequenceExtras
@@ -27,6 +27,7 @@ from lachesis.pipeline.environments.inference import Inference, InferenceRequest
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thinking import OPENED_KEY
@@ -75,6 +76,7 @@ class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[SampleFailure]
     sampling: SamplingParams
     started_ns: int
+    chat_template_kwargs: dict[str, Any] = {}
     lost: list[int] = []
     extras: SequenceExtras = SequenceExtras()
     metadata: dict[str, Any] = {}
@@ -148,6 +150,7 @@ async def collect_group(
         failures=failures,
         sampling=sampling,
         started_ns=started_ns,
+        chat_template_kwargs=config.chat_template_kwargs,
         lost=lost,
         metadata=await _opening(requests, sessions),
     )
@@ -274,10 +277,18 @@ def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, fl
     if not session.replies:
         raise EnvironmentCodeError(f"{name}.rollout ended before the model said anything: await session.generate()")
     components = dict(reward) if isinstance(reward, Mapping) else {ENVIRONMENT_REWARD: reward}
+    found: dict[str, float | None] = {}
     for key, value in components.items():
-        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-            raise EnvironmentCodeError(f"{name}: reward {key} is {value!r}; a reward is a finite number or None")
-    return {key: None if value is None else float(value) for key, value in components.items()}
+        if not isinstance(key, str):
+            raise EnvironmentCodeError(f"{name}: {key!r:.80} names a reward; several rewards have texts as names")
+        try:
+            found[key] = None if value is None else finite_number(value)
+        except ValueError as error:
+            raise EnvironmentCodeError(
+                f"{name}: reward {key} is {error}; a reward is a finite number or None where nobody can tell, "
+                "or several of these by name"
+            ) from error
+    return found
 
 
 def build_group(
@@ -295,8 +306,9 @@ def build_group(
 ) -> RolloutGroup:
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
-    `metadata` gains `failed_samples` where a bug of the environment cost some, and `lost_samples` where the server went
-    away from some. Raises SchemaError, for one when the server's weight versions are not policy versions.
+    `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
+    away from some, and `thought_calls` (by sample) where tool calls were only thought of. Raises SchemaError, for one
+    when the server's weight versions are not policy versions.
     """
     versions: list[str] = []
     spans = []
@@ -312,12 +324,15 @@ def build_group(
     notes = {**draft.metadata, **(metadata or {})}
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
+    if any(session.thought_calls for session in draft.sessions):
+        notes["thought_calls"] = [session.thought_calls for session in draft.sessions]
     if draft.lost:
         kept = {session.sample for session in draft.sessions}
         notes["lost_samples"] = {
             "refilled": [sample for sample in draft.lost if sample in kept],
             "left_out": [sample for sample in draft.lost if sample not in kept],
         }
+    template = {"chat_template_kwargs": draft.chat_template_kwargs} if draft.chat_template_kwargs else {}
     group = RolloutGroup(
         id=draft.id,
         run=run,
@@ -347,7 +362,7 @@ def build_group(
         dispatch=dispatch,
         task=draft.task.task,
         messages=[session.messages for session in draft.sessions],
-        generation=_generation(draft.sampling),
+        generation=_generation(draft.sampling) | template,
         metadata=notes,
     )
     group.check()
@@ -408,4 +423,4 @@ def deciding_error(error: Exception) -> Exception:
 def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:_MAX_TEXT_CHARS] + where
+    return with_cure(f"{type(error).__name__}: {error}"[:_MAX_TEXT_CHARS] + where, error)

@@ -21,9 +21,10 @@ from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.tasks.task import Task
-from lachesis.pipeline.tasks.tool_calls import parse_tool_calls
+from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opens_thought, thought_spans
+from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
-from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError
+from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError, PromptTooLongError
 from lachesis.schemas.rollout import FinishReason, Message, ToolCall
 
 __all__ = ["Reply", "SampleEnded", "Session", "SharedFirstTurn"]
@@ -46,6 +47,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[ToolCall] = []
     tool_errors: list[str] = []
     """What was wrong with tool calls that cannot be read."""
+    thought_calls: int = 0
+    """Tool calls that the model only thought of, between `<think>` and `</think>` say; none of them is run."""
 
 
 class SharedFirstTurn:
@@ -126,6 +129,11 @@ class Session:
         return self.replies[-1].text if self.replies else ""
 
     @property
+    def thought_calls(self) -> int:
+        """Tool calls of all turns that the model only thought of, and that were not run."""
+        return sum(reply.thought_calls for reply in self.replies)
+
+    @property
     def turns_left(self) -> int:
         return self._max_turns - len(self.replies)
 
@@ -149,13 +157,17 @@ class Session:
             raise SampleEnded
         try:
             turn = await self._turn()
+            parsed = await self._parsed(turn)
         except LachesisError as error:
             self.failure = error
             raise
         self._append(turn)
-        parsed = parse_tool_calls(turn.text)
         reply = Reply(
-            text=turn.text, finish_reason=turn.finish_reason, tool_calls=parsed.calls, tool_errors=parsed.errors
+            text=turn.text,
+            finish_reason=turn.finish_reason,
+            tool_calls=parsed.calls,
+            tool_errors=parsed.errors,
+            thought_calls=parsed.thought,
         )
         self.replies.append(reply)
         self.messages.append(Message(role="assistant", content=turn.text, tool_calls=parsed.calls))
@@ -188,6 +200,19 @@ class Session:
         self._put(new)
         return turn
 
+    async def _parsed(self, turn: ModelTurn) -> ParsedCalls:
+        """Return the tool calls of a turn.
+
+        A template may open a thought in the prompt, and special tokens may mark thoughts, which the text does not
+        show: where a call is not seen to be thought, both are looked at.
+        """
+        if CALL_MARKER not in turn.text or thought_spans(turn.text):
+            return parse_tool_calls(turn.text)
+        said = turn.token_ids[:-1] if turn.finish_reason == "stop" else turn.token_ids
+        opened = opens_thought(await self._requests.detokenize(self.tokens[-PROMPT_END_TOKENS:]))
+        whole = await self._requests.detokenize(said)
+        return parse_tool_calls(turn.text, whole=whole, opened=opened)
+
     def _seeded(self, turn: object) -> SamplingParams:
         return msgspec.structs.replace(self._sampling, seed=derive_seed(self._sampling.seed, self.sample, turn))
 
@@ -214,9 +239,12 @@ class Session:
 
 
 def check_prompt(prompt_ids: Sequence[int], requests: InferenceRequests, sampling: SamplingParams) -> None:
-    """Raise DataError unless the prompt has a token and leaves room for one."""
+    """Raise PromptTooLongError when a prompt leaves no room for a token, DataError when it has none."""
     if not prompt_ids:
         raise DataError("the chat template turns the prompt into no token at all")
     room = requests.room(len(prompt_ids), sampling)
     if room is not None and room < 1:
-        raise DataError(f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in the context")
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in the context of "
+            f"{len(prompt_ids) + room}"
+        )

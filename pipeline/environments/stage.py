@@ -26,6 +26,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environments.epoch_claims import EpochClaims
+from lachesis.pipeline.environments.failures import GroupFailures
 from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
@@ -42,6 +43,7 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
+from lachesis.pipeline.tokenizer_hash import with_template_parameters
 from lachesis.pipeline.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas import keys, subjects
@@ -53,6 +55,7 @@ from lachesis.schemas.errors import (
     EnvironmentCodeError,
     GroupDeclinedError,
     InfrastructureError,
+    PromptTooLongError,
     SchemaError,
     StreamFullError,
 )
@@ -176,20 +179,22 @@ class _Producer:
         self.id = f"environment-{name}-{service.replica}"
         self.epoch = time.time_ns()
         self.counter = 0
-        self.failures = 0
+        self.failures = GroupFailures(service, name, len(env))
         self.lost = 0
         self.declined = 0
         self.largest = settings.largest_bytes
         self.leases = ProducerLeases(service, self.id, name)
         self.claims: EpochClaims | None = None
         self.rng = np.random.default_rng([seed, self.epoch])
-        self.sampler = self._sampler(np.ones(len(env), np.float32), "uniform")
+        self.weights, self.snapshot_id = np.ones(len(env), np.float32), "uniform"
+        self.sampler = self._sampler()
         self.tokenizer_hash = ""
         self.limits = TrainerLimits(reads=None)
         self.collect = CollectConfig(
             request_timeout_s=settings.timeout_s,
             lost_samples=settings.lost_samples,
             fewest_samples=settings.fewest_samples,
+            chat_template_kwargs=settings.chat_template_kwargs,
         )
         self.sampling = SamplingParams(
             temperature=settings.temperature,
@@ -218,18 +223,20 @@ class _Producer:
                     continue
                 weights = snapshot.values()
                 if len(weights) == len(self.env):
-                    self.sampler = self._sampler(weights, snapshot.id)
+                    self.weights, self.snapshot_id = weights, snapshot.id
+                    self.sampler = self._sampler()
                 else:
                     log.warning(
                         "snapshot %s weighs %d items, %s has %d", snapshot.id, len(weights), self.name, len(self.env)
                     )
 
-    def _sampler(self, weights: NDArray[np.float32], snapshot_id: str) -> Sampler:
+    def _sampler(self) -> Sampler:
         if self.single is not None:
             alone = np.zeros(len(self.env), np.float32)
             alone[self.single.task] = 1.0
             return Sampler.from_snapshot(alone, "single")
-        return Sampler.from_snapshot(mask_held_out(weights, self.held_out), snapshot_id)
+        left_out = np.concatenate([self.held_out, self.failures.too_long])
+        return Sampler.from_snapshot(mask_held_out(self.weights, left_out), self.snapshot_id)
 
     async def learn_limits(self) -> None:
         """Wait for the run's policy and its server; note the tokenizer and the longest context."""
@@ -242,7 +249,9 @@ class _Producer:
         async with self.service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 policy = decode(PolicyRecord, entry.value)
-                self.tokenizer_hash = policy.tokenizer_hash
+                self.tokenizer_hash = with_template_parameters(
+                    policy.tokenizer_hash, self.settings.chat_template_kwargs
+                )
                 self.limits = TrainerLimits.of(policy, self.reads, self.temperature)
                 return
 
@@ -264,6 +273,9 @@ class _Producer:
             return _Draw(drawn.item, self.sampler.snapshot_id, drawn.probability)
         try:
             claim = await self.claims.claim()
+            while self.failures.is_too_long(self.claims.order.item(claim)):  # known since another epoch
+                await self.claims.settle(claim)
+                claim = await self.claims.claim()
         except InfrastructureError:
             return None  # draining; what may be claimed is claimed again by the next life of this process
         return _Draw(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
@@ -336,18 +348,21 @@ class _Producer:
             vitals.metrics[f"environment/{self.name}/declined"] = self.declined
             await self._give_back(draw.claim, failed=True)
             return None
+        except PromptTooLongError as error:
+            if self.single is not None:
+                raise
+            self.failures.count_too_long(draw.item, task.item, error)
+            self.failures.refuse_all_too_long(len(self.env) - len(self.held_out))
+            self.sampler = self._sampler()
+            await self._settle(draw.claim)
+            return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             if self.single is not None:
                 raise
-            log.warning("a group of item %d failed", draw.item, exc_info=error)
-            self.service.set_note("failure", str(error))
-            self.failures += 1
             await self._give_back(draw.claim, failed=True)
-            if self.failures >= MAX_FAILURES:
-                raise
+            self.failures.count_failed(str(draw.item), error, MAX_FAILURES)
             return None
-        self.failures = 0
-        self.service.set_note("failure", None)
+        self.failures.count_made(sum(session.thought_calls for session in draft.sessions))
         self.counter += draw.claim is None
         return group, data, spans
 

@@ -14,6 +14,7 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.evaluate import GroupScorer
 from lachesis.pipeline.environments.group_environment import GroupEnvironment
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group
+from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer
 from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
@@ -47,7 +48,8 @@ def success_scorer(
 
     async def by_environment(draft: GroupDraft) -> list[float | None]:
         try:
-            return [await env.score(draft.task, session) for session in draft.sessions]
+            scores = [await env.score(draft.task, session) for session in draft.sessions]
+            return [None if score is None else finite_number(score) for score in scores]
         except LachesisError:
             raise
         except Exception as error:

@@ -7,7 +7,7 @@ Text is split into characters. Its chat template writes `<role>content<end>` and
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio.lowlevel
@@ -33,10 +33,21 @@ class FakeInference:
         self.reply = reply
         self.version = version
         self.requests: list[tuple[list[int], int, SamplingParams]] = []
+        self.template_kwargs: dict[str, Any] = {}
         self._samples = 0
 
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the ids of chat messages. Roles: system, user, assistant, tool."""
+    async def tokenize(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of chat messages. Roles: system, user, assistant, tool.
+
+        Its template has no parameters; those that it is given are kept in `template_kwargs`.
+        """
+        self.template_kwargs = dict(chat_template_kwargs or {})
         ids = []
         for message in messages:
             ids += [_SPECIAL.index(f"<{message['role']}>"), *_encode(message["content"]), _END, *_encode("\n")]

@@ -1,11 +1,12 @@
-"""Checks an environment without a model: loads, prompts, parses, scores, deterministic, resets.
+"""Checks an environment: loads, prompts, parses, scores, deterministic, resets, renders.
 
-In: an environment's name and parameters. Out: one `EnvironmentCheck` for each question, in that order; after a failure
-those that need what failed are not made. Answers are scripted (`FakeInference`): a verdict is the environment's alone.
+No model is needed but for the last, which is made where one is named. In: an environment's name and parameters. Out:
+one `EnvironmentCheck` for each question, in that order; after a failure those that need what failed are not made.
+Answers are scripted (`FakeInference`): a verdict is the environment's alone.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import anyio
@@ -23,7 +24,7 @@ from lachesis.schemas.rollout import Message
 
 __all__ = ["CHECKS", "EnvironmentCheck", "task_digests", "verify_environment"]
 
-CheckName = Literal["loads", "prompts", "parses", "scores", "deterministic", "resets"]
+CheckName = Literal["loads", "prompts", "parses", "scores", "deterministic", "resets", "renders"]
 CHECKS: tuple[CheckName, ...] = ("loads", "prompts", "parses", "scores", "deterministic", "resets")
 _NEEDED: dict[CheckName, set[CheckName]] = {
     "prompts": set(),
@@ -31,6 +32,7 @@ _NEEDED: dict[CheckName, set[CheckName]] = {
     "scores": {"prompts"},
     "deterministic": {"prompts", "scores"},
     "resets": {"prompts", "scores", "deterministic"},
+    "renders": {"prompts"},
 }
 """Of a check, those without which its verdict would say nothing."""
 _MAX_TASKS = 16
@@ -61,10 +63,16 @@ class _Failure(Exception):  # noqa: N818 - a finding, not an error
     """Raised when a check fails; its text is the finding."""
 
 
-async def verify_environment(name: str, params: Mapping[str, Any] | None = None) -> list[EnvironmentCheck]:
+async def verify_environment(
+    name: str,
+    params: Mapping[str, Any] | None = None,
+    look_at_prompts: Callable[[Environment], Awaitable[str]] | None = None,
+) -> list[EnvironmentCheck]:
     """Return all checks of the environment `name`, a built-in one or `module:Class`.
 
-    A fault of the environment is a failed check, never an exception.
+    `look_at_prompts` renders its prompts for a model, which makes one check more, "renders"; it returns what was seen,
+    and raises ConfigError or DataError where something is wrong. A fault of the environment is a failed check, never an
+    exception.
     """
     given = dict(params or {})
     found: list[EnvironmentCheck] = []
@@ -91,6 +99,8 @@ async def verify_environment(name: str, params: Mapping[str, Any] | None = None)
         ("deterministic", lambda: _check_deterministic(name, given, make)),
         ("resets", lambda: _check_resets(make)),
     ]
+    if look_at_prompts is not None:
+        steps.append(("renders", lambda: look_at_prompts(env)))
     failed: set[CheckName] = set()
     for check, look in steps:
         if failed & _NEEDED[check]:

@@ -53,6 +53,9 @@ async def print_group(console: Console, bus: Bus, config: RunConfig, entry: Ledg
     _print_table(console, found, advantages)
     for failed in found.group.metadata.get("failed_samples", []):
         console.print(f"sample {failed['sample']} is left out: {failed['error']}")
+    for i, count in enumerate(found.group.metadata.get("thought_calls", [])):
+        if count:
+            console.print(f"sample {i}: {count} tool calls were only thought of, and not run")
     if ref is None:
         outcome = entry.outcomes[0]
         reason = f" ({outcome.reason})" if outcome.reason else ""

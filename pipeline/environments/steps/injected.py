@@ -63,8 +63,10 @@ class InjectedActions:
         self.asked.clear()
         self._answer.set_result(action)
 
-    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        return await self._tokenize(messages, add_generation_prompt=add_generation_prompt)
+    async def tokenize(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, **given: Any
+    ) -> list[int]:
+        return await self._tokenize(messages, add_generation_prompt=add_generation_prompt, **given)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         raise DataError("an episode of steps never continues an aborted sample")

@@ -5,7 +5,6 @@ In: a callable that makes such an environment. Out: an `Environment` in which ta
 file alone guarantees that all samples of a task see the same first observation, and that an observation is text.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.session import Session
+from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
@@ -119,10 +119,13 @@ class StepSource(Environment):
                 f"{_kind(answer)}"
             )
         observation, reward, terminated, truncated, _ = answer
-        reward = float(reward)
-        if not math.isfinite(reward):
-            raise EnvironmentCodeError(f"{self.place}: step gave the reward {reward}; a reward is a finite number")
-        return observation, reward, bool(terminated or truncated)
+        try:
+            number = finite_number(reward)
+        except ValueError as error:
+            raise EnvironmentCodeError(
+                f"{self.place}: step gave the reward {error}; a reward is a finite number"
+            ) from error
+        return observation, number, bool(terminated or truncated)
 
     def _text(self, observation: Any, method: str) -> str:
         if not isinstance(observation, str):

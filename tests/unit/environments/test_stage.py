@@ -629,3 +629,42 @@ async def test_what_fails_a_single_group_is_raised_at_once(lab, env, inference, 
     async with Governor(lab, limit=1).serving(), lab.running(single, "environment"):
         await ended.wait()
     assert not await stored(lab)
+
+
+async def test_a_prompt_beyond_the_context_is_drawn_once_and_named(lab, env, inference):
+    task, asked = env.task, Counter()
+
+    def long_at_2(index):
+        asked[index] += 1
+        return msgspec.structs.replace(task(index), prompt="x" * 600 if index == 2 else "q")
+
+    env.task = long_at_2
+    async with Governor(lab).serving(), lab.running(environment, "environment") as service:
+        await lab.until(at_least(lab, 40))
+        (problem,) = service.vitals.report().problems
+        assert service.vitals.metrics["environment/echo/too_long"] == 1
+    assert "1 of 4 tasks" in problem
+    assert "item-2" in problem
+    assert 1 <= asked[2] <= 3, "only groups that were under way may have met it again"
+    assert {decode(RolloutGroup, message.data).item for message in await stored(lab)} == {"item-0", "item-1", "item-3"}
+
+
+async def test_a_pool_of_prompts_beyond_the_context_ends_the_environment(lab, env, inference):
+    task = env.task
+    env.task = lambda index: msgspec.structs.replace(task(index), prompt="x" * 600)
+    async with Governor(lab).serving():
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with lab.running(environment, "environment", drain=False):
+                await anyio.sleep_forever()
+    assert "none of its 4 tasks leaves room" in str(leaves(caught.value)[0])
+
+
+async def test_parameters_of_the_template_reach_the_server_and_the_hash(lab, env, inference):
+    settings = msgspec.structs.replace(CONFIG.environments["echo"], chat_template_kwargs={"enable_thinking": False})
+    config = msgspec.structs.replace(CONFIG, environments={"echo": settings})
+    async with Governor(lab).serving(), lab.running(lambda s: run_environment(s, config, "echo"), "environment"):
+        await lab.until(at_least(lab, 1))
+    group = decode(RolloutGroup, (await stored(lab))[0].data)
+    assert inference.template_kwargs == {"enable_thinking": False}
+    assert group.tokenizer_hash.startswith("tok+")
+    assert group.generation["chat_template_kwargs"] == {"enable_thinking": False}

@@ -1,0 +1,75 @@
+"""Tries an environment and its raters on scripted answers, before anything is generated for them.
+
+In: an environment, and what scores it. Out: what failed on every one of the answers, in words. Infrastructure that is
+away, and what takes too long, say nothing about code and are left to the run.
+"""
+
+from typing import NamedTuple
+
+import anyio
+
+from lachesis.pipeline.cures import cure_of
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.group_environment import GroupEnvironment
+from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
+from lachesis.pipeline.environments.testing import FakeInference
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.scoring.logic.unrated import ABSTAINED
+from lachesis.pipeline.scoring.scorer import EnvironmentScorer
+from lachesis.pipeline.tasks.task import Task
+from lachesis.schemas.errors import DataError, EnvironmentCodeError, InfrastructureError, leaves
+
+__all__ = ["ProbeFinding", "probe_environment"]
+
+_MAX_TOKENS = 4096
+_PROBE_S = 10.0
+
+
+class ProbeFinding(NamedTuple):
+    """What failed on every answer. `sure`: no other answer will help, since the words of the failure say so."""
+
+    text: str
+    sure: bool
+
+
+async def probe_environment(env: Environment, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+    """Return what fails on every scripted answer to the first task: the environment's code, or raters."""
+    if isinstance(env, GroupEnvironment):
+        return []  # its own code generates, with a model's tokens
+    with anyio.move_on_after(_PROBE_S):
+        task = env.task(0)
+        answers = _answers(task)
+        inference = FakeInference(lambda _, call: answers[call % len(answers)])
+        try:
+            draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
+        except EnvironmentCodeError as error:
+            sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
+            return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
+        except (InfrastructureError, DataError):
+            return []
+        return await _probe_raters(draft, name, scorer)
+    return []
+
+
+async def _probe_raters(draft: GroupDraft, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+    group = build_group(draft, run="probe", env=name, producer="probe", epoch=0, counter=0, tokenizer_hash="-")
+    try:
+        await scorer.score(group, seq=1)
+    except (InfrastructureError, DataError):
+        return []
+    held = f" (the task holds {', '.join(map(repr, draft.task.task)) or 'nothing'})"
+    count = len(draft.sessions)
+    return [
+        ProbeFinding(
+            f"{rater} gave none of {count} scripted answers a rating: {why}{held if 'KeyError' in why else ''}",
+            sure="Mend it: " in why,
+        )
+        for rater, why in scorer.unrated.reasons().items()
+        if why != ABSTAINED
+    ]
+
+
+def _answers(task: Task) -> list[str]:
+    answer = task.task.get("answer")
+    reference = [str(answer)] if isinstance(answer, str | int | float) else []
+    return ["1", "\\boxed{1}", "I am not sure; let me think about it.", *reference]
