@@ -43,8 +43,7 @@ async def _check_start(options: Options, config: RunConfig) -> list[DoctorFindin
                 "configuration", "none is given, so what a run would load is not checked", "--config FILE or --run NAME"
             )
         ]
-    arguments = options.arguments()
-    found = check_start(config, arguments, load_s=_LOAD_S, load_always=True, models=True)
+    found = check_start(config, options.arguments(), load_s=_LOAD_S, load_always=True, models=True, prompts=True)
     return [finding async for finding in found]
 
 

@@ -18,7 +18,7 @@ from lachesis.pipeline.environments.inference_test import InferenceTest, ModelUn
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.logic.inference_test import InferenceSample, ModelSummary, summarize
 from lachesis.pipeline.inference.client import InferenceClient
-from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.config import ClientConfig, InferenceConfig
 from lachesis.pipeline.inference.directory import sampling_key, url_file
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.small_files import read_small_text
@@ -38,6 +38,7 @@ class _Environment(NamedTuple):
     name: str
     settings: EnvironmentConfig
     scoring: ScoringConfig
+    chat_template: str | None = None
 
 
 class _Targets(NamedTuple):
@@ -49,6 +50,8 @@ class _Targets(NamedTuple):
     role: str
     timeout_s: float
     exceptions: list[str]
+    chat_template: str | None
+    """Of local models; None: the one beside their tokenizers."""
 
 
 class InferenceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +112,9 @@ def env_test(
     run = options.config() if options.run else None
     servers = ServerTargets(server or [], model or [], key_env)
     exceptions = options.config().model_exceptions
-    asked = _Targets(servers, list(folder or []), run, role, chosen.settings.timeout_s, exceptions)
+    asked = _Targets(
+        servers, list(folder or []), run, role, chosen.settings.timeout_s, exceptions, chosen.chat_template
+    )
     played = load_environment(chosen.settings.kind, chosen.settings.params)
     test = InferenceTest(
         played, chosen.settings, chosen.scoring, steps=steps, samples=samples, seed=seed, concurrency=concurrency
@@ -137,7 +142,7 @@ def _environment(
             raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments)}")
         if settings.is_foreign:
             raise ConfigError(f"environments.{name}: its kind is gateway, so its rollouts are generated elsewhere")
-        found = _Environment(str(name), settings, config.scoring)
+        found = _Environment(str(name), settings, config.scoring, config.chat_template)
     if max_new_tokens is None:
         return found
     return found._replace(settings=msgspec.structs.replace(found.settings, max_new_tokens=max_new_tokens))
@@ -192,8 +197,9 @@ async def _open_models(asked: _Targets) -> AsyncIterator[list[ModelUnderTest]]:
         if asked.run is not None:
             models.append(await stack.enter_async_context(_open_run(asked.run, asked.role, asked.timeout_s)))
         for folder in asked.folders:
+            settings = InferenceConfig(chat_template=asked.chat_template)
             client = await stack.enter_async_context(
-                open_local_model(str(folder), asked.timeout_s, exceptions=asked.exceptions)
+                open_local_model(str(folder), asked.timeout_s, settings, exceptions=asked.exceptions)
             )
             models.append(ModelUnderTest(str(folder), partial(_same, client)))
         yield [*models, *servers]

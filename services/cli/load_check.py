@@ -19,7 +19,10 @@ __all__ = ["load_check"]
 
 @with_options
 def load_check(
-    options: Options, *, models: Annotated[bool, typer.Option(help="Check the models, too.")] = False
+    options: Options,
+    *,
+    models: Annotated[bool, typer.Option("--models", help="Check the models, too.")] = False,
+    prompts: Annotated[bool, typer.Option("--prompts", help="Look through the prompts, too.")] = False,
 ) -> None:
     """Load all that the configuration names, and print the results as JSON."""
     arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
@@ -27,4 +30,4 @@ def load_check(
         arm()
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the loaded code prints is no finding
-        write_findings(options.config(), out, models=models)
+        write_findings(options.config(), out, models=models, prompts=prompts)

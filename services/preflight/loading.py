@@ -24,14 +24,16 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
 from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.probe import probe_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
-from lachesis.schemas.errors import LachesisError
+from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
+from lachesis.services.preflight.prompts import PolicyPrompts
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]
 
@@ -43,25 +45,30 @@ _MANY_TASKS = 20_000
 
 
 class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of loading what `setting` names. begun: it has not ended yet; late: it did not end in time."""
+    """What became of loading what `setting` names. begun: it has not ended yet; late: it did not end in time; doubtful:
+    it is loaded, and failed on every answer that it was tried on."""
 
     setting: str
-    state: Literal["begun", "ok", "failed", "late"]
+    state: Literal["begun", "ok", "failed", "late", "doubtful"]
     text: str = ""
     seconds: float = 0.0
 
 
-def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False) -> None:
+def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, prompts: bool = False) -> None:
     """Load everything, and write a line of JSON to `out` when each begins and when it ends.
 
-    `models`: check the models, too, and sample a token of each that is to be served.
+    `models`: check the models, too, and sample a token of each that is to be served. `prompts`: look through the
+    prompts, too, as the policy's chat template renders them.
     """
-    for setting, load in chain(_loads(config), *((_models(config), model_loads(config)) if models else ())):
+    further = [*((_models(config), model_loads(config)) if models else ()), *([_prompts(config)] if prompts else ())]
+    for setting, load in chain(_loads(config), *further):
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
-        state: Literal["ok", "failed"] = "ok"
+        state: Literal["ok", "failed", "doubtful"] = "ok"
         try:
             text = load()
+        except _DoubtError as error:
+            state, text = "doubtful", str(error)
         except LachesisError as error:
             state, text = "failed", str(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code; it is reported, not handled
@@ -92,6 +99,9 @@ def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
         advantage = config.advantage_of(name)
         if advantage.estimator not in ESTIMATORS:
             yield f"environments.{name}.advantage", partial(_estimator, advantage)
+    for name, env in config.environments.items():
+        if not env.is_foreign:
+            yield f"environments.{name}, tried", partial(_try, config, name)
     yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
 
 
@@ -116,7 +126,11 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
     setup = (
         model_setup(config, torch.device("cpu"))
         if trained
-        else ModelSetup(tokenizer=named.own_tokenizer, exceptions=tuple(config.model_exceptions))
+        else ModelSetup(
+            tokenizer=named.own_tokenizer,
+            chat_template=named.own_template,
+            exceptions=tuple(config.model_exceptions),
+        )
     )
     lora = setup.lora
     return check_model(named.name, setup, None if lora is None else lambda model: adapter_problem(model, lora))
@@ -137,6 +151,46 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
     return load
 
 
+def _prompts(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    policy = PolicyPrompts(config)
+
+    def look(name: str) -> str:
+        try:
+            found = anyio.run(policy.check, name)
+        except ModuleNotFoundError as error:
+            return f"not looked at: tokenizers need the package {error.name!r}"
+        text = "; ".join(problem.text for problem in found.problems)
+        if any(problem.fatal for problem in found.problems):
+            raise ConfigError(text)
+        if found.problems:
+            raise _DoubtError(f"{text}; {found.text}")
+        return found.text
+
+    for name, env in config.environments.items():
+        if policy.known and not env.is_foreign:
+            yield f"environments.{name}, prompts", partial(look, name)
+
+
+class _DoubtError(Exception):
+    """Raised when what was loaded failed on every answer that it was tried on; others may fare better."""
+
+
+def _try(config: RunConfig, name: str) -> str:
+    """Try an environment and its raters on scripted answers. Raises `ConfigError`, or `_DoubtError`, if they fail."""
+    settings = config.environments[name]
+    try:
+        env, scorer = load_environment(settings.kind, settings.params), load_scorer(config, name, explains=True)
+    except Exception:  # noqa: BLE001 - the user's code; it has a finding of its own
+        return "not tried, since it cannot be loaded"
+    found = anyio.run(probe_environment, env, name, scorer)
+    text = "; ".join(finding.text for finding in found)
+    if any(finding.sure for finding in found):
+        raise ConfigError(text)
+    if found:
+        raise _DoubtError(text)
+    return "its code and its raters work on scripted answers"
+
+
 def _estimator(advantage: AdvantageConfig) -> str:
     return load_estimator(advantage).name
 
@@ -155,14 +209,17 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-async def check_loads(arguments: Sequence[str], *, timeout_s: float, models: bool = False) -> list[LoadFinding]:
+async def check_loads(
+    arguments: Sequence[str], *, timeout_s: float, models: bool = False, prompts: bool = False
+) -> list[LoadFinding]:
     """Return a finding for each thing that the configuration of `arguments` (--config, --set) names.
 
-    `models`: of models, too.
+    `models` and `prompts`: as in `write_findings`.
 
     The one that is being loaded after `timeout_s` seconds is late; those after it are left out.
     """
-    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *["--models"] * models]
+    further = [*["--models"] * models, *["--prompts"] * prompts]
+    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *further]
     found: dict[str, LoadFinding] = {}
     late = True
     async with await anyio.open_process(

@@ -40,7 +40,12 @@ def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> s
     from lachesis.pipeline.model.policy import ModelSetup, load_model
 
     settings = config.role(role)
-    policy = load_model(name, ModelSetup(tokenizer=tokenizer, exceptions=tuple(config.model_exceptions)))
+    setup = ModelSetup(
+        tokenizer=tokenizer,
+        chat_template=config.chat_template_of(role),
+        exceptions=tuple(config.model_exceptions),
+    )
+    policy = load_model(name, setup)
     device = place(policy, settings, role)
     ends = end_tokens(policy.model, policy.tokenizer)
     prompt = policy.tokenizer.apply_chat_template(_PROMPT, add_generation_prompt=True, return_dict=False)

@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Collection, Iterator
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,13 +39,14 @@ class Problem(NamedTuple):
 
 
 class NamedModel(NamedTuple):
-    """A model that a setting names. `weights`: whether they are loaded here, and not by vLLM alone. `own_tokenizer`:
-    the one that is taken in place of that beside the weights.
+    """A model that a setting names. `weights`: whether they are loaded here, and not by vLLM alone. `own_tokenizer` and
+    `own_template`: what is taken in place of the tokenizer beside the weights, and of its chat template.
     """
 
     name: str
     weights: bool
     own_tokenizer: str | None
+    own_template: str | None = None
 
 
 def check_named(config: RunConfig) -> None:
@@ -56,7 +58,14 @@ def check_named(config: RunConfig) -> None:
 
 def named_problems(config: RunConfig) -> list[Problem]:
     """Return everything that the configuration names and that is not there."""
-    return [*_models(config), *_environments(config), *_raters(config), *_estimators(config), *_curriculum(config)]
+    return [
+        *_models(config),
+        *_templates(config),
+        *_environments(config),
+        *_raters(config),
+        *_estimators(config),
+        *_curriculum(config),
+    ]
 
 
 def _models(config: RunConfig) -> Iterator[Problem]:
@@ -69,7 +78,11 @@ def _models(config: RunConfig) -> Iterator[Problem]:
     for setting, one in named_models(config).items():
         try:
             find_model(
-                one.name, weights=one.weights, tokenizer=not one.own_tokenizer, exceptions=config.model_exceptions
+                one.name,
+                weights=one.weights,
+                tokenizer=not one.own_tokenizer,
+                template=one.own_template is None,
+                exceptions=config.model_exceptions,
             )
         except ConfigError as error:
             yield Problem(setting, str(error), mend)
@@ -82,13 +95,26 @@ def named_models(config: RunConfig) -> dict[str, NamedModel]:
     loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
     found: dict[str, NamedModel] = {}
     if config.model is not None and (loads or any(one.model is None for one in started.values())):
-        found["model"] = NamedModel(config.model, weights=loads, own_tokenizer=config.tokenizer)
+        found["model"] = NamedModel(config.model, loads, config.tokenizer, config.chat_template)
     for role, one in started.items():
         if one.model is not None:
-            found[f"inference.{role}.model"] = NamedModel(
-                one.model, weights=one.kind != "vllm", own_tokenizer=one.tokenizer
-            )
+            own = one.tokenizer, one.chat_template
+            found[f"inference.{role}.model"] = NamedModel(one.model, one.kind != "vllm", *own)
     return found
+
+
+def _templates(config: RunConfig) -> Iterator[Problem]:
+    named = {"chat_template": config.chat_template}
+    named |= {f"inference.{role}.chat_template": one.chat_template for role, one in config.inference.items()}
+    for setting, template in named.items():
+        if template is None or find_spec("jinja2") is None:  # without it there is nothing that renders here
+            continue
+        from lachesis.pipeline.model.chat_template import read_template
+
+        try:
+            read_template(template)
+        except ConfigError as error:
+            yield Problem(setting, str(error), "name a file with a chat template in Jinja's syntax, or give its text")
 
 
 def _tokenizer(config: RunConfig) -> Iterator[Problem]:
@@ -98,7 +124,7 @@ def _tokenizer(config: RunConfig) -> Iterator[Problem]:
         return
     name = config.tokenizer or config.model or config.training.tinker.base_model
     try:
-        find_model(str(name), weights=False)
+        find_model(str(name), weights=False, template=config.chat_template is None)
     except ConfigError as error:
         yield Problem("tokenizer", str(error), "set it to a folder with the model's tokenizer, or to its id on the hub")
 

@@ -16,16 +16,24 @@ from lachesis.services.preflight.named import Problem, named_problems
 
 __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
+_RENDERING = frozenset({"model", "tokenizer", "chat_template", "inference.policy.model"})
+"""Settings without which no prompt can be rendered."""
+
 
 async def check_start(
-    config: RunConfig, arguments: Sequence[str], *, load_s: float, load_always: bool = False, models: bool = False
+    config: RunConfig,
+    arguments: Sequence[str],
+    *,
+    load_s: float,
+    load_always: bool = False,
+    models: bool = False,
+    prompts: bool = False,
 ) -> AsyncIterator[DoctorFinding]:
     """Yield every finding.
 
     `load_s`: seconds after which environments and raters that still load are left alone. They are loaded if nothing
     that the configuration names is missing; with `load_always` also if something is, since user code takes its time
-    and a wrong path should be reported at once. `models`: also look into the models that are there, and sample a token
-    of each that the reference server is to serve.
+    and a wrong path should be reported at once. `models` and `prompts`: as in `write_findings`.
     """
     if not config.environments:
         yield fail(
@@ -37,7 +45,8 @@ async def check_start(
     for problem in found:
         yield fail(problem.setting, problem.text, problem.mend)
     if config.environments and (load_always or not found):
-        for finding in await check_loads(arguments, timeout_s=load_s, models=models):
+        renders = prompts and not any(problem.setting in _RENDERING for problem in found)
+        for finding in await check_loads(arguments, timeout_s=load_s, models=models, prompts=renders):
             if finding.state == "ok" or not any(_is_cause(problem, finding) for problem in found):
                 yield _loaded(finding, config, load_s)
 
@@ -74,10 +83,16 @@ def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFin
             f"still loading after {load_s:g} s; a service has {ready_s:g} s to become ready (services.ready_s)",
             "load it by hand to see how long it takes, and raise services.ready_s if it takes longer",
         )
+    if finding.state == "doubtful":
+        return warn(setting, finding.text, _mend(setting))
     return fail(setting, finding.text, _mend(setting))
 
 
 def _mend(setting: str) -> str:
+    if setting.endswith(", tried"):
+        return "correct the rater or the environment that it names: groups without scores are not trained on"
+    if setting.endswith(", prompts"):
+        return "correct the prompts, chat_template_kwargs, or the template"
     if setting.rpartition(".")[2] == "model":
         return f"set {setting} to a whole model, or correct training.lora where it is named"
     if setting.startswith("inference."):

@@ -12,6 +12,7 @@ import pytest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.loading import LoadFinding, check_loads, write_findings
 from lachesis.services.preflight.start import check_start, refuse_failures
@@ -45,6 +46,16 @@ class Torn(Shop):
 @rater(bounds=(0.0, 1.0))
 def brief(sample, *, limit: int, unit: str) -> float: ...
 def unbounded(sample) -> float: ...
+
+@rater(bounds=(0.0, 1.0))
+def alarmed(sample) -> float:
+    import signal
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return 1.0
+
+@rater(bounds=(0.0, 1.0))
+def column(sample) -> float:
+    return float(sample.task["solution"])
 """
 
 
@@ -61,9 +72,9 @@ def config(kind: str = "shop.py:Shop", *, params: Any = None, raters: Any = (), 
     return msgspec.convert(settings, RunConfig)
 
 
-def found(settings: RunConfig, *, models: bool = False) -> dict[str, LoadFinding]:
+def found(settings: RunConfig, *, models: bool = False, prompts: bool = False) -> dict[str, LoadFinding]:
     out = io.BytesIO()
-    write_findings(settings, out, models=models)
+    write_findings(settings, out, models=models, prompts=prompts)
     lines = [msgspec.json.decode(line, type=LoadFinding) for line in out.getvalue().splitlines()]
     return {line.setting: line for line in lines}
 
@@ -73,6 +84,39 @@ def test_what_can_be_loaded_is_said_to_be() -> None:
     assert {one.state for one in every.values()} == {"ok"}
     assert every["environments.shop"].text == "100 tasks"
     assert every["scoring"].text == "brief"
+
+
+@pytest.mark.parametrize(
+    ("rater", "state", "said"),
+    [
+        ("alarmed", "failed", "alarmed gave none of 4 scripted answers a rating: error, ValueError: signal only works"),
+        ("alarmed", "failed", "Mend it: signal.alarm works in a process's main thread alone"),
+        ("column", "doubtful", "KeyError: 'solution' (the task holds 'answer')"),
+    ],
+)
+def test_a_rater_that_fails_on_every_scripted_answer_is_named(rater: str, state: str, said: str) -> None:
+    finding = found(config(raters=[{"rater": f"shop.py:{rater}"}]))["environments.shop, tried"]
+    assert finding.state == state
+    assert said in finding.text
+
+
+def test_prompts_are_rendered_for_the_policy_s_model(here: Path) -> None:
+    tokenizer = build_character_tokenizer(max_length=64)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    save_tokenizer(tokenizer, here / "model")
+    (here / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 64}')
+    settings = msgspec.structs.replace(config(), model=str(here / "model"))
+    finding = found(settings, prompts=True)["environments.shop, prompts"]
+    assert finding.state == "ok"
+    assert finding.text.startswith("100 of 100 prompts take up to 1 tokens of a context of 64")
+    broken = msgspec.structs.replace(settings, chat_template="{% for m in messages %}")
+    assert "wrong in line 1" in found(broken, prompts=True)["environments.shop, prompts"].text
+    odd = msgspec.structs.replace(settings.environments["shop"], chat_template_kwargs={"enable_thinking": False})
+    finding = found(msgspec.structs.replace(settings, environments={"shop": odd}), prompts=True)[
+        "environments.shop, prompts"
+    ]
+    assert finding.state == "doubtful"
+    assert "does not read 'enable_thinking'" in finding.text
 
 
 def test_a_large_pool_without_difficulties_is_told_of_the_epoch_order() -> None:
