@@ -138,6 +138,8 @@ class _Evaluator:
         self.service = service
         self.config = config
         self.directory = directory
+        self.too_long: dict[str, set[int]] = {}
+        """By environment the held-out tasks whose prompts are beyond the context."""
         self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
@@ -186,14 +188,14 @@ class _Evaluator:
             log.warning("%s", text)
         self.service.set_note(about, text)
 
-    def set_problem(self, env: str, too_long: Sequence[int], items: int) -> None:
-        """Name held-out tasks that cannot be asked."""
-        named = ", ".join(map(str, too_long[:_MAX_NAMED]))
-        text = (
-            f"environment {env}: {len(too_long)} of {items} held-out tasks leave no room for an answer in the context, "
-            f"so they are not judged: {named}{', ...' if len(too_long) > _MAX_NAMED else ''}"
-        )
-        self.service.set_problem(f"{env} too long", text if too_long else None)
+    def note_too_long(self, env: str, too_long: Sequence[int]) -> None:
+        """Name held-out tasks that cannot be asked; the supervisor logs the evaluator's notes."""
+        known = self.too_long.setdefault(env, set())
+        known.update(too_long)
+        if known:
+            named = ", ".join(map(str, sorted(known)[:_MAX_NAMED])) + (", ..." if len(known) > _MAX_NAMED else "")
+            text = f"environment {env}: {len(known)} held-out tasks leave no room for an answer in the context, so they"
+            self.service.set_note(f"{env} too long", f"{text} are not judged: {named}")
 
     async def _measure(self, record: PolicyRecord, one: EvaluatedEnv, items: int) -> EvalEvent:
         started_ns = time.time_ns()
@@ -213,7 +215,7 @@ class _Evaluator:
             policy_version=record.version,
             report=self.service.report_wait,
         )
-        self.set_problem(one.name, result.too_long, result.items)
+        self.note_too_long(one.name, result.too_long)
         if result.avg_at_k is None or result.pass_at_k is None:
             raise DataError(f"environment {one.name} judged none of {result.items} items")
         carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}

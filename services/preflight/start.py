@@ -19,6 +19,11 @@ __all__ = ["check_start", "machine_failures", "refuse_failures"]
 _RENDERING = frozenset({"model", "tokenizer", "chat_template", "inference.policy.model"})
 """Settings without which no prompt can be rendered."""
 
+_MEND_BY_CHECK = {
+    "tried": "correct the rater or the environment that it names: groups without scores are not trained on",
+    "prompts": "correct the prompts, chat_template_kwargs, or the template",
+}
+
 
 async def check_start(
     config: RunConfig,
@@ -89,10 +94,9 @@ def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFin
 
 
 def _mend(setting: str) -> str:
-    if setting.endswith(", tried"):
-        return "correct the rater or the environment that it names: groups without scores are not trained on"
-    if setting.endswith(", prompts"):
-        return "correct the prompts, chat_template_kwargs, or the template"
+    _, _, checked = setting.partition(", ")
+    if checked:
+        return _MEND_BY_CHECK[checked]
     if setting.rpartition(".")[2] == "model":
         return f"set {setting} to a whole model, or correct training.lora where it is named"
     if setting.startswith("inference."):

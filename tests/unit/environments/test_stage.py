@@ -668,3 +668,20 @@ async def test_parameters_of_the_template_reach_the_server_and_the_hash(lab, env
     assert inference.template_kwargs == {"enable_thinking": False}
     assert group.tokenizer_hash.startswith("tok+")
     assert group.generation["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+async def test_an_epoch_goes_on_without_a_prompt_beyond_the_context(lab, env, inference):
+    config = msgspec.structs.replace(CONFIG, curriculum=CurriculumConfig(strategy="epoch"))
+    task, asked = env.task, Counter()
+
+    def long_at_2(index):
+        asked[index] += 1
+        return msgspec.structs.replace(task(index), prompt="x" * 600 if index == 2 else "q")
+
+    env.task = long_at_2
+    async with Governor(lab).serving(), lab.running(lambda s: run_environment(s, config, "echo"), "environment"):
+        await lab.until(at_least(lab, 12))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    for epoch in range(3):
+        assert sorted(group.dispatch.index for group in groups if group.epoch == epoch) == [0, 1, 3]
+    assert 1 <= asked[2] <= 2, "only what was claimed before it was known may meet it again"

@@ -234,3 +234,22 @@ def test_a_rate_near_zero_by_an_environments_own_judgement_names_the_way_to_have
     )
     assert bool(note) == told
     assert not told or "name it in environments.sums.success_rater" in note
+
+
+async def test_a_prompt_beyond_the_context_costs_its_own_task_alone(lab, server, monkeypatch):
+    async def context():
+        return 300
+
+    server.max_model_len = context
+    task = Held.task
+    monkeypatch.setattr(
+        Held, "task", lambda env, index: task(env, index) if index != 1 else Task(item="1", prompt="x" * 400)
+    )
+    await publish(lab, 0)
+    async with lab.running(evaluator, "evaluator") as service:
+        await lab.until(evaluated(lab, 0))
+        assert "held: 1 held-out tasks leave no room" in service.vitals.status_text
+    (event,) = await lab.events("eval", EvalEvent, "held")
+    assert (event.items, event.unjudged) == (6, 3)
+    assert event.tasks[1] == 1
+    assert event.task_judged[1] == 0
