@@ -47,7 +47,7 @@ class ProcessLife:
         if self.code == EXIT_NO_ROOM:
             return f"{how} (a disk is full)"
         if self.code == EXIT_OWN_CODE:
-            return f"{how} (its environment's own code failed)"
+            return f"{how} (group after group failed)"
         if self.killed and self.starved:
             return f"{how} (killed by the kernel, which was out of memory)"
         if self.code == EXIT_FENCED and not self.ready:

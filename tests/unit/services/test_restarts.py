@@ -114,5 +114,5 @@ def test_the_kernel_is_asked() -> None:
 def test_code_that_fails_every_group_ends_the_run_however_long_each_life_takes() -> None:
     hopeless = ProcessLife(EXIT_OWN_CODE, 60.0, ready=True)
     assert lives_until_the_end(hopeless) == 3
-    assert "its environment's own code failed" in str(hopeless)
+    assert "group after group failed" in str(hopeless)
     assert lives_until_the_end(ProcessLife(EXIT_OWN_CODE, 60.0, ready=True, worked=True)) is None
