@@ -94,7 +94,7 @@ class Governor:
 
 
 class Inference(FakeInference):
-    async def probe(self):
+    async def probe(self, sampling=None):
         return Capabilities(model="m", max_model_len=512, weight_version=self.version, tokenizer_hash="tok")
 
     async def current(self):
