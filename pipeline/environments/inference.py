@@ -184,7 +184,7 @@ class InferenceRequests:
     async def _tail_text(self, tail: tuple[int, ...]) -> str:
         known = _tail_texts.setdefault(self._inference, OrderedDict())
         if tail not in known:
-            known[tail] = await self._text(list(tail))
+            known[tail] = await self.detokenize(list(tail))
             if len(known) > _MAX_TAILS:
                 known.popitem(last=False)
         return known[tail]

@@ -21,7 +21,7 @@ from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.tasks.task import Task
-from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opens_thought, thought_spans
+from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError, PromptTooLongError
@@ -209,7 +209,7 @@ class Session:
         if CALL_MARKER not in turn.text or thought_spans(turn.text):
             return parse_tool_calls(turn.text)
         said = turn.token_ids[:-1] if turn.finish_reason == "stop" else turn.token_ids
-        opened = opens_thought(await self._requests.detokenize(self.tokens[-PROMPT_END_TOKENS:]))
+        opened = bool(await self._requests.opened_by(self.tokens))
         whole = await self._requests.detokenize(said)
         return parse_tool_calls(turn.text, whole=whole, opened=opened)
 
