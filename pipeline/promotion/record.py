@@ -184,7 +184,7 @@ class ActivePromotion:
         async with self._bus.read(ROLLOUTS, [self._subject], follow=False) as messages:
             async for message in messages:
                 found, at = found + 1, message.seq
-                newest = self._list_in(message) or newest
+                newest = await self._list_in(message) or newest
         if found < lists:
             newest_list = await self._bus.last(ROLLOUTS, self._subject)  # if that is damaged, this says so
             if newest_list is not None and newest_list.seq == at:
@@ -198,8 +198,8 @@ class ActivePromotion:
             )
         self._promotions, self._lists, self._newest = newest.promotions, found, at
 
-    def _list_in(self, message: StoredMessage) -> Promotions | None:
+    async def _list_in(self, message: StoredMessage) -> Promotions | None:
         try:
-            return decode_owned(Promotions, message, lambda one: one.run == self._run)
+            return await decode_owned(self._bus, Promotions, message, lambda one: one.run == self._run)
         except VersionError as error:  # rollouts wait for the upgrade
             raise InfrastructureError(str(error)) from error

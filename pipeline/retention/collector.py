@@ -194,7 +194,7 @@ class GarbageCollector:
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
             async for message in messages:
-                report = decode_owned(TrainReport, message, lambda one: one.run == run)
+                report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run)
                 if report is not None:
                     readers.untrained.report(report)
         last, _, _ = await newest_entry(bus, run, trainer)

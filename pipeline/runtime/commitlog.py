@@ -116,7 +116,9 @@ class CommitLog(Generic[E]):
         if last and last.seq > log._last:
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
-                    event = decode_owned(kind, message, lambda event: commit_of(event).index >= log.index)
+                    event = await decode_owned(
+                        bus, kind, message, lambda event: commit_of(event).index >= log.index, newer="refuse"
+                    )
                     log._last = message.seq
                     if event is None:
                         continue

@@ -55,7 +55,7 @@ class StateStore:
                 if message.subject.startswith(f"{subject}="):
                     store._ends[message.subject] = message.seq
         snapshot, _, store._last = await read_last_event(
-            bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage
+            bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage, newer="refuse"
         )
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot

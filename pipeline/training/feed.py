@@ -124,7 +124,7 @@ class BatchFeed:
         """Return the feed, positioned after the last reported batch."""
         feed = cls(bus, run, trainer, term)
         feed.report, _, feed._report_seq = await read_last_event(
-            bus, subjects.LEDGER, feed._report_subject, TrainReport, lambda report: report.run == run
+            bus, subjects.LEDGER, feed._report_subject, TrainReport, lambda report: report.run == run, newer="refuse"
         )
         if feed.report is not None:
             feed.position = LedgerPosition(feed.report.ledger_index + 1, feed.report.chain)
@@ -162,6 +162,7 @@ class BatchFeed:
                 groups: list[Payload]
                 unfetched: dict[int, DataError]
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
+                # It is raised only where a service that wrote or read the group says so (`bus.newer_writers`).
                 fetch = retry_outages(f"fetch batch {entry.batch.number}", self._wait_log, is_outage=_may_come_back)
                 groups, unfetched = await fetch(fetch_groups, self._bus, share_of(entry.batch, *self.ranks))
                 yield LedgerBatch(entry, entry.batch, groups, unfetched)

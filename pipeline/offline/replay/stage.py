@@ -210,7 +210,12 @@ class _Replay:
         last = None if follows else max(1, min(self._selection.last_seq or usage.last, usage.last))
         asked = self._define(first, last)
         stored, _, self._expected = await read_last_event(
-            self._bus, REPLAY, subjects.revision(run, self._revision), RevisionRecord, lambda one: one.run == run
+            self._bus,
+            REPLAY,
+            subjects.revision(run, self._revision),
+            RevisionRecord,
+            lambda one: one.run == run,
+            newer="refuse",
         )
         if stored is not None and (changed := differences(stored, asked)):
             raise ConfigError(
