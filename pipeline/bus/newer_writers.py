@@ -61,7 +61,9 @@ _HEARD: WeakKeyDictionary[Bus, _Heard] = WeakKeyDictionary()
 
 
 def writers_of(run: str, subject: str) -> tuple[str, ...]:
-    """Return the services of `run` whose keys may write `subject` (of a stream, or of a key's value), sorted.
+    """Return the services of `run` whose keys may write `subject`, sorted.
+
+    The subject is one of a stream, or that of a key's value (`subjects.value_subject`).
 
     Operators, who send no heartbeats in their own name, are not among them.
     """
@@ -90,7 +92,7 @@ def writers_of(run: str, subject: str) -> tuple[str, ...]:
 
 
 async def confirm_newer(bus: Bus, message: StoredMessage, error: VersionError, *, also: Iterable[str] = ()) -> None:
-    """Raise `VersionError`, with the message's place, if a service that may write its subject writes that version.
+    """Raise `VersionError`, with the place, if a writer of the subject says that it writes that version.
 
     `also` names services that cannot have let the message pass unless they read that version. Returns where none of
     them says so: then the message is bad, as any other that cannot be read. An operator, who alone may write some

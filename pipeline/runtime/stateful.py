@@ -193,7 +193,12 @@ async def run_stateful(stages: Iterable[StatefulStage[E]]) -> None:
     """Run stages of one service, each on its own, until the service drains."""
 
     async def run(stage: StatefulStage[E]) -> None:
-        await stage.open()
+        try:
+            await stage.open()
+        except InfrastructureError:
+            if stage.service.draining.is_set():
+                return  # it was told to end while it waited
+            raise
         await stage.follow()
 
     async with anyio.create_task_group() as tasks:

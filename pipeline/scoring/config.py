@@ -65,6 +65,11 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The raters, each as { rater = "module:name", params = {...} }, with name, weight, bounds, timeout_s, concurrency,
     retries and backoff_s where they matter. They should differ in kind: no rule sees an error they share. Default
     empty: groups are scored by the rewards their environment gave."""
+    promotable: list[RaterConfig] = []
+    """Further raters that a promotion may bring in, each as in `raters`. A promotion is a message, so a scorer takes
+    from it no code that its own configuration does not name, and no parameters of it: those written here count.
+    Built-in raters need no entry, save for parameters of code, llm_judge, math, reasoning_gym and reward_model. Default
+    none."""
     groups_at_once: PositiveInt = 16
     """Groups that one replica of the scorer rates at once. Default 16."""
     patience_s: float = 10.0

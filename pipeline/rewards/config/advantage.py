@@ -36,6 +36,9 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rater weighs 1."""
     params: dict[str, Any] | UnsetType = UNSET
     """Keyword arguments of an estimator of your own. Default none."""
+    promotable: list[CodePath] = []
+    """Estimators of your own, besides `estimator`, that a promotion may bring in: a promotion is a message, and names
+    no other code. The parameters that come with it may be numbers and switches. Default none."""
 
     def __post_init__(self) -> None:
         check_field_types(self)
