@@ -1,11 +1,11 @@
 """Configuration of scoring: which raters judge an environment and how their ratings become one score."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodePath
+from lachesis.pipeline.config.paths import CodeParams, CodePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
@@ -23,7 +23,7 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A built-in rater's name ("exact_match"), or "module:name" or "path/to/file.py:name" of a rater of your own."""
     name: str = ""
     """What ratings, metrics and errors call it, unique in the scoring. Default: the rater's own name."""
-    params: dict[str, Any] = {}
+    params: CodeParams = {}
     """Keyword arguments for the rater."""
     weight: float = 1.0
     """Relative weight, for aggregations "weighted" and "dawid_skene" only. Default 1."""

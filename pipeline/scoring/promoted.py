@@ -1,4 +1,4 @@
-"""Decides which raters a promotion may bring into a scorer: a promotion is a message, and a message names no code.
+"""Decides which raters a promotion may bring into a scorer: it is a message, and names no code.
 
 Guarantees that a scorer loads nothing but built-in raters and those that its own configuration names, with the
 parameters that are written there: only a built-in function, which reads the sample alone, takes plain parameters from a
@@ -24,13 +24,15 @@ _PLAIN = (bool, int, float, str)
 
 
 def named_raters(config: RunConfig) -> list[RaterConfig]:
-    """Return the raters that a configuration names anywhere: those that judge, and those that may be promoted."""
+    """Return all raters that a configuration names: those that judge, and those that may be promoted."""
     own = [config.scoring, *(env.scoring for env in config.environments.values() if env.scoring is not None)]
     return [rater for scoring in own for rater in (*scoring.raters, *scoring.promotable)]
 
 
 def admit_promoted(promoted: ScoringConfig, config: RunConfig) -> ScoringConfig:
-    """Return a promotion's scoring with raters as `config` names them. Raises `ConfigError` for any that it does not.
+    """Return a promotion's scoring with the raters as `config` names them.
+
+    Raises `ConfigError` for one that it does not name.
 
     Code lies where the configuration says, and secrets, which a promotion does not carry, are the configuration's.
     """
