@@ -17,6 +17,7 @@ import anyio
 
 from lachesis.pipeline.admission.logic import Governor
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.config.run import RunConfig
@@ -96,7 +97,7 @@ class _Term:
         )
         index = last.index + 1 if last else 0
         event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
-        msg_id = f"term.{subject}.{service.instance}"
+        msg_id = commit_id(f"term.{subject}.{service.instance}")
         seq = await service.bus.commit(subject, encode(event), expected=seq, msg_id=msg_id)
         return cls(service, subject, seq, has_predecessor=last is not None)
 

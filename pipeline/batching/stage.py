@@ -22,6 +22,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses
@@ -380,7 +381,7 @@ class _Batcher:
                     self.subject,
                     data,
                     expected=self.seq,
-                    msg_id=f"{self.subject}.{entry.term}.{entry.index}",
+                    msg_id=commit_id(f"{self.subject}.{entry.term}.{entry.index}"),
                     headers={PREVIOUS_HEADER: str(self.entry_seq), MARKS_HEADER: self.marks.to_header()},
                 )
         self.entry_seq = self.seq

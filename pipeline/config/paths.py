@@ -88,7 +88,8 @@ def _extra(note: Any, key: str) -> str | None:
 def reach_of(kind: Any, path: str) -> tuple[str, int] | None:
     """Return what the setting at a dotted path reaches: code, a file, a program, an address...
 
-    It counts if anything in the setting does. With it comes the number of parts of the path that say so. None: it holds numbers, choices and names alone.
+    It counts if anything in the setting does. With it comes the number of parts of the path that say so. None: the
+    setting holds numbers, choices and names alone.
     """
     hint, parts = kind, path.split(".")
     for place, part in enumerate(parts):

@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -139,7 +140,7 @@ async def write_promotions(bus: Bus, promotions: Promotions, revision: str, *, e
     promotions.check()
     name = subjects.promotion(promotions.run, revision)
     last = promotions.promotions[-1]
-    msg_id = f"{name}.{expected}.{last.revision}.{last.asked_ns}.{last.first}"
+    msg_id = commit_id(f"{name}.{expected}.{last.revision}.{last.asked_ns}.{last.first}")
     return await bus.commit(name, encode(promotions), expected=expected, msg_id=msg_id)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
@@ -244,7 +245,7 @@ class BatchFeed:
             self._report_subject,
             encode(self.report),
             expected=self._report_seq,
-            msg_id=f"report.{self._run}.{self._trainer}.{self._term}.{step}",
+            msg_id=commit_id(f"report.{self._run}.{self._trainer}.{self._term}.{step}"),
         )
 
 

@@ -27,6 +27,7 @@ import tenacity
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
@@ -296,7 +297,7 @@ class _Replay:
             return
         self.definition = self.definition.replace(groups=groups)
         subject = subjects.revision(self._config.run, self._revision)
-        msg_id = f"revision.{subject}.{self._term}"
+        msg_id = commit_id(f"revision.{subject}.{self._term}")
         await self._bus.commit(subject, encode(self.definition), expected=self._expected, msg_id=msg_id)
 
     def _check(self, found: Mapping[str, Sequence[SelectedRollout]]) -> None:
