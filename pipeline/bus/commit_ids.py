@@ -1,4 +1,4 @@
-"""Makes the message ids of single writers' commits: one commit has one id, and nobody else can guess it.
+"""Makes the ids of single writers' commits: one commit has one id, and nobody else can guess it.
 
 A server drops a message whose id its stream has seen before. If the id of a commit could be told in advance, whoever
 may write in its stream could store something else under it, and the commit would never be stored.
