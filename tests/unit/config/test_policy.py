@@ -103,7 +103,8 @@ def test_every_setting_that_names_any_is_known_by_its_type() -> None:
         "RunConfig.run", "RunConfig.revision", "ConnectionConfig.inbox_prefix", "EnvironmentConfig.success_rater",
         "RaterConfig.name", "FormatMarker.marker", "RewardConfig.format_markers", "TeacherConfig.environments",
         "HealthConfig.halts", "HealthConfig.off", "TrainingConfig.name", "TrainingConfig.device",
-        "InferenceConfig.device", "RunConfig.model_exceptions", "TinkerConfig.base_model", "WandbConfig.project", "MlflowConfig.experiment", "ModelInputConfig.columns",
+        "TinkerConfig.base_model", "WandbConfig.project", "MlflowConfig.experiment", "ModelInputConfig.columns",
+        "InferenceConfig.device", "RunConfig.model_exceptions",
     }  # fmt: skip
     assert set(_unmarked(RunConfig, set())) == harmless
 
