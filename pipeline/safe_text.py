@@ -2,6 +2,8 @@
 
 Data can then neither move the cursor nor hide the text that follows.
 
+Secrets that this process knows (`hide`) are left out too.
+
 `SafeOutput` stands in for standard output and error of every process, so nothing that is printed or logged goes past
 it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.output`).
 """
@@ -10,7 +12,38 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-__all__ = ["SafeOutput", "encodable", "printable", "printable_lines", "protect_output"]
+__all__ = [
+    "MASK",
+    "SafeOutput",
+    "encodable",
+    "hide",
+    "printable",
+    "printable_lines",
+    "protect_output",
+    "without_hidden",
+]
+
+MASK = "***"
+"""Stands where a secret was."""
+_MIN_HIDDEN_CHARS = 8
+"""A shorter secret is not looked for: it would be found in the middle of words."""
+_HIDDEN: list[str] = []
+"""Secrets, the longest first: a part of another is replaced after it."""
+
+
+def hide(secret: str) -> None:
+    """Leave `secret` out of everything that this process prints from now on."""
+    if len(secret) >= _MIN_HIDDEN_CHARS and secret not in _HIDDEN:
+        _HIDDEN.append(secret)
+        _HIDDEN.sort(key=len, reverse=True)
+
+
+def without_hidden(text: str) -> str:
+    """Return the text without the secrets that were hidden."""
+    for secret in _HIDDEN:
+        if secret in text:
+            text = text.replace(secret, MASK)
+    return text
 
 
 def printable(text: str) -> str:
@@ -40,7 +73,8 @@ class SafeOutput:
         """The stream itself. A rich console writes there, since its output is meant to hold control sequences."""
 
     def write(self, text: str) -> int:
-        safe = text if text.isprintable() else "\t".join(map(printable_lines, text.split("\t")))
+        shown = without_hidden(text)
+        safe = shown if shown.isprintable() else "\t".join(map(printable_lines, shown.split("\t")))
         self.rich_proxied_file.write(safe)
         return len(text)
 

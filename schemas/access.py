@@ -172,6 +172,7 @@ def _services(scope: Scope) -> dict[str, Access]:
     inference = (policy_server, *teacher_servers, eval_server)
     promotions = subjects.promotion(run, revision)
     incidents = (subjects.incident(run),)
+    everybody = (subjects.heartbeat(run),)  # who reads events asks their writers which versions they write
 
     def chunks(env: str) -> str:
         return subjects.blob("rollout", run, env)
@@ -192,6 +193,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             writes=(state("governor", "0"), subjects.all_blobs("rollout", run), subjects.all_blobs("logprobs", run)),
             tells=(subjects.admission(run),),
             serves=(subjects.lease(run),),
+            hears=everybody,
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             watches=(policy,),
             gets=(BUCKET,),
@@ -202,24 +204,27 @@ def _services(scope: Scope) -> dict[str, Access]:
         "batcher": row(
             "batcher",
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
-            hears=(subjects.admission(run), *incidents),
+            hears=(*everybody, subjects.admission(run), *incidents),
             reads=(ROLLOUTS, EVENTS, LEDGER),
             gets=(BUCKET,),
         ),
         "normalizer": row(
             "normalizer",
             writes=(subjects.event("reward", run, revision), state("normalizer"), dead),
+            hears=everybody,
             reads=(ROLLOUTS, EVENTS, LEDGER),
         ),
         "curriculum": row(
             "curriculum",
             writes=(subjects.event("curriculum", run, revision), state("curriculum"), dead),
+            hears=everybody,
             reads=(EVENTS, LEDGER),
             sets=(keys.curriculum(revision),),
         ),
         "health": row(
             "health",
             writes=(subjects.event("alert", run, revision), state("health")),
+            hears=everybody,
             reads=(EVENTS, LEDGER),
             watches=(keys.resume(),),
             sets=(keys.webhook(revision),),
@@ -228,6 +233,7 @@ def _services(scope: Scope) -> dict[str, Access]:
         "scorer": row(
             "scorer",
             writes=(subjects.event("score", run, revision), dead),
+            hears=(subjects.heartbeat(run, "batcher"),),
             reads=(ROLLOUTS,),
             gets=(BUCKET,),  # which token ids the trainer knows
         ),
@@ -242,11 +248,17 @@ def _services(scope: Scope) -> dict[str, Access]:
             watches=teacher_servers,
             rereads=((TEACHER, subjects.blob("logprobs", run)),),
         ),
-        "inference": row("inference", watches=(policy, *inference), gets=(WEIGHTS,), sets=inference),
+        "inference": row(
+            "inference",
+            hears=tuple(subjects.heartbeat(run, name) for name in ("gateway", "trainer")),
+            watches=(policy, *inference),
+            gets=(WEIGHTS,),
+            sets=inference,
+        ),
         "trainer": row(
             "trainer",
             writes=(report, *subjects.weights_subjects(run)),
-            hears=(subjects.heartbeat(run), *incidents),
+            hears=(*everybody, *incidents),
             reads=(EVENTS, LEDGER),  # of EVENTS: evaluations, for the best checkpoint
             watches=(policy,),
             gets=(ROLLOUTS, TEACHER, WEIGHTS),
@@ -268,7 +280,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             ),
             asks=tuple(map(lease, scope.foreign)),
             rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
-            hears=(subjects.heartbeat(run, "governor"),),
+            hears=everybody if over_http else (subjects.heartbeat(run, "governor"),),
             reads=(LEDGER,) if over_http else (),
             watches=(policy, *(keys.curriculum(revision, env) for env in scope.foreign)),
             gets=(BUCKET, *((ROLLOUTS, TEACHER) if over_http else ())),

@@ -109,5 +109,6 @@ def _refuse_newer(kind: type[Event], version: int) -> None:
     if version > SCHEMA_VERSION:
         raise VersionError(
             f"{kind.__name__}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this build reads; "
-            "upgrade this service (in an upgrade, readers come before writers)"
+            "upgrade this service (in an upgrade, readers come before writers)",
+            version,
         )

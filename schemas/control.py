@@ -268,6 +268,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     `stopped` names the environments that a health check keeps from training, and how. `instance` is one life of a
     process; `replica` is its name among those of its service, which stays the same over restarts, and `host` its
     machine. They are empty in heartbeats of older builds.
+    `schema_version` is the newest wire version that its build writes; readers believe a message of a newer version than
+    theirs only if it is said here. 0: an older build, which writes none above 3.
     """
 
     run: str
@@ -281,6 +283,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     stopped: dict[str, list[StopKind]] = {}
     replica: str = ""
     host: str = ""
+    schema_version: Count = 0
 
     def check(self) -> None:
         for packed in (self.stage.wait, self.stage.process):

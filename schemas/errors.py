@@ -4,6 +4,8 @@ infrastructure (retry, never a reward), data (dead letter, never a retry) and pr
 (stop the process with a message that says how to fix it). "Valid, but do not train on it" is an outcome, not an error.
 """
 
+from typing import Self
+
 __all__ = [
     "AccessError",
     "BusClosedError",
@@ -101,11 +103,19 @@ class SchemaError(DataError):
 
 
 class VersionError(SchemaError):
-    """Raised when a message speaks a newer schema version than this build reads: nothing is wrong but the build.
+    """Raised when a message speaks a newer schema version than this build reads.
 
-    What came from outside (a rollout) is dead-lettered all the same; where the run's own services wrote it, the reader
-    stops and leaves it to its upgraded self.
+    If one of its writers says in its heartbeat that it writes that version (`bus.newer_writers`), nothing is wrong but
+    the build: the reader stops and leaves it to its upgraded self. If none does, the message is bad as any other.
     """
+
+    def __init__(self, text: str, version: int = 0) -> None:
+        super().__init__(text)
+        self.version = version
+        """The version that the message says."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
+        return type(self), (str(self), self.version)
 
 
 class UnsupportedError(DataError):

@@ -184,7 +184,7 @@ class _RequeueRecord:
         subject = subjects.ledger(config.run, config.training.name)
         async with bus.read(subjects.LEDGER, [subject], follow=False) as entries:
             async for message in entries:
-                entry = decode_owned(LedgerEntry, message, is_next)
+                entry = await decode_owned(bus, LedgerEntry, message, is_next)
                 if entry is None:
                     continue
                 follows = entry.index + 1

@@ -17,6 +17,7 @@ import anyio
 
 from lachesis.pipeline.admission.logic import Governor
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.config.run import RunConfig
@@ -92,11 +93,11 @@ class _Term:
         """Write a term after the last one."""
         subject = subjects.state(service.run, "governor", service.revision, "0")
         last, _, seq = await read_last_event(
-            service.bus, subjects.LEDGER, subject, StateSnapshot, lambda one: one.stage == "governor"
+            service.bus, subjects.LEDGER, subject, StateSnapshot, lambda one: one.stage == "governor", newer="refuse"
         )
         index = last.index + 1 if last else 0
         event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
-        msg_id = f"term.{subject}.{service.instance}"
+        msg_id = commit_id(f"term.{subject}.{service.instance}")
         seq = await service.bus.commit(subject, encode(event), expected=seq, msg_id=msg_id)
         return cls(service, subject, seq, has_predecessor=last is not None)
 
@@ -104,7 +105,9 @@ class _Term:
         """Raise `FencedError` once a later term is written."""
         async with self._service.bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
             async for message in later:
-                later_term = decode_owned(StateSnapshot, message, lambda one: one.stage == "governor")
+                later_term = await decode_owned(
+                    self._service.bus, StateSnapshot, message, lambda one: one.stage == "governor", newer="refuse"
+                )
                 if later_term is None:
                     continue
                 owner = later_term.state.decode(errors="replace")
@@ -229,7 +232,7 @@ class _Follower:
         subject = subjects.event("alert", self.service.run, self.service.revision)
         async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.last_seq + 1) as alerts:
             async for message in alerts:
-                env = self.standings.apply_alert(message)
+                env = await self.standings.apply_alert(self.service.bus, message)
                 if env is not None:
                     self._heed(env)
 

@@ -22,6 +22,8 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.commit_ids import commit_id
+from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses
 from lachesis.pipeline.ledger.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
@@ -139,7 +141,7 @@ class _Batcher:
         trainer = config.training.name
         async for attempt in service.retrying("read the ledger"):
             with attempt:
-                entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
+                entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer, newer="refuse")
                 await check_evidence(service.bus, config, is_empty=entry is None)
                 marks = StreamMarks()
                 if entry is not None:
@@ -193,15 +195,15 @@ class _Batcher:
             return
         self._next_event = max(self._next_event, message.seq + 1)
         if message.subject.startswith("rl.alert."):
-            env = self.standings.apply_alert(message)
+            env = await self.standings.apply_alert(self.service.bus, message)
             if env is not None:
                 self.joiner.quarantine(env, self.standings.of(env))
             return
         try:
             items = _annotations(message)
-        except VersionError:
-            raise  # the run's own services wrote it: wait for the upgrade, with the message unread
         except DataError as error:
+            if isinstance(error, VersionError):
+                await confirm_newer(self.service.bus, message, error)
             await self.letters.send(dead_letter(self.service, message, "data", error))
             await self._lose(message)
             return
@@ -379,7 +381,7 @@ class _Batcher:
                     self.subject,
                     data,
                     expected=self.seq,
-                    msg_id=f"{self.subject}.{entry.term}.{entry.index}",
+                    msg_id=commit_id(f"{self.subject}.{entry.term}.{entry.index}"),
                     headers={PREVIOUS_HEADER: str(self.entry_seq), MARKS_HEADER: self.marks.to_header()},
                 )
         self.entry_seq = self.seq

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import FilePath
+from lachesis.pipeline.config.paths import Address, FilePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER, WEIGHTS
 
@@ -69,7 +69,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The embedded nats-server."""
 
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """Address it listens on; anything but loopback should have TLS, so use a server of your own for that."""
     port: int | None = None
     """TCP port; None: any free one."""
@@ -87,7 +87,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to reach the server. Secrets are given by files or by the environment, never here."""
 
-    url: str = "nats://127.0.0.1:4222"
+    url: Address = "nats://127.0.0.1:4222"
     """One server or several, separated by commas; `tls://`, or a ca_file, allows no connection without TLS."""
     token_file: FilePath | None = None
     """File that holds the token."""

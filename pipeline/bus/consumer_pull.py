@@ -214,6 +214,10 @@ class ConsumerPull:
             self._held_bytes += weight(msg)
             self.queue.append(msg)
             self._arrived.set()
+        if not msg.data and not msg.headers and self._requested:
+            # Between accounts an empty message ends a request's answers: a server sends nothing more for this one,
+            # nor heartbeats. Who stores empty messages would hold up every reader for seconds each time.
+            self._lost, self._requested = True, 0
         if not self._requested:
             self._stir.set()
 

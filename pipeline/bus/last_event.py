@@ -6,40 +6,57 @@ can never be taken away again. What is no event of the owner's is passed over, s
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newer_writers import confirm_newer
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.errors import SchemaError, VersionError
 
-__all__ = ["decode_owned", "read_last_event"]
+__all__ = ["Newer", "decode_owned", "read_last_event"]
 
 log = logging.getLogger("lachesis")
 
 E = TypeVar("E", bound=Event)
 
+Newer = Literal["confirm", "refuse", "skip"]
+"""What is done about a message of a newer version than this build reads.
+
+confirm: `VersionError` if the subject's writer says in its heartbeat that it writes that version, else it is foreign;
+refuse: `VersionError`, since the reader itself is the subject's writer, which would write over what its upgraded self
+has left there (every writer of ours stores a message id, so what has none is foreign); skip: it is passed over.
+"""
 
 _FIRST_LOOKBACK_MESSAGES = 64
 """Sequences before the last message that are read first for the owner's newest event; then eightfold."""
 
 
-def decode_owned(kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool]) -> E | None:
+async def decode_owned(
+    bus: Bus, kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool], *, newer: Newer = "confirm"
+) -> E | None:
     """Return the event that `message` holds, None (and a warning) if it is not the owner's.
 
-    Raises `VersionError`: what a newer build wrote is not foreign.
+    Raises `VersionError` where a newer build of the owner wrote it; see `Newer`.
     """
-    event, reason = _read(kind, message, is_ours)
+    event, reason = await _read(bus, kind, message, is_ours, newer)
     if event is None:
         _warn(message, f"the message at sequence {message.seq} of {message.stream} was", reason)
     return event
 
 
 async def read_last_event(
-    bus: Bus, stream: str, subject: str, kind: type[E], is_ours: Callable[[E], bool]
+    bus: Bus,
+    stream: str,
+    subject: str,
+    kind: type[E],
+    is_ours: Callable[[E], bool],
+    *,
+    newer: Newer = "confirm",
 ) -> tuple[E | None, int, int]:
     """Return the owner's newest event, its sequence, and the sequence of the last message.
 
-    None and 0 if there is no such event.
+    None and 0 if there is no such event. Raises `VersionError` as `decode_owned`.
 
     The last one is what the owner's next message must expect. Where it is foreign the subject is read backwards, in
     steps that grow; one warning says how many messages were passed over.
@@ -47,7 +64,7 @@ async def read_last_event(
     last = await bus.last(stream, subject)
     if last is None:
         return None, 0, 0
-    found, reason = _read(kind, last, is_ours)
+    found, reason = await _read(bus, kind, last, is_ours, newer)
     if found is not None:
         return found, last.seq, last.seq
     seq, foreign, reach = 0, 0, _FIRST_LOOKBACK_MESSAGES
@@ -55,7 +72,7 @@ async def read_last_event(
         start, foreign = max(1, last.seq - reach + 1), 0
         async with bus.read(stream, [subject], start=start, follow=False) as messages:
             async for message in messages:
-                earlier, why = _read(kind, message, is_ours)
+                earlier, why = await _read(bus, kind, message, is_ours, newer)
                 if earlier is not None:
                     found, seq, foreign = earlier, message.seq, 0
                 else:
@@ -68,13 +85,20 @@ async def read_last_event(
     return found, seq, last.seq
 
 
-def _read(kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool]) -> tuple[E | None, str]:
+async def _read(
+    bus: Bus, kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool], newer: Newer
+) -> tuple[E | None, str]:
     """Return the owner's event, or why the message holds none. Raises `VersionError`."""
     try:
         event = decode(kind, message.data)
-    except VersionError:
-        raise
     except SchemaError as error:
+        if isinstance(error, VersionError):
+            if newer == "confirm":
+                await confirm_newer(bus, message, error)
+            elif newer == "refuse" and MSG_ID_HEADER in message.headers:
+                raise VersionError(
+                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}", error.version
+                ) from error
         return None, str(error)
     if is_ours(event):
         return event, ""

@@ -132,23 +132,30 @@ class Publisher:
 
         Raises `FencedError`, and `HistoryLostError` where the server knows of less than it had acknowledged.
         """
+        msg_id = headers[MSG_ID_HEADER]
         fenced = {**headers, EXPECTED_HEADER: str(expected)}
         try:
-            return (await self.store(subject, data, fenced)).seq
+            ack: PubAck | None = await self.store(subject, data, fenced)
         except FencedError:
-            # An earlier attempt of ours may have been stored without its acknowledgement reaching us.
+            ack = None
+        if ack is None or ack.duplicate:
+            # An earlier attempt of ours may have been stored without its acknowledgement reaching us. What the server
+            # takes for a duplicate is looked at as well: ids are the stream's, and others may write in it.
             last = await self.last(stream, subject, patient=True)
-            if last is not None and last.headers.get(MSG_ID_HEADER) == headers[MSG_ID_HEADER]:
+            if last is not None and last.headers.get(MSG_ID_HEADER) == msg_id:
                 return last.seq
             found = 0 if last is None else last.seq
             if 0 < found < expected:  # none at all: it was deleted, as chunks and keys are
                 raise HistoryLostError(
                     f"{subject}: last sequence is {found}, but {expected} was stored: the broker lost history that it "
                     "had acknowledged, or its store was replaced by an older one"
-                ) from None
-            raise FencedError(
-                f"{subject}: last sequence is {found}, not {expected}; another writer has taken over"
-            ) from None
+                )
+            if ack is not None and found == expected:
+                raise FencedError(
+                    f"{subject}: another key of the stream has used up the id of this commit: start again"
+                )
+            raise FencedError(f"{subject}: last sequence is {found}, not {expected}; another writer has taken over")
+        return ack.seq
 
     async def append(self, stream: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
         """As `commit`, for a subject that one process alone writes.

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, ge
 import msgspec
 
 from lachesis.pipeline.config.paths import resolve_paths
-from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.config.secrets import masked, remember_secrets, without_secrets
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.small_files import read_small_text
@@ -68,28 +68,40 @@ def load(
     environ: Mapping[str, str] | None = None,
     sets: Iterable[str] = (),
 ) -> LoadedConfig[C]:
-    """Return the configuration.
+    """Return the configuration. Its secrets are masked from then on in all that this process prints.
 
-    Raises `ConfigError` on an unknown key, a wrong type or an unreadable file.
+    Raises `ConfigError` on an unknown key, a wrong type or an unreadable file; its text holds no secret.
     """
+    try:
+        return _load(kind, file, environ or {}, sets)
+    except ConfigError as error:
+        text = without_secrets(str(error))
+        if text == str(error):
+            raise
+        raise ConfigError(text) from None
+
+
+def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: Iterable[str]) -> LoadedConfig[C]:
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if file is not None:
-        _Layer(str(file), origins).struct(kind, tree, _read(file))
+        written = _read(file)
+        remember_secrets(written)
+        _Layer(str(file), origins).struct(kind, tree, written)
     for name, path in getattr(kind, "VARIABLES", {}).items():
-        if text := (environ or {}).get(name):
-            _Layer(f"${name}", origins).struct(kind, tree, _nest(path.split("."), text))
-    for name, text in sorted((environ or {}).items()):
+        if text := environ.get(name):
+            _lay(_Layer(f"${name}", origins), kind, tree, path.split("."), text)
+    for name, text in sorted(environ.items()):
         if name.startswith(PREFIX):
             path = name.removeprefix(PREFIX).lower().split("__")
-            _Layer(f"${name}", origins).struct(kind, tree, _nest(path, _value(text)))
+            _lay(_Layer(f"${name}", origins), kind, tree, path, _value(text))
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text!r}: write it as key.path=value")
         path = key.strip().split(".")
         shown = f"--set {key.strip()}={masked(path[-1], value.strip())}"  # it goes into errors and origins
-        _Layer(shown, origins).struct(kind, tree, _nest(path, _value(value.strip())))
+        _lay(_Layer(shown, origins), kind, tree, path, _value(value.strip()))
     base = None if file is None else file.absolute().parent
 
     def base_of(path: str) -> Path:
@@ -103,6 +115,12 @@ def load(
     if infinite is not None:
         raise ConfigError(f"{infinite}: must be a finite number (from {_origin(infinite, origins)})")
     return LoadedConfig(config, origins)
+
+
+def _lay(layer: "_Layer", kind: type, tree: dict[str, Any], path: list[str], value: Any) -> None:
+    nested = _nest(path, value)
+    remember_secrets(nested)
+    layer.struct(kind, tree, nested)
 
 
 def settings(loaded: LoadedConfig[C]) -> list[ConfigSetting]:

@@ -2,6 +2,9 @@
 
 Pure, except for the check whether a model's folder exists.
 
+The types say as well what a setting reaches beyond numbers and choices: `Address` where something is asked or served,
+`ProgramArguments`, `CodeParams` of code that the configuration names. `reach_of` tells it of a setting's path.
+
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
 `ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`;
 `TemplatePath` a file with a chat template, or the text of one. What
@@ -16,7 +19,19 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-__all__ = ["CodePath", "FilePath", "ModelPath", "ProgramPath", "TemplatePath", "code_name", "resolve_paths"]
+__all__ = [
+    "Address",
+    "CodeParams",
+    "CodePath",
+    "FilePath",
+    "ModelPath",
+    "ProgramArguments",
+    "ProgramPath",
+    "TemplatePath",
+    "code_name",
+    "reach_of",
+    "resolve_paths",
+]
 
 _KEY = "path"
 FilePath = Annotated[str, Meta(extra={_KEY: "file"})]
@@ -24,6 +39,10 @@ ProgramPath = Annotated[str, Meta(extra={_KEY: "program"})]
 ModelPath = Annotated[str, Meta(extra={_KEY: "model"})]
 CodePath = Annotated[str, Meta(extra={_KEY: "code"})]
 TemplatePath = Annotated[str, Meta(extra={_KEY: "template"})]
+_REACH = "reach"
+Address = Annotated[str, Meta(extra={_REACH: "address"})]
+ProgramArguments = Annotated[list[str], Meta(extra={_REACH: "arguments of a program"})]
+CodeParams = Annotated[dict[str, Any], Meta(extra={_REACH: "parameters of code"})]
 
 
 def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: str = "") -> Any:
@@ -60,8 +79,59 @@ def _unwrap(hint: Any) -> tuple[Any, str | None]:
         hint = plain[0] if len(plain) == 1 else hint
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
-        return hint, next((note.extra[_KEY] for note in notes if isinstance(note, Meta) and note.extra), None)
+        return hint, next((kind for note in notes if (kind := _extra(note, _KEY)) is not None), None)
     return hint, None
+
+
+def _extra(note: Any, key: str) -> str | None:
+    found: str | None = (note.extra or {}).get(key) if isinstance(note, Meta) else None
+    return found
+
+
+def reach_of(kind: Any, path: str) -> tuple[str, int] | None:
+    """Return what the setting at a dotted path reaches: code, a file, a program, an address...
+
+    It counts if anything in the setting does. With it comes the number of parts of the path that say so. None: the
+    setting holds numbers, choices and names alone.
+    """
+    hint, parts = kind, path.split(".")
+    for place, part in enumerate(parts):
+        plain, reach = _reached(hint)
+        if reach is not None:
+            return reach, place
+        if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+            hint = get_type_hints(plain, include_extras=True).get(part, Any)
+        elif get_origin(plain) is dict:
+            hint = get_args(plain)[1]
+        else:
+            return None
+    reach = _anything_reached(hint, set())
+    return None if reach is None else (reach, len(parts))
+
+
+def _reached(hint: Any) -> tuple[Any, str | None]:
+    """Return a type without None, UNSET and Annotated, and what it reaches itself."""
+    if get_origin(hint) in {Union, types.UnionType}:
+        inner = [arg for arg in get_args(hint) if arg not in (type(None), msgspec.UnsetType)]
+        structs = [arg for arg in inner if isinstance(arg, type) and issubclass(arg, msgspec.Struct)]
+        hint = (structs or inner)[0]
+    if get_origin(hint) is Annotated:
+        plain, *notes = get_args(hint)
+        return plain, next((found for note in notes if (found := _extra(note, _KEY) or _extra(note, _REACH))), None)
+    return hint, None
+
+
+def _anything_reached(hint: Any, seen: set[Any]) -> str | None:
+    plain, reach = _reached(hint)
+    if reach is not None:
+        return reach
+    if isinstance(plain, type) and issubclass(plain, msgspec.Struct) and plain not in seen:
+        seen.add(plain)
+        inner = get_type_hints(plain, include_extras=True)
+        hints = [inner[name] for name in plain.__struct_fields__]
+    else:
+        hints = [arg for arg in get_args(plain) if arg is not Any]
+    return next((found for one in hints if (found := _anything_reached(one, seen)) is not None), None)
 
 
 def _with_param_paths(

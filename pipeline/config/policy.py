@@ -16,20 +16,36 @@ A policy is a TOML file, or the name of a preset:
 
 A `*` in a setting's path stands for any one part of it, such as an environment's name. Rules are held against the
 values that come out, so that no other way of writing a setting gets round them.
+
+Under any policy, the settings that name code, programs and their arguments, files, models, addresses or parameters of
+code are locked, whatever `others` says: whoever sets them decides what this user's machine runs, reads or asks. Numbers
+and switches among such parameters, and built-in names where code may be named, are not meant. A rule that has the
+setting's own name in its path frees it:
+
+    [fields."environments.*.params.level"]
+    choices = ["easy", "hard"]
+
+Their types say which settings these are (`config.paths`).
 """
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from lachesis.pipeline.config.paths import reach_of
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PRESETS", "ConfigPolicy", "FieldRule", "load_policy"]
+
+_BUILTIN = re.compile(r"[A-Za-z0-9_+@-]+")
+"""What is no module, file or attribute: code of one's own is named with a colon."""
 
 
 class FieldRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,20 +79,45 @@ class FieldRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A policy. `fields`: rules by path of the setting; `names`: other names of settings, by which people know them."""
+    """A policy. `fields`: rules by path of the setting; `names`: other names of settings, by which people know them.
+
+    `ConfigPolicy()` is none at all: everything is free. A policy that was loaded has `others`.
+    """
 
     preset: str | None = None
-    others: Literal["free", "locked"] = "free"
+    others: Literal["free", "locked"] | None = None
     fields: dict[str, FieldRule] = {}
     names: dict[str, str] = {}
 
     def rule(self, path: str) -> FieldRule:
         """Return the rule of a setting: that of its own path, else the longest with a `*` that fits."""
-        found = self.fields.get(path)
-        if found is None:
-            fitting = [one for one in self.fields if "*" in one and _fits(one, path)]
-            found = self.fields[max(fitting, key=len)] if fitting else None
-        return found if found is not None else FieldRule(locked=self.others == "locked")
+        found = self._named_rule(path)
+        return FieldRule(locked=self.others == "locked") if found is None else self.fields[found]
+
+    def locks(self, path: str, old: Any, new: Any, *, table: str | None = None) -> str | None:
+        """Return why a setting may not be changed from `old` to `new`, None if it may be changed.
+
+        `table` is the setting of free form that it lies in: a rule of that counts where it has none of its own.
+        """
+        named = self._named_rule(path) or (self._named_rule(table) if table is not None else None)
+        if named is not None and self.fields[named].locked:
+            return "locked by the operator's policy"
+        reached = reach_of(RunConfig, path) if self.is_policy else None
+        if reached is None or (_is_tame(old, reached[0]) and _is_tame(new, reached[0])):
+            reached = None
+        if reached is not None and (named is None or named.split(".")[reached[1] - 1] == "*"):
+            return f"locked by the operator's policy, which has no rule by its name: it is for {reached[0]}"
+        return "locked by the operator's policy" if named is None and self.others == "locked" else None
+
+    def _named_rule(self, path: str) -> str | None:
+        if path in self.fields:
+            return path
+        return max((one for one in self.fields if "*" in one and _fits(one, path)), key=len, default=None)
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether there is a policy at all."""
+        return self.others is not None or bool(self.fields)
 
     def values(self, environment: str) -> dict[str, Any]:
         """Return the values that the policy gives to settings; a `*` stands for the environment."""
@@ -89,15 +130,36 @@ class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `before` and `after`: the values by path, without and with the changes.
         """
         for path in sorted(before.keys() | after.keys()):
-            rule, value = self.rule(path), after.get(path)
-            if value == before.get(path):
-                continue
-            if rule.locked:
-                raise ConfigError(
-                    f"{path}: locked by the operator's policy; it stays {before.get(path)!r} and cannot be {value!r}"
-                )
-            if value is not None and not rule.allows(value):
-                raise ConfigError(f"{path}: {value!r} is not allowed by the operator's policy: {rule.describe()}")
+            for place, old, new in _changes(path, before.get(path), after.get(path)):
+                self._check_change(place, old, new, path)
+
+    def _check_change(self, path: str, old: Any, new: Any, table: str) -> None:
+        why = self.locks(path, old, new, table=table)
+        if why is not None:
+            raise ConfigError(f"{path}: {why}; it stays {masked(path, old)!r} and cannot be {masked(path, new)!r}")
+        rule = self.rule(path if self._named_rule(path) is not None else table)
+        if new is not None and not rule.allows(new):
+            raise ConfigError(
+                f"{path}: {masked(path, new)!r} is not allowed by the operator's policy: {rule.describe()}"
+            )
+
+
+def _is_tame(value: Any, reached: str) -> bool:
+    """Whether a value leads nowhere: a number, a switch, none, or a built-in name where code may be named."""
+    if isinstance(value, str):
+        return reached == "code" and _BUILTIN.fullmatch(value) is not None
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _changes(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs with its path, in the tables of free form each value by itself."""
+    if old == new:
+        return
+    if isinstance(old or {}, dict) and isinstance(new or {}, dict) and (old or new):
+        for key in sorted((old or {}).keys() | (new or {}).keys()):
+            yield from _changes(f"{path}.{key}", (old or {}).get(key), (new or {}).get(key))
+    else:
+        yield path, old, new
 
 
 def _fits(pattern: str, path: str) -> bool:
@@ -111,6 +173,7 @@ def _locked(value: Any = msgspec.UNSET) -> FieldRule:
 PRESETS: dict[str, ConfigPolicy] = {
     "rl": ConfigPolicy(
         preset="rl",
+        others="free",
         fields={
             "model": _locked(),
             "gateway.host": _locked(),
@@ -157,6 +220,7 @@ def load_policy(given: str) -> ConfigPolicy:
         policy = msgspec.convert(tomllib.loads(text), ConfigPolicy)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"the policy {given}: {error}") from error
+    policy = msgspec.structs.replace(policy, others=policy.others or "free")
     if policy.preset is None:
         return policy
     if policy.preset not in PRESETS:

@@ -1,7 +1,7 @@
 """The configuration of a run: one struct, made of the structs that the stages' own folders define."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -9,7 +9,7 @@ from msgspec import Meta
 from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
-from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath, TemplatePath
+from lachesis.pipeline.config.paths import Address, CodeParams, CodePath, FilePath, ModelPath, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
@@ -64,7 +64,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     kind: CodePath
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
     generates elsewhere and publishes over HTTP (see gateway)."""
-    params: dict[str, Any] = {}
+    params: CodeParams = {}
     """Keyword arguments of the environment. Paths in those of built-in kinds are relative to the configuration file."""
     samples: PositiveInt = 8
     """Samples in a group. Default 8."""
@@ -155,7 +155,7 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class MlflowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Logging to MLflow (the extra `mlflow`); credentials come from MLflow's own environment variables."""
 
-    uri: str | None = None
+    uri: Address | None = None
     """Tracking server or store. Default None: what MLFLOW_TRACKING_URI says."""
     experiment: Annotated[str, Meta(min_length=1)] = "lachesis"
     """Name of the experiment, which is made where there is none. Default lachesis."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.features import FEATURES, prompt_features
@@ -37,10 +38,7 @@ from lachesis.schemas.control import CurriculumSnapshot
 from lachesis.schemas.errors import (
     DataError,
     InfrastructureError,
-    LedgerError,
-    SchemaError,
     SettingsChangedError,
-    VersionError,
 )
 from lachesis.schemas.ledger import LedgerEntry
 
@@ -175,15 +173,13 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         )
 
     async def _formed(self) -> int:
-        """Return how many batches were formed so far. Raises `LedgerError` where the newest message is no entry."""
+        """Return how many batches were formed so far, by the newest entry of the ledger."""
         read = self.service.retrying("read the ledger")
-        last: StoredMessage | None = await read(self.service.bus.last, subjects.LEDGER, self._ledger)
-        try:
-            return 0 if last is None else decode(LedgerEntry, last.data).next_batch
-        except VersionError:
-            raise
-        except SchemaError as error:  # no fault of the rewards at hand
-            raise LedgerError(f"{self._ledger}: its newest message is no entry: {error}") from error
+        run = self.service.run
+        found: tuple[LedgerEntry | None, int, int] = await read(
+            read_last_event, self.service.bus, subjects.LEDGER, self._ledger, LedgerEntry, lambda one: one.run == run
+        )
+        return 0 if found[0] is None else found[0].next_batch
 
     def _check_step(self, feedback: ItemFeedback) -> None:
         if feedback.policy_step > self._batches:

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import FilePath
+from lachesis.pipeline.config.paths import Address, FilePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["LOOPBACK", "GatewayConfig"]
@@ -17,7 +17,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The HTTP gateway for environments that speak the Atropos trajectory API; it runs where the run has such an
     environment: [environments.NAME] with kind = "gateway", NAME being what the environment calls itself."""
 
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """Address it listens on. It speaks plain HTTP. Default 127.0.0.1."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """Port; 0: any free one, which its log and its heartbeat name. Default 8000, as Atropos."""

@@ -210,7 +210,7 @@ class Trainers:
             async for message in messages:
                 self._seen[name] = message.seq
                 ours = partial(_is_of, run, self._trainer, consumer.entries)
-                entry = decode_owned(LedgerEntry, message, ours)
+                entry = await decode_owned(bus, LedgerEntry, message, ours)
                 if entry is not None and entry.batch is not None:
                     self._seen[name] = 0
                     return entry, message.seq, consumer
@@ -288,6 +288,7 @@ class Trainers:
                 self._report_subject,
                 TrainReport,
                 lambda report: report.run == self._service.run,
+                newer="refuse",
             )
         return self._report
 

@@ -8,6 +8,7 @@ Guarantees that what was once known is never taken back by an older event: reade
 from collections.abc import Iterable
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
 from lachesis.schemas.codec import decode
@@ -32,21 +33,21 @@ class EnvironmentStatuses:
         for env in environments:
             last = await bus.last(subjects.EVENTS, subjects.event("alert", run, revision, env))
             if last is not None:
-                self.apply_alert(last)
+                await self.apply_alert(bus, last)
 
-    def apply_alert(self, message: StoredMessage) -> str | None:
+    async def apply_alert(self, bus: Bus, message: StoredMessage) -> str | None:
         """Take in an alert event, and return its environment if it is the newest of it.
 
-        One that cannot be read changes nothing; raises `VersionError` for one of a newer schema.
+        One that cannot be read changes nothing; raises `VersionError` for one that a newer health service wrote.
         """
         env = message.subject.rsplit(".", 1)[-1]
         if message.seq <= self._newest.get(env, (0, None))[0]:
             return None
         try:
             event = decode(AlertEvent, message.data)
-        except VersionError:
-            raise  # it may halt what goes on here: wait for the upgrade
-        except DataError:
+        except DataError as error:
+            if isinstance(error, VersionError):  # it may halt what goes on here: wait for the upgrade
+                await confirm_newer(bus, message, error)
             return None
         self._newest[env] = (message.seq, event.standing)
         return env

@@ -7,6 +7,7 @@ the server counts; and all is read again once the connection was lost, since a d
 """
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamExtent
+from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.audit import LedgerAudit, LedgerProblem, LedgerRules
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
@@ -83,16 +84,16 @@ class LedgerReader:
         if extent.last >= audit.next_seq:
             async with self._bus.read(LEDGER, [self._subject], start=audit.next_seq, follow=False) as messages:
                 async for message in messages:
-                    problems += audit.verify_entry(message.seq, self._entry(message), _previous(message))
+                    problems += audit.verify_entry(message.seq, await self._entry(message), _previous(message))
         return problems + audit.count(extent.messages)
 
-    def _entry(self, message: StoredMessage) -> LedgerEntry | None:
+    async def _entry(self, message: StoredMessage) -> LedgerEntry | None:
         """Return the entry in a message, None where it is none of this ledger: readers pass over it."""
         try:
             entry = decode(LedgerEntry, message.data)
-        except VersionError:
-            raise
-        except SchemaError:
+        except SchemaError as error:
+            if isinstance(error, VersionError):
+                await confirm_newer(self._bus, message, error)
             return None
         return entry if (entry.run, entry.trainer) == (self._run, self._trainer) else None
 

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from lachesis.pipeline.config.paths import FilePath, ModelPath, ProgramPath, TemplatePath
+from lachesis.pipeline.config.paths import (
+    Address,
+    FilePath,
+    ModelPath,
+    ProgramArguments,
+    ProgramPath,
+    TemplatePath,
+)
 from lachesis.pipeline.gateway.config import LOOPBACK
 
 __all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
@@ -44,7 +51,7 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One inference server, known to the others by its role: policy, teacher or eval."""
 
-    url: str | None = None
+    url: Address | None = None
     """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
     kind: Literal["reference", "vllm"] = "reference"
     """What is started: the reference server, or vLLM as a process of its own. Default reference."""
@@ -56,12 +63,12 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     chat_template: TemplatePath | None = None
     """Chat template of the model, as `chat_template` of a run. Default None: the one that lies beside its tokenizer; of
     the model that the run trains, its `chat_template`."""
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """Address that the server listens on. It speaks plain HTTP; on any other address than loopback it wants the key of
     `key_file` of everybody. Default 127.0.0.1."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port of the server. Default 0: any free one, found through the bus."""
-    advertise: str | None = None
+    advertise: Address | None = None
     """URL under which the others reach the server, http://inference:8000 say. Default None: http://host:port."""
     key_file: FilePath | None = None
     """File that holds the key that clients must send as a bearer token, which OpenAI's call an API key; with `url`, the
@@ -82,7 +89,7 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus: list[Annotated[int, Meta(ge=0)]] = []
     """GPUs that vLLM sees, as CUDA_VISIBLE_DEVICES numbers them: of several servers on one machine each needs its own.
     Default empty: all that the service sees."""
-    args: list[str] = []
+    args: ProgramArguments = []
     """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
 
     @property

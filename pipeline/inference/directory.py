@@ -29,6 +29,7 @@ from lachesis.schemas.errors import ConfigError, DamagedError
 
 __all__ = [
     "InferenceDirectory",
+    "check_url",
     "control_token",
     "key_path",
     "open_role",
@@ -110,7 +111,7 @@ async def stay_registered(bus: Bus, run: str, role: str, url: str) -> None:
 async def _until_gone(registered: bytes) -> None:
     try:
         url = registered.decode()
-        _check_url(url)
+        check_url(url)
     except (ConfigError, UnicodeDecodeError):
         return  # nobody could find a server by that
     async with InferenceClient(ClientConfig(url=url, timeout=_SILENT_S)) as client:
@@ -159,7 +160,7 @@ class InferenceDirectory:
 
     async def use(self, url: str, token: str | None = None) -> None:
         """Hand out clients for `url` from now on, with its `token`. Raises `ConfigError` when it is no URL."""
-        _check_url(url)
+        check_url(url)
         if self._client is not None and self._client.config.url == url:
             return
         # The old client stays open: requests may be under way on it.
@@ -170,12 +171,13 @@ class InferenceDirectory:
         changed.set()
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Raise `ConfigError` where `url` is no address of an inference server."""
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
         raise ConfigError(f"inference server {without_secrets(url)[:200]!r} is no URL: {error}") from error
-    if parts.scheme not in {"http", "https"} or not parts.host:
+    if parts.scheme not in {"http", "https"} or not parts.host or not 0 < (parts.port or 80) < 1 << 16:
         raise ConfigError(f"inference server {without_secrets(url)[:200]!r}: use http://HOST:PORT")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.newer_writers import confirm_newer_value
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.inference.weights_turn import take_turn
@@ -102,9 +103,9 @@ class _PolicyFollower:
             async for entry in entries:
                 try:
                     self._newest = decode(PolicyRecord, entry.value)
-                except VersionError:
-                    raise  # passing over it would be generating with ever older weights
                 except SchemaError as error:
+                    if isinstance(error, VersionError):  # passing over it would be generating with ever older weights
+                        await confirm_newer_value(self._service.bus, self._service.run, keys.POLICY, error)
                     log.warning("a policy record cannot be read: %s", error)
                     continue
                 self._changed.set()

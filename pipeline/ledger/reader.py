@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.last_event import decode_owned
+from lachesis.pipeline.bus.last_event import Newer, decode_owned
+from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
@@ -33,6 +34,9 @@ __all__ = [
     "position_before",
 ]
 
+READ_BEFORE_TRAINERS = ("batcher", "normalizer", "scorer", "teacher")
+"""Services of which some must have read a rollout that is in a batch: an environment may be gone by then."""
+
 Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
 
@@ -50,13 +54,15 @@ async def follow_ledger(
     seq = await find_position(bus, run, trainer, position)
     async with bus.read(subjects.LEDGER, [subjects.ledger(run, trainer)], start=seq + 1, follow=follow) as entries:
         async for message in entries:
-            entry = _entry(message, run, trainer, position.entries)
+            entry = await _entry(bus, message, run, trainer, follows=position.entries, newer="confirm")
             if entry is not None:
                 position = position.after(entry)
                 yield entry
 
 
-async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | None, int, int]:
+async def newest_entry(
+    bus: Bus, run: str, trainer: str, *, newer: Newer = "confirm"
+) -> tuple[LedgerEntry | None, int, int]:
     """Return the newest entry, its sequence, and the sequence of the subject's last message.
 
     None and 0 if there is no entry.
@@ -74,7 +80,7 @@ async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | 
         subjects.LEDGER, [subject], start=start if 0 < start < last.seq else 1, follow=False
     ) as entries:
         async for message in entries:
-            entry = _entry(message, run, trainer, found.index + 1 if found else 0)
+            entry = await _entry(bus, message, run, trainer, follows=found.index + 1 if found else 0, newer=newer)
             if entry is not None:
                 if found is not None:
                     LedgerPosition(found.index + 1, found.digest()).after(entry)
@@ -82,11 +88,15 @@ async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | 
     return found, seq, last.seq
 
 
-def _entry(message: StoredMessage, run: str, trainer: str, follows: int) -> LedgerEntry | None:
+async def _entry(
+    bus: Bus, message: StoredMessage, run: str, trainer: str, *, follows: int, newer: Newer
+) -> LedgerEntry | None:
     """Return the entry in `message`, None if it is foreign: no entry of this ledger, or one before `follows`."""
-    return decode_owned(
-        LedgerEntry, message, lambda entry: (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
-    )
+
+    def is_ours(entry: LedgerEntry) -> bool:
+        return (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
+
+    return await decode_owned(bus, LedgerEntry, message, is_ours, newer=newer)
 
 
 async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPosition) -> int:
@@ -207,9 +217,9 @@ async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int,
             if error is not None:
                 raise error
             found.append(_payload(batch.number, ref, rollouts, logprobs))
-        except VersionError:
-            raise
         except DataError as failure:
+            if isinstance(failure, VersionError):
+                await confirm_newer(bus, rollouts[ref.seq], failure, also=READ_BEFORE_TRAINERS)
             failures[ref.seq] = failure
     return found, failures
 

@@ -4,21 +4,25 @@ Read, changed by compare-and-set, and looked at by whoever judges rollouts.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.promotion.logic import (
     active_promotion,
     giving_up_promotion,
     settings_digest,
     undecided_promotion,
 )
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -33,18 +37,18 @@ __all__ = ["ActivePromotion", "config_under_promotion", "promotion", "read_promo
 log = logging.getLogger("lachesis")
 
 _POLL_S = 0.05
-_OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s"})
-"""Settings of scoring that judge nothing."""
+_OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s", "promotable"})
+"""Settings of scoring and advantages that judge nothing."""
 
 
 def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
     """Return the promotion of `revision`, whose settings are those of `config`."""
     environments = {
         env: RewardSettings(
-            scoring=_reward_settings(config.scoring_of(env)),
+            scoring=_recorded(config.scoring_of(env)),
             normalization=config.normalization_of(env).recorded(),
             reward_config=config.reward_config_of(env).recorded(),
-            advantage=msgspec.to_builtins(config.advantage_of(env)),
+            advantage=_recorded(config.advantage_of(env)),
             success_rater=settings.success_rater,
             success_threshold=settings.success_threshold,
         )
@@ -62,35 +66,66 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
     )
 
 
-def _reward_settings(scoring: ScoringConfig) -> dict[str, Any]:
-    settings: dict[str, Any] = msgspec.to_builtins(scoring)
-    return {name: value for name, value in settings.items() if name not in _OF_THE_PROCESS}
+def _recorded(settings: msgspec.Struct) -> dict[str, Any]:
+    """Return settings as a promotion stores them, where all who read ROLLOUTS see them: without secrets."""
+    plain: dict[str, Any] = masked("", msgspec.to_builtins(settings))
+    return {name: value for name, value in plain.items() if name not in _OF_THE_PROCESS}
 
 
 def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
     """Return `config` as it is under a promotion; an environment that this says nothing of stays as it is.
 
-    Raises `ConfigError` where the two do not go together, or this build does not know what the promotion sets.
+    Its raters are those of the message: whoever loads any asks `scoring.promoted` first. Raises `ConfigError` where the
+    two do not go together, this build does not know what the promotion sets, or it names an estimator that `config`
+    does not.
     """
+    named = [config.advantage, *(env.advantage for env in config.environments.values() if env.advantage is not None)]
     environments = dict(config.environments)
     for env in environments.keys() & one.environments.keys():
         try:
-            environments[env] = _env_settings(environments[env], one.environments[env])
+            environments[env] = _env_settings(environments[env], one.environments[env], named)
         except msgspec.ValidationError as error:  # a newer build's settings, or such as it alone allows
             raise ConfigError(f"revision {one.revision}, environment {env}: {error}; upgrade this service") from error
+        except ConfigError as error:
+            raise ConfigError(f"revision {one.revision}, environment {env}: {error}") from error
     return msgspec.structs.replace(config, environments=environments)
 
 
-def _env_settings(settings: EnvironmentConfig, judging: RewardSettings) -> EnvironmentConfig:
+def _env_settings(
+    settings: EnvironmentConfig, judging: RewardSettings, named: Sequence[AdvantageConfig]
+) -> EnvironmentConfig:
     return msgspec.structs.replace(
         settings,
         scoring=msgspec.convert(judging.scoring, ScoringConfig),
         normalization=NormalizationConfig.from_record(judging.normalization),
         reward_config=RewardConfig.from_record(judging.reward_config),
-        advantage=msgspec.convert(judging.advantage, AdvantageConfig),
+        advantage=_admitted_advantage(msgspec.convert(judging.advantage, AdvantageConfig), named),
         success_rater=judging.success_rater,
         success_threshold=judging.success_threshold,
     )
+
+
+def _admitted_advantage(asked: AdvantageConfig, named: Sequence[AdvantageConfig]) -> AdvantageConfig:
+    """Return the advantages of a promotion, with an estimator of one's own as `named` has it.
+
+    Raises `ConfigError` where none has it: a message names no code.
+    """
+    if asked.estimator in ESTIMATORS:
+        return asked
+    for own in named:
+        params = own.own_params
+        if code_name(own.estimator) == code_name(asked.estimator) and asked.own_params in (params, masked("", params)):
+            return msgspec.structs.replace(asked, estimator=own.estimator, params=own.params)
+    promotable = {code_name(path): path for own in named for path in (own.estimator, *own.promotable) if ":" in path}
+    path = promotable.get(code_name(asked.estimator))
+    if path is None or not all(isinstance(value, bool | int | float) for value in asked.own_params.values()):
+        what = "with these parameters " if path else ""
+        raise ConfigError(
+            f"the estimator {asked.estimator!r} is not named {what}by this service's own configuration, and a "
+            "promotion, which is a message, names no code: name it in advantage.promotable and restart scorers, "
+            "normalizer and batcher, or promote another revision"
+        )
+    return msgspec.structs.replace(asked, estimator=path)
 
 
 async def read_promotions(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:
@@ -105,7 +140,7 @@ async def write_promotions(bus: Bus, promotions: Promotions, revision: str, *, e
     promotions.check()
     name = subjects.promotion(promotions.run, revision)
     last = promotions.promotions[-1]
-    msg_id = f"{name}.{expected}.{last.revision}.{last.asked_ns}.{last.first}"
+    msg_id = commit_id(f"{name}.{expected}.{last.revision}.{last.asked_ns}.{last.first}")
     return await bus.commit(name, encode(promotions), expected=expected, msg_id=msg_id)
 
 
@@ -184,7 +219,7 @@ class ActivePromotion:
         async with self._bus.read(ROLLOUTS, [self._subject], follow=False) as messages:
             async for message in messages:
                 found, at = found + 1, message.seq
-                newest = self._list_in(message) or newest
+                newest = await self._list_in(message) or newest
         if found < lists:
             newest_list = await self._bus.last(ROLLOUTS, self._subject)  # if that is damaged, this says so
             if newest_list is not None and newest_list.seq == at:
@@ -198,8 +233,8 @@ class ActivePromotion:
             )
         self._promotions, self._lists, self._newest = newest.promotions, found, at
 
-    def _list_in(self, message: StoredMessage) -> Promotions | None:
+    async def _list_in(self, message: StoredMessage) -> Promotions | None:
         try:
-            return decode_owned(Promotions, message, lambda one: one.run == self._run)
+            return await decode_owned(self._bus, Promotions, message, lambda one: one.run == self._run)
         except VersionError as error:  # rollouts wait for the upgrade
             raise InfrastructureError(str(error)) from error

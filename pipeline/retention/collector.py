@@ -8,6 +8,7 @@ Guarantees
   definition goes after all that it defines.
 """
 
+import logging
 import re
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
@@ -44,6 +45,8 @@ from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
 __all__ = ["GarbageCollector", "GcLimits", "GcPlan"]
+
+log = logging.getLogger("lachesis")
 
 _OVERHEAD_BYTES = 22
 """Bytes that the server's store adds to a message."""
@@ -174,7 +177,7 @@ class GarbageCollector:
         stored = await self._bus.stored_subjects(ROLLOUTS, [subjects.rollout(run)])
         stored += await self._bus.stored_subjects(EVENTS, [f"rl.*.{run}.{revision}.*"])
         gone = {subject.rsplit(".", 1)[-1] for subject in stored} - set(self._config.environments)
-        extra = {name: EnvironmentConfig(kind="gateway") for name in sorted(gone)}
+        extra = {name: EnvironmentConfig(kind="gateway") for name in sorted(gone) if _is_environment(name)}
         return msgspec.structs.replace(self._config, environments={**self._config.environments, **extra})
 
     async def _service_claims(self) -> list[RetentionClaim]:
@@ -194,7 +197,7 @@ class GarbageCollector:
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
             async for message in messages:
-                report = decode_owned(TrainReport, message, lambda one: one.run == run)
+                report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run)
                 if report is not None:
                     readers.untrained.report(report)
         last, _, _ = await newest_entry(bus, run, trainer)
@@ -350,6 +353,16 @@ class GarbageCollector:
         if held:
             name, hold = next(iter(held.items()))
             raise ConfigError(f"run {run} is still read by {name} ({hold.about}): end that first")
+
+
+def _is_environment(name: str) -> bool:
+    """Whether an environment can have the name; nobody waits for what lies on a subject with another."""
+    try:
+        subjects.check_name("environment", name)
+    except ConfigError:
+        log.warning("%r in a subject is no environment's name: what is stored there is passed over", name[:80])
+        return False
+    return True
 
 
 def _of_trainer(run: str, name: str) -> list[str]:

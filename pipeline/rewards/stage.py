@@ -34,7 +34,7 @@ from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, LedgerError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, LedgerError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.promotion import Promotion
 from lachesis.schemas.values import unpack
@@ -79,8 +79,8 @@ class RewardWriter(StatefulStage[RewardEvent]):
         known_to = max([self.cursors[subjects.ROLLOUTS] - 1, *promotions_in(state, deltas)])
         async for attempt in self.service.retrying("read the promotions"):
             with attempt:
-                found = await self.in_force.promotions_known_at(known_to)
-        self.normalizer.restore(state, deltas, self._terms_of(found))
+                terms = self._terms_of(await self.in_force.promotions_known_at(known_to))
+        self.normalizer.restore(state, deltas, terms)
         # where there is a promotion, a revision's first may have been folded by another, before it was known here
         if not self.normalizer.has_promotions and self.cursors[subjects.ROLLOUTS] != self.normalizer.watermark:
             raise LedgerError(
@@ -115,7 +115,10 @@ class RewardWriter(StatefulStage[RewardEvent]):
                     found = await self.in_force.promotion_at(first)
         if found is None or found.first != first:
             raise DataError(f"scores are of a promotion from sequence {first} on, and there is none")
-        for known, terms in sorted(self._terms_of(await self.in_force.promotions_known_at(first)).items()):
+        async for attempt in self.service.retrying("load the promotions"):
+            with attempt:
+                known_terms = self._terms_of(await self.in_force.promotions_known_at(first))
+        for known, terms in sorted(known_terms.items()):
             self.normalizer.promote(known, terms)
         log.info("%s: revision %s scores rollouts from sequence %d on", self.env, found.revision, first)
 
@@ -132,11 +135,18 @@ class RewardWriter(StatefulStage[RewardEvent]):
         return RewardTerms(config.normalization_of(self.env), reward_rule(config, self.env))
 
     def _terms_of(self, promotions: Sequence[Promotion]) -> dict[int, RewardTerms]:
-        return {
-            one.first: self._terms(config_under_promotion(one, self.config))
-            for one in promotions
-            if one.first is not None
-        }
+        """Return how each promotion makes rewards. Raises `InfrastructureError` while one cannot be loaded: a message
+        ends no service, and rewards wait for the configuration that goes with it."""
+        found: dict[int, RewardTerms] = {}
+        for one in promotions:
+            if one.first is not None:
+                try:
+                    found[one.first] = self._terms(config_under_promotion(one, self.config))
+                except ConfigError as error:
+                    raise InfrastructureError(
+                        f"revision {one.revision} is promoted and cannot be loaded: {error}"
+                    ) from error
+        return found
 
     async def feed(self, message: StoredMessage) -> None:
         """Feed one input message to the normalizer."""

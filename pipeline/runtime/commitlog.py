@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.runtime.state import StateStore
 from lachesis.pipeline.runtime.stream_marks import StreamMarks
@@ -116,7 +117,9 @@ class CommitLog(Generic[E]):
         if last and last.seq > log._last:
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
-                    event = decode_owned(kind, message, lambda event: commit_of(event).index >= log.index)
+                    event = await decode_owned(
+                        bus, kind, message, lambda event: commit_of(event).index >= log.index, newer="refuse"
+                    )
                     log._last = message.seq
                     if event is None:
                         continue
@@ -143,7 +146,7 @@ class CommitLog(Generic[E]):
 
         Raises `FencedError` when another writer has taken over.
         """
-        msg_id = f"commit.{self._subject}.{self._term}.{self.index}"
+        msg_id = commit_id(f"commit.{self._subject}.{self._term}.{self.index}")
         data = encode(event)
         self._last = await self._bus.commit(self._subject, data, expected=self._last, msg_id=msg_id)
         self.appended_bytes = len(data)

@@ -27,7 +27,7 @@ from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.schemas import subjects
+from lachesis.schemas import codec, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import InfrastructureError, StreamFullError
@@ -117,6 +117,7 @@ class Service:
             stopped=dict(vitals.stopped),
             replica=self.replica,
             host=socket.gethostname(),
+            schema_version=codec.SCHEMA_VERSION,
         )
         if sink is not None:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()

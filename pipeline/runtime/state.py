@@ -12,6 +12,7 @@ import hashlib
 from typing import Self
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StatePart, StateSnapshot
@@ -55,7 +56,7 @@ class StateStore:
                 if message.subject.startswith(f"{subject}="):
                     store._ends[message.subject] = message.seq
         snapshot, _, store._last = await read_last_event(
-            bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage
+            bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage, newer="refuse"
         )
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
@@ -89,7 +90,7 @@ class StateStore:
             parts = await self._write_parts(event, slot)
             digest = hashlib.sha256(state).digest()
             event = event.replace(state=b"", parts=parts, slot=slot, sha256=digest)
-        msg_id = f"state.{self._subject}.{self._term}.{event.index}"
+        msg_id = commit_id(f"state.{self._subject}.{self._term}.{event.index}")
         self._last = await self._bus.commit(self._subject, encode(event), expected=self._last, msg_id=msg_id)
         if event.parts:
             self._slot = event.slot
@@ -101,7 +102,7 @@ class StateStore:
         view = memoryview(event.state)
         for number, offset in enumerate(range(0, len(view), PART_BYTES)):
             subject = f"{self._subject}={slot}={number}"
-            msg_id = f"state.{subject}.{self._term}.{event.index}"
+            msg_id = commit_id(f"state.{subject}.{self._term}.{event.index}")
             if subject in self._done:
                 continue
             part = StatePart(stage=self._stage, index=event.index, data=bytes(view[offset : offset + PART_BYTES]))

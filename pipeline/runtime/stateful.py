@@ -10,8 +10,8 @@ Guarantees:
   a process that is killed at any line repeats nothing and loses nothing;
 * of two writers one is refused (`FencedError`) and ends; after an error the last message of the subject, as the leader
   has it, tells whether a commit was stored (`Bus.commit`);
-* a bad message (`DataError`) is rejected, by default as a dead letter, and its neighbours are not; one that a newer
-  build wrote (`VersionError`) ends the service, unread;
+* a bad message (`DataError`) is rejected, by default as a dead letter, and its neighbours are not; one of a newer
+  version (`VersionError`) ends the service, unread, if its writers say that they write that version, and is bad if not;
 * infrastructure that fails is waited for. Once the service drains, the burst in hand is finished or left: what is not
   committed is read again by the next start.
 
@@ -28,6 +28,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
@@ -162,9 +163,9 @@ class StatefulStage(ABC, Generic[E]):
         self._log.marks.record(message)
         try:
             await self.feed(message)
-        except VersionError:
-            raise  # the run's own services wrote it: wait for the upgrade, with the message unread
         except DataError as error:
+            if isinstance(error, VersionError):
+                await confirm_newer(self.service.bus, message, error)
             await self.reject(message, error)
 
     def next_commit(self, delta: bytes) -> Commit:
@@ -192,7 +193,12 @@ async def run_stateful(stages: Iterable[StatefulStage[E]]) -> None:
     """Run stages of one service, each on its own, until the service drains."""
 
     async def run(stage: StatefulStage[E]) -> None:
-        await stage.open()
+        try:
+            await stage.open()
+        except InfrastructureError:
+            if stage.service.draining.is_set():
+                return  # it was told to end while it waited
+            raise
         await stage.follow()
 
     async with anyio.create_task_group() as tasks:

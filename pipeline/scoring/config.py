@@ -1,11 +1,11 @@
 """Configuration of scoring: which raters judge an environment and how their ratings become one score."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodePath
+from lachesis.pipeline.config.paths import CodeParams, CodePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
@@ -23,7 +23,7 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A built-in rater's name ("exact_match"), or "module:name" or "path/to/file.py:name" of a rater of your own."""
     name: str = ""
     """What ratings, metrics and errors call it, unique in the scoring. Default: the rater's own name."""
-    params: dict[str, Any] = {}
+    params: CodeParams = {}
     """Keyword arguments for the rater."""
     weight: float = 1.0
     """Relative weight, for aggregations "weighted" and "dawid_skene" only. Default 1."""
@@ -65,6 +65,11 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The raters, each as { rater = "module:name", params = {...} }, with name, weight, bounds, timeout_s, concurrency,
     retries and backoff_s where they matter. They should differ in kind: no rule sees an error they share. Default
     empty: groups are scored by the rewards their environment gave."""
+    promotable: list[RaterConfig] = []
+    """Further raters that a promotion may bring in, each as in `raters`. A promotion is a message, so a scorer takes
+    from it no code that its own configuration does not name, and no parameters of it: those written here count.
+    Built-in raters need no entry, save for parameters of code, llm_judge, math, reasoning_gym and reward_model. Default
+    none."""
     groups_at_once: PositiveInt = 16
     """Groups that one replica of the scorer rates at once. Default 16."""
     patience_s: float = 10.0

@@ -16,7 +16,7 @@ from lachesis.pipeline.scoring.raters import BUILTIN
 from lachesis.pipeline.user_code import argument_problem, load_attribute
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 
-__all__ = ["EnsembleRater", "load_member", "load_members"]
+__all__ = ["EnsembleRater", "find_rater", "load_member", "load_members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def load_members(configs: Sequence[RaterConfig]) -> list[EnsembleRater]:
 
 def load_member(config: RaterConfig) -> EnsembleRater:
     """Load one rater. Raises ConfigError if it is unknown, refuses its parameters or has no bounds."""
-    rater = _make(_find(config.rater), config)
+    rater = _make(find_rater(config.rater), config)
     name = config.name or rater.name or type(rater).__name__
     if config.timeout_s < rater.needs_s:
         raise ConfigError(
@@ -85,7 +85,8 @@ def load_member(config: RaterConfig) -> EnsembleRater:
     return EnsembleRater(name, rater, (float(bounds[0]), float(bounds[1])), config)
 
 
-def _find(reference: str) -> object:
+def find_rater(reference: str) -> object:
+    """Return what a reference names. Raises `ConfigError` where that is nothing."""
     place, colon, name = BUILTIN.get(reference, reference).rpartition(":")
     what = f"rater {reference!r}"
     if not colon:

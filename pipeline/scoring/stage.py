@@ -20,6 +20,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.scoring.logic.agreement import RaterAgreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
+from lachesis.pipeline.scoring.promoted import admit_promoted
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.pipeline.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.schemas import keys
@@ -178,7 +179,10 @@ def _promoted(
     if env not in config.environments or env not in promotion.environments:
         return None
     try:
-        return _scorer(config_under_promotion(promotion, config), env, report)
+        under = config_under_promotion(promotion, config)
+        settings = under.environments[env]
+        admitted = msgspec.structs.replace(settings, scoring=admit_promoted(under.scoring_of(env), config))
+        return _scorer(msgspec.structs.replace(under, environments={env: admitted}), env, report)
     except ConfigError as error:
         raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from lachesis.pipeline.config.paths import Address
+
 __all__ = ["TelemetryConfig"]
 
 _SIGNALS = ("TRACES", "METRICS")
@@ -17,7 +19,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Nothing is exported until an endpoint is named, here or by OTEL_EXPORTER_OTLP_ENDPOINT.
     """
 
-    endpoint: str | None = None
+    endpoint: Address | None = None
     """URL of an OTLP receiver, http://localhost:4317 say. Default None: OTEL_EXPORTER_OTLP_ENDPOINT, or no export."""
     protocol: Literal["grpc", "http/protobuf"] = "grpc"
     """How the receiver is spoken to. Default grpc."""
@@ -33,7 +35,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Newest calls of a service that its `api_perf/*` figures are over. Default 200."""
     perf_slow_ms: Annotated[float, Meta(gt=0)] = 5000.0
     """Milliseconds beyond which a call counts as slow. Default 5000."""
-    jaeger_url: str | None = None
+    jaeger_url: Address | None = None
     """Base URL of Jaeger's own pages and API, http://localhost:16686 say, for `lachesis top` and `lachesis trace`.
     Default None: slow rollouts are named without a link, and followed in the streams."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodePath
+from lachesis.pipeline.config.paths import Address, CodeParams, CodePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
@@ -242,7 +242,7 @@ class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     it. Default None: none; the built-in ones read those that they are called after."""
     attachments: bool | None = None
     """Whether your own reads attachments. Default None: it does not; of the built-in ones only images does."""
-    params: dict[str, Any] = {}
+    params: CodeParams = {}
     """Arguments of your own class, besides the model."""
 
     def __post_init__(self) -> None:
@@ -289,7 +289,7 @@ class TinkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Decay of Adam's second moment. Default 0.95."""
     grad_clip: Annotated[float, Meta(ge=0)] = 0.0
     """Largest L2 norm of the gradient. Default 0: not bounded."""
-    url: str | None = None
+    url: Address | None = None
     """URL of a server that speaks Tinker's protocol. Default None: Tinker itself (or TINKER_BASE_URL)."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8001
     """Port at which the policy is served at /v1, unless inference.policy.port names one. Default 8001; 0: any."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
@@ -124,7 +125,7 @@ class BatchFeed:
         """Return the feed, positioned after the last reported batch."""
         feed = cls(bus, run, trainer, term)
         feed.report, _, feed._report_seq = await read_last_event(
-            bus, subjects.LEDGER, feed._report_subject, TrainReport, lambda report: report.run == run
+            bus, subjects.LEDGER, feed._report_subject, TrainReport, lambda report: report.run == run, newer="refuse"
         )
         if feed.report is not None:
             feed.position = LedgerPosition(feed.report.ledger_index + 1, feed.report.chain)
@@ -162,6 +163,7 @@ class BatchFeed:
                 groups: list[Payload]
                 unfetched: dict[int, DataError]
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
+                # It is raised only where a service that wrote or read the group says so (`bus.newer_writers`).
                 fetch = retry_outages(f"fetch batch {entry.batch.number}", self._wait_log, is_outage=_may_come_back)
                 groups, unfetched = await fetch(fetch_groups, self._bus, share_of(entry.batch, *self.ranks))
                 yield LedgerBatch(entry, entry.batch, groups, unfetched)
@@ -243,7 +245,7 @@ class BatchFeed:
             self._report_subject,
             encode(self.report),
             expected=self._report_seq,
-            msg_id=f"report.{self._run}.{self._trainer}.{self._term}.{step}",
+            msg_id=commit_id(f"report.{self._run}.{self._trainer}.{self._term}.{step}"),
         )
 
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import toml_value
+from lachesis.pipeline.environments.source_scan import EnvironmentField
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.agent.catalog import CatalogEntry
 
@@ -146,14 +147,14 @@ class RunDraft:
         return DraftField(
             name=path,
             type=_type_of(schema),
-            current_value=masked(path.rpartition(".")[2], value),
-            default=masked(path.rpartition(".")[2], before),
+            current_value=masked(path, value),
+            default=masked(path, before),
             description=description,
             known_as=names.get(path),
             limits={name: found for key, name in _LIMITS.items() if (found := _first(schema, key)) is not None},
             choices=_first(schema, "enum"),
             allowed=rule.describe(),
-            locked=rule.locked,
+            locked=self.policy.locks(path, value, value) is not None,
         )
 
     def _params(self, entry: CatalogEntry, own: str, values: Mapping[str, Any]) -> list[DraftField]:
@@ -162,13 +163,17 @@ class RunDraft:
             DraftField(
                 name=f"{own}params.{field.name}",
                 type=field.type or "unknown",
-                current_value=given.get(field.name),
-                default=field.default,
+                current_value=masked(field.name, given.get(field.name)),
+                default=masked(field.name, field.default),
                 description=field.help or "",
-                locked=self.policy.rule(f"{own}params.{field.name}").locked,
+                locked=self._locks_param(f"{own}params.{field.name}", field),
             )
             for field in entry.fields
         ]
+
+    def _locks_param(self, path: str, field: EnvironmentField) -> bool:
+        sample = 0 if field.type in ("int", "float", "bool") else ""
+        return self.policy.locks(path, sample, sample) is not None
 
     def _selected(self) -> CatalogEntry:
         if self.entry is None:
@@ -211,7 +216,7 @@ def _check_own(entry: CatalogEntry, edits: Mapping[str, Any]) -> None:
         if kinds is None or value is None:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ConfigError(f"{path}: expected `{field.type}`, got {value!r}")
+            raise ConfigError(f"{path}: expected `{field.type}`, got {masked(path, value)!r}")
 
 
 def _leaves(path: str, value: Any) -> dict[str, Any]:

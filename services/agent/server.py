@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lachesis import __version__
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.runtime.http import http_within
 from lachesis.schemas.errors import LachesisError, StartupError
 from lachesis.services.agent.tools import AgentTools
@@ -61,7 +62,7 @@ def _explained(tool: Callable[..., Awaitable[dict[str, Any]]]) -> Callable[..., 
         try:
             return await tool(*args, **kwargs)
         except (LachesisError, OSError) as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(without_secrets(str(error))) from error
 
     return call
 

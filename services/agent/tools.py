@@ -19,6 +19,7 @@ import msgspec
 from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.private_file import write_private
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
@@ -110,7 +111,7 @@ class AgentTools:
             "message": f"Updated {path} = {value!r}" if value is not None else f"{path} is as before",
             "field": path,
             "value": value,
-            "config": self._draft.edits,
+            "config": masked("", self._draft.edits),
         }
 
     async def rl_start_training(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class AgentTools:
             "run_id": found.run,
             "status": found.state,
             "environment": self._entry().name,
-            "config": self._draft.edits,
+            "config": masked("", self._draft.edits),
             "config_path": str(config.path / "run.toml"),
             "folder": found.folder,
             "logs": _logs(found),

@@ -9,6 +9,7 @@ import sys
 
 import typer
 
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.safe_text import protect_output
 from lachesis.schemas.errors import LachesisError, leaves
@@ -49,7 +50,7 @@ def main() -> None:
 def _text_of(error: BaseException) -> str | None:
     """Return what an expected error says, None for one that is a bug."""
     if isinstance(error, LachesisError):
-        return str(error)
+        return without_secrets(str(error))
     return explain_os_error(error)
 
 

@@ -61,7 +61,7 @@ def masked(row: ConfigSetting) -> ConfigSetting:
 
     A value is secret if its name says so. Its origin then names the `--set` that it came from, without the value.
     """
-    value = secrets.masked(row.path.rpartition(".")[2], row.value)
+    value = secrets.masked(row.path, row.value)
     origin = row.origin.partition("=")[0] if row.origin.startswith("--set ") else row.origin
     return ConfigSetting(row.path, value, origin, row.description)
 

@@ -1,4 +1,4 @@
-"""Checks of what the server stores: that it can read it, and that the run's ledger is whole."""
+"""Checks what the server stores: that it and this build can read it, and that the ledger is whole."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -11,6 +11,7 @@ from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
+from lachesis.services.preflight.newer import check_versions
 
 __all__ = ["check_ledger"]
 
@@ -28,6 +29,8 @@ async def check_ledger(
             yield fail(f"stream {name}", text, "look at its log and its disk, and restore the store from a backup")
     if stream_name(config.run, LEDGER) not in streams:
         return
+    async for newer in check_versions(bus, config):
+        yield newer
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
         problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.directory import key_path, registered_servers, sampling_key
+from lachesis.pipeline.inference.directory import check_url, key_path, registered_servers, sampling_key
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import (
@@ -120,6 +120,10 @@ async def _inference(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFin
 
 async def _inference_server(config: RunConfig, role: str, url: str) -> DoctorFinding:
     name, path = f"inference.{role}", key_path(config, role)
+    try:
+        check_url(url)
+    except ConfigError as error:
+        return warn(name, f"is registered with what is no address: {error}", "restart the service that registers there")
     here = path is not None and path.exists()
     try:
         quick = ClientConfig(url=url, timeout=_SERVER_S, connect_timeout=_SERVER_S)

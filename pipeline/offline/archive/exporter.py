@@ -199,7 +199,7 @@ class Exporter:
 
         async with self._bus.read(LEDGER, [subjects.ledger(run, trainer)], follow=False) as entries:
             async for message in entries:  # its beginning may have been deleted, so no chain is followed
-                entry = decode_owned(LedgerEntry, message, is_next)
+                entry = await decode_owned(self._bus, LedgerEntry, message, is_next)
                 if entry is not None:
                     follows = entry.index + 1
                     index.end(_ends(entry))

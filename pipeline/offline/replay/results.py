@@ -64,7 +64,7 @@ async def _of_environment(bus: Bus, record: RevisionRecord, env: str) -> list[Re
     commits, digest, reached = 0, "", 0
     async with bus.read(REPLAY, [subject], follow=False) as messages:
         async for message in messages:
-            event = decode_owned(RescoreEvent, message, lambda event: event.env == env)
+            event = await decode_owned(bus, RescoreEvent, message, lambda event: event.env == env)
             if event is None or event.commit.index < commits:  # an old commit once more
                 continue
             where = f"revision {record.revision} of run {record.run}, {env}, sequence {message.seq} of {REPLAY}"

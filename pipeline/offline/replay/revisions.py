@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, ScoreSource
 from lachesis.pipeline.promotion.record import read_promotions as promotions
@@ -216,9 +217,9 @@ async def events_of(bus: Bus, stream: str, subject: str, kind: type[E]) -> Async
         async for message in messages:
             try:
                 event = decode(kind, message.data)
-            except VersionError:
-                raise
-            except SchemaError:
+            except SchemaError as error:
+                if isinstance(error, VersionError):
+                    await confirm_newer(bus, message, error)
                 continue
             yield event
 

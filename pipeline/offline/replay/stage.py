@@ -27,6 +27,7 @@ import tenacity
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
@@ -210,7 +211,12 @@ class _Replay:
         last = None if follows else max(1, min(self._selection.last_seq or usage.last, usage.last))
         asked = self._define(first, last)
         stored, _, self._expected = await read_last_event(
-            self._bus, REPLAY, subjects.revision(run, self._revision), RevisionRecord, lambda one: one.run == run
+            self._bus,
+            REPLAY,
+            subjects.revision(run, self._revision),
+            RevisionRecord,
+            lambda one: one.run == run,
+            newer="refuse",
         )
         if stored is not None and (changed := differences(stored, asked)):
             raise ConfigError(
@@ -291,7 +297,7 @@ class _Replay:
             return
         self.definition = self.definition.replace(groups=groups)
         subject = subjects.revision(self._config.run, self._revision)
-        msg_id = f"revision.{subject}.{self._term}"
+        msg_id = commit_id(f"revision.{subject}.{self._term}")
         await self._bus.commit(subject, encode(self.definition), expected=self._expected, msg_id=msg_id)
 
     def _check(self, found: Mapping[str, Sequence[SelectedRollout]]) -> None:

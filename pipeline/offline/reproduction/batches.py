@@ -319,7 +319,7 @@ async def _reports(bus: Bus, run: str, trainer: str) -> list[TrainReport]:
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
     async with bus.read(LEDGER, [subject], follow=False) as messages:
         async for message in messages:
-            report = decode_owned(TrainReport, message, lambda one: one.run == run)
+            report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run)
             if report is not None:
                 found.append(report)
     return found

@@ -283,7 +283,7 @@ async def _store(bus: Bus, record: OfflineTrainerRecord, formed: Sequence[_Forme
     """Store the record first, and the entries after it that are not stored yet."""
     run, trainer = record.run, record.trainer
     subject = subjects.ledger(run, trainer)
-    last, entry_seq, seq = await newest_entry(bus, run, trainer)
+    last, entry_seq, seq = await newest_entry(bus, run, trainer, newer="refuse")
     begin = last.index + 1 if last else 0
     if last is not None and (begin > len(formed) or formed[last.index].digest != last.digest()):
         raise LedgerError(f"{subject}: entry {last.index} is not what revision {record.revision} gives; who wrote it?")

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodePath
+from lachesis.pipeline.config.paths import CodeParams, CodePath
 from lachesis.pipeline.nearest import nearest
 from lachesis.schemas.errors import ConfigError
 
@@ -34,8 +34,11 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     weights: dict[str, float] = {}
     """For gdpo: weight of each rater's ratings, by its name; one that is not named is left out. Default empty: every
     rater weighs 1."""
-    params: dict[str, Any] | UnsetType = UNSET
+    params: CodeParams | UnsetType = UNSET
     """Keyword arguments of an estimator of your own. Default none."""
+    promotable: list[CodePath] = []
+    """Estimators of your own, besides `estimator`, that a promotion may bring in: a promotion is a message, and names
+    no other code. The parameters that come with it may be numbers and switches. Default none."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

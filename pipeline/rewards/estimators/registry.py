@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.estimators.centred import Centred
 from lachesis.pipeline.rewards.estimators.dr_grpo import DrGrpo
@@ -43,7 +44,8 @@ def describe_estimator(config: AdvantageConfig) -> dict[str, Any]:
 
     A user's file is named without its folders, so that the record is the same wherever the run's folder lies.
     """
-    settings: dict[str, Any] = msgspec.to_builtins(config)
+    settings: dict[str, Any] = masked("", msgspec.to_builtins(config))
+    del settings["promotable"]
     version = load_estimator(config).version
     return settings if version is None else settings | {"estimator": code_name(config.estimator), "version": version}
 

@@ -1,7 +1,7 @@
 """Annotations that nobody can read: those who wait for them get an outcome, and what a newer build wrote is kept."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -10,7 +10,9 @@ import pytest
 from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 
 from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.bus import newer_writers
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
@@ -215,29 +217,32 @@ async def test_a_score_that_was_stored_before_the_deadline_counts_though_it_is_r
 
 
 @pytest.mark.parametrize(
-    ("stage", "run", "kind"),
+    ("stage", "run", "kind", "writer"),
     [
-        ("batcher", run_batcher, "reward"),
-        ("batcher", run_batcher, "dead"),
-        ("normalizer", run_normalizer, "score"),
-        ("normalizer", run_normalizer, "dead"),
-        ("curriculum", run_curriculum, "reward"),
+        ("batcher", run_batcher, "reward", "normalizer"),
+        ("batcher", run_batcher, "dead", "scorer"),
+        ("normalizer", run_normalizer, "score", "scorer"),
+        ("normalizer", run_normalizer, "dead", "teacher"),
+        ("curriculum", run_curriculum, "reward", "normalizer"),
     ],
 )
 async def test_what_a_newer_build_wrote_stops_its_reader_and_is_read_by_the_upgraded_one(
     stage: str,
     run: Callable[[Service, RunConfig], Awaitable[None]],
     kind: subjects.Kind,
+    writer: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with MemoryBus() as bus:
+    async with MemoryBus() as bus, newer_service(bus, writer):
         await World(bus).rollout()
         newer = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1})
         await bus.publish(subjects.event(kind, RUN, "live", ENV), newer, msg_id="newer")
         with anyio.fail_after(60), pytest.raises(BaseExceptionGroup) as stopped:
             await run(Service(bus, stage, RUN), run_config())
         assert {type(error) for error in leaves(stopped.value)} == {VersionError}
-        assert "upgrade this service" in str(leaves(stopped.value)[0])
+        text = str(leaves(stopped.value)[0])
+        assert f"sequence 1 of EVENTS (rl.{kind}.{RUN}.live.{ENV}), written by {writer}" in text
+        assert "upgrade this service" in text
         assert len(await letters_after(bus, 1)) == 0  # it is not bad, so nobody buried it
         monkeypatch.setattr(codec, "SCHEMA_VERSION", SCHEMA_VERSION + 1)  # upgraded; it still makes no sense, though
         service = Service(bus, stage, RUN)
@@ -247,8 +252,53 @@ async def test_what_a_newer_build_wrote_stops_its_reader_and_is_read_by_the_upgr
             tasks.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def newer_service(bus: Bus, name: str) -> AsyncIterator[None]:
+    """Send the heartbeats of a service that writes the next schema version."""
+    service = Service(bus, name, RUN)
+
+    async def beat() -> None:
+        while True:
+            with pytest.MonkeyPatch.context() as newer:
+                newer.setattr(codec, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+                await service.heartbeat()
+            await anyio.sleep(0.05)
+
+    async with background() as tasks:
+        tasks.start_soon(beat)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("stage", "run", "kind"),
+    [
+        ("batcher", run_batcher, "reward"),
+        ("batcher", run_batcher, "dead"),
+        ("normalizer", run_normalizer, "score"),
+        ("curriculum", run_curriculum, "reward"),
+    ],
+)
+async def test_a_message_of_a_version_that_none_of_its_writers_writes_is_a_dead_letter(
+    stage: str,
+    run: Callable[[Service, RunConfig], Awaitable[None]],
+    kind: subjects.Kind,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(newer_writers, "LISTEN_S", 0.1)
+    monkeypatch.setattr(newer_writers, "LISTEN_TO_NOBODY_S", 0.1)
+    async with MemoryBus() as bus, newer_service(bus, "trainer"):  # it may write none of them
+        forged = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1})
+        seq = (await bus.publish(subjects.event(kind, RUN, "live", ENV), forged, msg_id="forged")).seq
+        async with background() as tasks:
+            tasks.start_soon(run, Service(bus, stage, RUN), run_config())
+            await next_letter(bus, seq)
+        [letter] = await letters_after(bus, seq)
+        assert (letter.stage, letter.stream, letter.seq) == (stage, subjects.EVENTS, seq)
+        assert f"schema version {SCHEMA_VERSION + 1}" in letter.reason
+
+
 async def test_a_trainer_too_old_for_a_batch_stops_instead_of_leaving_it_out() -> None:
-    async with MemoryBus() as bus:
+    async with MemoryBus() as bus, newer_service(bus, "scorer"):  # what made the rollouts may be gone by now
         world = World(bus)
         scored = []
         for n in range(2):

@@ -49,7 +49,10 @@ window = 16
 batch_size = 64
 [[scoring.raters]]
 rater = "integration.replay.judges:bribed"
-"""
+""" + "".join(
+    f'[[scoring.promotable]]\nrater = "integration.replay.judges:{name}"\n'
+    for name in ("bribed", "first", "second", "third")
+)
 AGAIN = LIVE + "".join(
     f'[[scoring.raters]]\nrater = "integration.replay.judges:{name}"\n' for name in ("first", "second", "third")
 )

@@ -102,7 +102,8 @@ def publications() -> Iterator[str]:
 def subscriptions() -> Iterator[str]:
     """Everything worth trying to subscribe to."""
     yield from (">", "*.>", "rl.>", "_INBOX.>", "_R_.>", "$KV.>", "$JS.>", "$JS.API.>", "$JS.EVENT.>", "$SYS.>")
-    yield from ("$SRV.>", "rl.heartbeat.one.*.*", "rl.heartbeat.one.governor.*", "rl.score.one.live.words")
+    yield from ("$SRV.>", "rl.heartbeat.one.*.*", "rl.score.one.live.words")
+    yield from (f"rl.heartbeat.one.{name}.*" for name in IDENTITIES)
     yield from (
         "rl.rollout.one.words",
         "rl.rollout.two.words",

@@ -291,7 +291,7 @@ async def page_answers(run: Run, environ: Mapping[str, str]) -> list[str]:
 
 async def tool_answers(run: Run, environ: Mapping[str, str]) -> list[str]:
     """Return what an agent's tools say of the run and its configuration."""
-    command = ["-m", "lachesis", "mcp", *run.arguments]
+    command = ["-m", "lachesis", "mcp", "--policy", "rl", *run.arguments]
     server = StdioServerParameters(command=sys.executable, args=command, env={**run.environ, **environ})
     said = []
     async with Client(stdio_client(server)) as client:
@@ -300,6 +300,10 @@ async def tool_answers(run: Run, environ: Mapping[str, str]) -> list[str]:
             ("rl_list_runs", {}), ("rl_check_status", {"run_id": RUN}), ("rl_get_results", {"run_id": RUN}),
             ("rl_health", {"run_id": RUN}), ("rl_list_rollouts", {"run_id": RUN}),
             ("rl_edit_config", {"field": "training.mlflow.uri", "value": 7}),
+            ("rl_edit_config", {"field": "nats.url", "value": "nats://other"}),
+            ("rl_edit_config", {"field": "environments.sums.params.api_key", "value": "x"}),
+            ("rl_edit_config", {"field": "scoring.raters", "value": []}),
+            *(("rl_get_current_config", {"section": name}) for name in ("environments", "scoring", "nats", "training")),
         ):  # fmt: skip
             result = await client.call_tool(tool, arguments)
             said += [content.text for content in result.content if isinstance(content, TextContent)]

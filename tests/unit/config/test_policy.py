@@ -1,10 +1,15 @@
 """An operator's policy: rules by path and pattern, held against the values that come out."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 
+from lachesis.pipeline.config.paths import reach_of
 from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy, FieldRule, load_policy
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
 
@@ -40,6 +45,140 @@ def test_a_change_that_is_not_allowed_is_refused(rule: FieldRule, value: object,
     policy.check({"a.b": 1, "c": 1}, {"a.b": 1, "c": 2})
     with pytest.raises(ConfigError, match=says):
         policy.check({"a.b": 1.5}, {"a.b": value})
+
+
+SENSITIVE = [
+    ("scoring.raters", [{"rater": "pydoc:pipepager"}]),
+    ("scoring.promotable", [{"rater": "pydoc:pipepager"}]),
+    ("environments.sums.scoring.raters", [{"rater": "code", "params": {"required": []}}]),
+    ("environments.sums.kind", "/home/me/evil.py:Evil"),
+    ("environments.sums.params", {"path": "/etc/passwd"}),
+    ("environments.sums.params", {"command": ["sh"]}),
+    ("evaluation.sums.params", {"url": "http://evil"}),
+    ("inference.policy.python", "/bin/sh"),
+    ("inference.policy.args", ["--chat-template=/etc/passwd"]),
+    ("inference.policy.url", "http://evil"),
+    ("inference.policy.host", "evil.example"),
+    ("inference.policy.key_file", "/etc/passwd"),
+    ("nats.url", "nats://evil"),
+    ("nats.ca_file", "evil.pem"),
+    ("model", "evil/model"),
+    ("folder", "/home"),
+    ("training.inputs", [{"input": "os:system"}]),
+    ("training.mlflow.uri", "http://evil"),
+    ("training.tinker.url", "http://evil"),
+    ("telemetry.endpoint", "http://evil"),
+    ("advantage.estimator", "os:system"),
+    ("advantage.params", {"f": "x"}),
+    ("curriculum.strategy", "evil.py:Evil"),
+    ("health.webhook_file", "/etc/passwd"),
+    ("gateway.token_file", "/etc/passwd"),
+    ("services.alive_file", "/etc/passwd"),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), SENSITIVE)
+@pytest.mark.parametrize("given", ["rl", "empty", "wide", "bounded"])
+def test_what_names_code_files_programs_or_addresses_is_locked_under_any_policy(
+    tmp_path: Path, given: str, path: str, value: object
+) -> None:
+    texts = {
+        "empty": "",
+        "wide": "".join(f'[fields."{".".join("*" * n)}"]\nlocked = false\n' for n in range(1, 6)),
+        "bounded": 'others = "free"\n[fields."training.steps"]\nmax = 9\n',
+    }
+    file = tmp_path / "policy.toml"
+    file.write_text(texts.get(given, ""))
+    policy = load_policy(given if given == "rl" else str(file))
+    with pytest.raises(ConfigError, match=rf"^{path}.*: locked by the operator's policy"):
+        policy.check({}, {path: value})
+    with pytest.raises(ConfigError, match=rf"^{path}.*: locked by the operator's policy"):
+        policy.check({path: value}, {})
+    ConfigPolicy().check({}, {path: value})
+
+
+def test_every_setting_that_names_any_is_known_by_its_type() -> None:
+    """A text of the configuration that is not among these is a name or a choice, which leads nowhere."""
+    harmless = {
+        "RunConfig.run", "RunConfig.revision", "ConnectionConfig.inbox_prefix", "EnvironmentConfig.success_rater",
+        "RaterConfig.name", "FormatMarker.marker", "RewardConfig.format_markers", "TeacherConfig.environments",
+        "HealthConfig.halts", "HealthConfig.off", "TrainingConfig.name", "TrainingConfig.device",
+        "TinkerConfig.base_model", "WandbConfig.project", "MlflowConfig.experiment", "ModelInputConfig.columns",
+        "InferenceConfig.device", "RunConfig.model_exceptions",
+    }  # fmt: skip
+    assert set(_unmarked(RunConfig, set())) == harmless
+
+
+def _unmarked(kind: Any, seen: set[Any]) -> Iterator[str]:
+    for hint in (kind, *get_args(kind)):
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in seen:
+            seen.add(hint)
+            hints = get_type_hints(hint, include_extras=True)
+            for name in hint.__struct_fields__:
+                is_text = "str" in str(hints[name]).replace("dict[str,", "") or "Any" in str(hints[name])
+                structs = any(isinstance(arg, type) and issubclass(arg, msgspec.Struct) for arg in _leaves(hints[name]))
+                is_names = "Literal" in str(hints[name]) or (structs and name != "format_markers")
+                if is_text and not is_names and reach_of(hint, name) is None:
+                    yield f"{hint.__name__}.{name}"
+                yield from _unmarked(hints[name], seen)
+        elif hint is not kind:
+            yield from _unmarked(hint, seen)
+
+
+def _leaves(hint: Any) -> list[Any]:
+    return [hint, *(leaf for arg in get_args(hint) for leaf in _leaves(arg))]
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("advantage.estimator", "centred", "rloo"),
+        ("curriculum.strategy", "irt", "sec"),
+        ("environments.sums.params", {"largest": 9}, {"largest": 99, "hard": True}),
+        ("environments.sums.samples", 1, 2),
+        ("training.wandb.project", None, "mine"),
+        ("batching.mix", {"sums": 0.5}, {"sums": 0.6}),
+    ],
+)
+def test_numbers_switches_and_built_in_names_stay_free(path: str, old: object, new: object) -> None:
+    load_policy("rl").check({path: old}, {path: new})
+
+
+def test_a_rule_by_its_name_frees_such_a_setting(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(
+        '[fields."environments.*.params.level"]\nchoices = ["easy", "hard"]\n'
+        '[fields."scoring.raters"]\nlocked = false\n[fields."inference.*.url"]\nchoices = ["http://ours"]\n'
+    )
+    policy = load_policy(str(file))
+    before = {"environments.sums.params": {"level": "easy"}}
+    policy.check(before, {"environments.sums.params": {"level": "hard"}})
+    policy.check({}, {"scoring.raters": [{"rater": "a:b"}], "inference.eval.url": "http://ours"})
+    for changed in ({"level": "other"}, {"level": "easy", "path": "/etc"}):
+        with pytest.raises(ConfigError, match=r"environments\.sums\.params\.(level|path): "):
+            policy.check(before, {"environments.sums.params": changed})
+    with pytest.raises(ConfigError, match="is not allowed by the operator's policy: one of http://ours"):
+        policy.check({}, {"inference.eval.url": "http://evil"})
+
+
+def test_a_rule_of_a_table_counts_for_all_that_is_in_it() -> None:
+    policy = ConfigPolicy(fields={"batching.mix": FieldRule(locked=True), "a.params": FieldRule(max=9)})
+    with pytest.raises(ConfigError, match=r"batching\.mix\.sums: locked"):
+        policy.check({"batching.mix": {"sums": 0.5}}, {"batching.mix": {"sums": 0.6}})
+    with pytest.raises(ConfigError, match=r"a\.params\.n: 10 is not allowed"):
+        policy.check({"a.params": {"n": 1}}, {"a.params": {"n": 10}})
+
+
+def test_a_refusal_shows_no_secret() -> None:
+    before = {"nats.url": "nats://me:hidden@h", "environments.sums.params": {"api_key": "hidden"}}
+    for path, new in (("nats.url", "nats://me:hidden@other"), ("environments.sums.params", {"api_key": "hidden2"})):
+        with pytest.raises(ConfigError, match="locked") as refused:
+            load_policy("rl").check(before, {**before, path: new})
+        assert "hidden" not in str(refused.value)
+    bounded = ConfigPolicy(fields={"nats.url": FieldRule(choices=["nats://h"])})
+    with pytest.raises(ConfigError, match="is not allowed") as refused:
+        bounded.check({}, {"nats.url": "nats://me:hidden@h"})
+    assert "hidden" not in str(refused.value)
 
 
 def test_what_was_removed_counts_as_changed() -> None:

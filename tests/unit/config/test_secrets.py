@@ -1,10 +1,13 @@
 """What is taken out of everything that is shown."""
 
+import sys
+
 import pytest
 
+from lachesis.pipeline import safe_text
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import masked, without_secrets
+from lachesis.pipeline.config.secrets import is_secret_name, masked, without_secrets
 from lachesis.schemas.errors import ConfigError
 
 
@@ -18,6 +21,13 @@ from lachesis.schemas.errors import ConfigError
         ("http://h/a@b", "http://h/a@b"),
         ("'http://h/v1?api_key=k1&n=2&sig=k2' failed", "'http://h/v1?api_key=***&n=2&sig=***' failed"),
         ("http://h/v1?n=2&turkey_club=3", "http://h/v1?n=2&turkey_club=3"),
+        ("https://h/cb#access_token=k1;auth=k2", "https://h/cb#access_token=***;auth=***"),
+        ("https://hooks.slack.com/services/T0/B0/k1 refused", "https://hooks.slack.com/services/*** refused"),
+        ("Authorization: Bearer k1234567 was refused", "Authorization: Bearer *** was refused"),
+        ("headers: {'authorization': 'Basic bTpr1234'}", "headers: {'authorization': 'Basic ***'}"),
+        ("serve --api-key k1 --port 1 --token=k2", "serve --api-key *** --port 1 --token=***"),
+        ("incorrect key sk-abcdefghijklmnop0123", "incorrect key ***"),
+        ("basic training, bearer of news, token ring", "basic training, bearer of news, token ring"),
     ],
 )
 def test_addresses(text: str, shown: str) -> None:
@@ -32,6 +42,41 @@ def test_values_by_their_name() -> None:
         "urls": ["http://***@h"],
         "password": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        *((name, True) for name in ("apiKey", "X-API-Key", "Authorization", "HF_TOKEN", "db_password", "clientSecret")),
+        *((name, True) for name in ("Cookie", "params.headers.x-auth", "AWS_SECRET_ACCESS_KEY", "credentials")),
+        *((name, False) for name in ("max_tokens", "stop_token", "cost_per_token", "token_file", "key_env", "monkey")),
+        *((name, False) for name in ("tokens", "tokenizer", "longest_tokens", "api_key_env", "n_tokens")),
+    ],
+)
+def test_what_a_name_says_of_its_value(name: str, secret: bool) -> None:
+    assert is_secret_name(name) == secret
+
+
+def test_all_that_a_secret_holds_is_one() -> None:
+    given = {"credentials": {"user": "u", "keys": ["a", None]}, "headers": {"X-Api-Key": "k"}, "password": 1234}
+    assert masked("", given) == {
+        "credentials": {"user": "***", "keys": ["***", None]},
+        "headers": {"X-Api-Key": "***"},
+        "password": "***",
+    }
+
+
+def test_a_secret_that_was_loaded_is_masked_wherever_a_text_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(safe_text, "_HIDDEN", [])
+    monkeypatch.setenv("JUDGE_API_KEY", "variable-51c9")
+    given = "environments.x={kind='a:B', params={api_key='param-8d2e', url='nats://me:userinfo-77@h'}}"
+    load(RunConfig, sets=["run=r", given])
+    said = "param-8d2e! (userinfo-77), variable-51c9"
+    assert without_secrets(said) == "***! (***), ***"
+    safe_text.SafeOutput(sys.stdout).write(said)
+    assert capsys.readouterr().out == "***! (***), ***"
 
 
 def test_what_a_refused_setting_says() -> None:

@@ -3,10 +3,13 @@
 import pytest
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
 from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import encode
+
+BUS = MemoryBus()
 
 
 def stored(seq, standing, env="sums"):
@@ -17,23 +20,23 @@ def stored(seq, standing, env="sums"):
     return StoredMessage("EVENTS", f"rl.alert.r.live.{env}", seq, encode(event), 0)
 
 
-def test_an_older_event_takes_nothing_back():
+async def test_an_older_event_takes_nothing_back():
     standings = EnvironmentStatuses()
     halted = EnvironmentStanding(halted=True, quarantined_from=3, cause="truncated", since=1)
-    assert standings.apply_alert(stored(5, halted)) == "sums"
-    assert standings.apply_alert(stored(4, EnvironmentStanding())) is None
-    assert standings.apply_alert(stored(5, EnvironmentStanding())) is None
+    assert await standings.apply_alert(BUS, stored(5, halted)) == "sums"
+    assert await standings.apply_alert(BUS, stored(4, EnvironmentStanding())) is None
+    assert await standings.apply_alert(BUS, stored(5, EnvironmentStanding())) is None
     assert standings.of("sums") == halted
-    assert standings.apply_alert(stored(6, EnvironmentStanding())) == "sums"
+    assert await standings.apply_alert(BUS, stored(6, EnvironmentStanding())) == "sums"
     assert standings.of("sums") == EnvironmentStanding()
     assert (standings.last_seq, standings.environments) == (6, ["sums"])
     assert standings.of("other") == EnvironmentStanding()
 
 
-def test_what_cannot_be_read_changes_nothing():
+async def test_what_cannot_be_read_changes_nothing():
     standings = EnvironmentStatuses()
-    standings.apply_alert(stored(5, EnvironmentStanding(halted=True)))
-    assert standings.apply_alert(StoredMessage("EVENTS", "rl.alert.r.live.sums", 6, b"\xc1", 0)) is None
+    await standings.apply_alert(BUS, stored(5, EnvironmentStanding(halted=True)))
+    assert await standings.apply_alert(BUS, StoredMessage("EVENTS", "rl.alert.r.live.sums", 6, b"\xc1", 0)) is None
     assert standings.of("sums").halted
 
 

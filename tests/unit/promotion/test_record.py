@@ -2,14 +2,17 @@
 
 from contextlib import asynccontextmanager
 
+import anyio
 import msgspec
 import pytest
 
 from lachesis.pipeline.bus.api import StreamExtent
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion, promotion, write_promotions
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import ConfigError, DamagedError, InfrastructureError
@@ -125,8 +128,17 @@ async def test_a_list_of_a_newer_build_is_waited_for_and_buries_nothing(lab):
         lab.bus, Promotions(run="r", promotions=[promoted()], v=SCHEMA_VERSION + 1), "live", expected=0
     )
     await lab.store(lab.group(1))
-    with pytest.raises(InfrastructureError, match="upgrade this service"):
-        await ActivePromotion(lab.bus, "r", "live").promotion_at(2)
+    said = msgspec.msgpack.encode({"v": 1, "schema_version": SCHEMA_VERSION + 1})
+
+    async def beat():
+        while True:
+            await lab.bus.broadcast(subjects.heartbeat("r", "batcher", "i"), said)
+            await anyio.sleep(0.01)
+
+    async with background() as tasks:
+        tasks.start_soon(beat)
+        with pytest.raises(InfrastructureError, match="upgrade this service"):
+            await ActivePromotion(lab.bus, "r", "live").promotion_at(2)
 
 
 async def test_a_scorer_waits_for_a_server_that_lags_behind_and_then_judges_by_the_newest_list(lab):

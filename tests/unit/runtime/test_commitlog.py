@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.runtime import state
 from lachesis.pipeline.runtime.commitlog import (
@@ -133,7 +134,8 @@ async def test_an_append_whose_answer_was_lost_is_not_taken_for_another_writers(
     async with MemoryBus() as bus:
         stage = await Summing.open(bus, "a")
         commit = stage.log.next_commit({"IN": 2}, msgspec.msgpack.encode([1]))
-        await bus.commit(SUBJECT, encode(event(commit)), expected=0, msg_id=f"commit.{SUBJECT}.a.0")  # stored, unheard
+        msg_id = commit_id(f"commit.{SUBJECT}.a.0")
+        await bus.commit(SUBJECT, encode(event(commit)), expected=0, msg_id=msg_id)  # stored, unheard
         await stage.log.append(event(commit))
         assert len(await commits(bus)) == 1
         assert stage.log.index == 1

@@ -1,14 +1,17 @@
 """The stateful runtime: what a commit holds after any death, what becomes of bad messages, and of two writers."""
 
+import anyio
 import msgspec
 import pytest
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.runtime import commitlog
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage, run_stateful
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter
+from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, VersionError
 
 INPUT = subjects.event("score", "r", subjects.LIVE, "sums")
@@ -37,7 +40,7 @@ class Listing(StatefulStage[CurriculumEvent]):
     async def feed(self, message):
         word = message.data.decode()
         if word == "newer":
-            raise VersionError("written by a newer build")
+            raise VersionError("written by a newer build", SCHEMA_VERSION + 1)
         self.cursors = {subjects.EVENTS: message.seq + 1}
         if word == "bad":
             raise DataError("no word")
@@ -143,8 +146,17 @@ async def test_a_message_of_a_newer_build_ends_the_service_and_is_read_again(lab
     await say(lab, "one", "newer", "two")
     stage = OneByOne(Service(lab.bus, "listing", "r"))
     await stage.open()
-    with pytest.raises(VersionError):
-        await stage.follow()
+
+    async def beat():
+        while True:  # nobody says when it is listened to
+            said = msgspec.msgpack.encode({"v": 1, "schema_version": SCHEMA_VERSION + 1})
+            await lab.bus.broadcast(subjects.heartbeat("r", "scorer", "i"), said)
+            await anyio.sleep(0.01)
+
+    async with background() as tasks:
+        tasks.start_soon(beat)
+        with pytest.raises(VersionError, match="written by scorer: written by a newer build"):
+            await stage.follow()
     assert await written(lab) == ["one"]
     again = OneByOne(Service(lab.bus, "listing", "r"))
     await again.open()

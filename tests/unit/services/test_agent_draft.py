@@ -126,3 +126,32 @@ def test_passwords_are_not_shown(base: Path) -> None:
     base.write_text(BASE + '[nats]\nurl = "nats://me:secret@127.0.0.1:4222"\n')
     shown = draft_of(base, "words").fields("nats")
     assert "secret" not in str(shown)
+
+
+def test_secret_parameters_are_not_shown_and_texts_of_code_are_locked_under_a_policy(base: Path) -> None:
+    (base.parent / "keyed.py").write_text(
+        "from lachesis import Environment\n\n\nclass Keyed(Environment):\n"
+        '    def __init__(self, api_key: str = "built-in-key", place: str = "here", size: int = 3) -> None:\n'
+        "        pass\n\n    async def rollout(self, *_):\n        pass\n"
+    )
+    given = (
+        '[environments.keyed]\nkind = "keyed.py:Keyed"\nparams = { api_key = "planted", place = "a://b:planted@c" }\n'
+    )
+    base.write_text(BASE + given)
+    draft = RunDraft(base, (), load_policy("rl"), environ={})
+    draft.select(select_environment("keyed", list_environments(draft.base(), [])))
+    for section in ("", "environments", "environments.keyed"):
+        assert "planted" not in str(draft.fields(section))
+    assert draft.edit("environments.keyed.params.size", 4) == "environments.keyed.params.size"
+    for field, value in (("params.place", "/etc/passwd"), ("params.api_key", "planted2"), ("kind", "os:system")):
+        with pytest.raises(ConfigError, match="locked by the operator's policy") as refused:
+            draft.edit(field, value)
+        assert "planted" not in str(refused.value)
+    for field, value in (
+        ("scoring.raters", [{"rater": "pydoc:pipepager"}]),
+        ("environments.keyed.scoring", {"raters": [{"rater": "pydoc:pipepager"}]}),
+        ("inference.policy.python", "/bin/sh"),
+        ("nats.url", "nats://evil"),
+    ):
+        with pytest.raises(ConfigError, match="locked by the operator's policy"):
+            draft.edit(field, value)

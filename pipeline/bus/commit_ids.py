@@ -1,0 +1,18 @@
+"""Makes the ids of single writers' commits: one commit has one id, and nobody else can guess it.
+
+A server drops a message whose id its stream has seen before. If the id of a commit could be told in advance, whoever
+may write in its stream could store something else under it, and the commit would never be stored.
+"""
+
+import hmac
+import secrets
+
+__all__ = ["commit_id"]
+
+_KEY = secrets.token_bytes(32)
+"""Of this process alone; no id tells of it."""
+
+
+def commit_id(name: str) -> str:
+    """Return the id of the commit that `name` stands for in this process."""
+    return f"{name}.{hmac.digest(_KEY, name.encode(), 'sha256').hex()[:24]}"
