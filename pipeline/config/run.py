@@ -1,7 +1,7 @@
 """The configuration of a run: one struct, made of the structs that the stages' own folders define."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta

@@ -104,7 +104,7 @@ def test_every_setting_that_names_any_is_known_by_its_type() -> None:
         "RaterConfig.name", "FormatMarker.marker", "RewardConfig.format_markers", "TeacherConfig.environments",
         "HealthConfig.halts", "HealthConfig.off", "TrainingConfig.name", "TrainingConfig.device",
         "TinkerConfig.base_model", "WandbConfig.project", "MlflowConfig.experiment", "ModelInputConfig.columns",
-        "InferenceConfig.device", "RunConfig.model_exceptions",
+        "InferenceConfig.device", "RunConfig.model_exceptions", "EnvironmentConfig.chat_template_kwargs",
     }  # fmt: skip
     assert set(_unmarked(RunConfig, set())) == harmless
 
