@@ -19,6 +19,7 @@ __all__ = [
     "LachesisError",
     "LedgerError",
     "NotFoundError",
+    "OutOfMemoryError",
     "PolicyMovedError",
     "RankLostError",
     "RaterUnavailable",
@@ -125,6 +126,10 @@ class RankLostError(LachesisError, RuntimeError):
 
 class DamagedError(LedgerError):
     """Raised when the broker counts a message that it cannot read: its store is damaged. It is not "there is none"."""
+
+
+class OutOfMemoryError(LachesisError, MemoryError):
+    """Raised when a step does not fit into memory, however it is divided; the text says what is missing and helps."""
 
 
 class SettingsChangedError(ConfigError):

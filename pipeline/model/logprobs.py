@@ -46,10 +46,12 @@ class PassInputs(NamedTuple):
 
     `arguments`: further ones of the model's forward pass. `allowed`: int64 [B,T,W], ids of the tokens that could be
     sampled at each position, -1 for none; a position without any is over the whole vocabulary, and with None all are.
+    `positions`: how many tokens the mask has, where that is known: a GPU need not be waited for then.
     """
 
     arguments: dict[str, Any] = {}
     allowed: torch.Tensor | None = None
+    positions: int | None = None
 
 
 NOTHING_FURTHER: Final = PassInputs()
@@ -128,7 +130,7 @@ class SampledLogprobs:
             else:
                 hidden_BTH = self._body(**arguments).last_hidden_state[:, :-1]
         wanted_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool) if mask_BT is None else mask_BT[:, 1:]
-        at_N = wanted_BT.flatten().nonzero().squeeze(1)
+        at_N = _true_places(wanted_BT.flatten(), given.positions)
         columns = {"targets_N": tokens_BT, "ids_NK": ids_BTK, "allowed_NW": given.allowed}
         inputs = {
             name: values_BT[:, 1:].flatten(0, 1).index_select(0, at_N)
@@ -194,6 +196,13 @@ def _body_and_head(model: Any) -> tuple[Any, Any] | None:
     body = getattr(inner, getattr(inner, "base_model_prefix", "") or "-", None)
     head = getattr(inner, "get_output_embeddings", lambda: None)()
     return None if body is None or body is inner or not hasattr(head, "weight") else (body, head)
+
+
+def _true_places(wanted: torch.Tensor, count: int | None) -> torch.Tensor:
+    """Return the indexes of true values, int64 in ascending order; `count`: how many they are, if known."""
+    if count is None:
+        return wanted.nonzero().squeeze(1)
+    return torch.nonzero_static(wanted, size=count).squeeze(1)
 
 
 def _pick(

@@ -40,7 +40,12 @@ MODEL_INPUTS: dict[str, tuple[frozenset[str], bool]] = {
     "images": (frozenset(), True),
 }
 """The built-in inputs of a model: which columns each reads, and whether attachments."""
-_DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
+_DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {
+    "warmup_steps": 0,
+    "max_step_kl": None,
+    "precision": "float32",
+    "recompute_layers": False,
+}
 """Values of settings that early trainers had not."""
 
 
@@ -157,13 +162,15 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Largest L2 norm of the gradient of the whole batch. Default 1."""
     max_tokens_per_microbatch: PositiveInt = 16384
     """Padded tokens (rows * longest row) of one forward and backward pass. Bounds memory, changes no result beyond
-    rounding. A single longer sequence makes a micro-batch of its own. Default 16384."""
+    rounding. A single longer sequence makes a micro-batch of its own. Where so many do not fit into memory, half as
+    many are taken from then on, and the trainer says so. Default 16384."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
     float32 on a CPU. Default auto."""
-    recompute_layers: bool = False
+    recompute_layers: bool | Literal["auto"] = "auto"
     """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
-    backward pass. Memory for activations falls to about one layer's, for a third more work. Default false."""
+    backward pass. Memory for activations falls to about one layer's, for a third more work. auto: once a sequence alone
+    does not fit into memory otherwise. Default auto."""
     temperature: Positive = 1.0
     """Sampling temperature of the rollouts: logits are divided by it, so that the ratio compares like with like.
     Default 1."""

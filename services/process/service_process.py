@@ -41,6 +41,7 @@ from lachesis.schemas.errors import (
     FencedError,
     LachesisError,
     LedgerError,
+    OutOfMemoryError,
     RankLostError,
     SettingsChangedError,
     StartupError,
@@ -58,6 +59,7 @@ __all__ = [
     "EXIT_DRAINED",
     "EXIT_DRAIN_TIMEOUT",
     "EXIT_FENCED",
+    "EXIT_NO_MEMORY",
     "EXIT_NO_ROOM",
     "EXIT_RANK_LOST",
     "EXIT_REFUSED",
@@ -75,6 +77,7 @@ EXIT_REFUSED = 6
 EXIT_SETTINGS_CHANGED = 7
 EXIT_NO_ROOM = 8
 EXIT_RANK_LOST = 9
+EXIT_NO_MEMORY = 10
 
 log = logging.getLogger("lachesis")
 
@@ -127,6 +130,7 @@ def _explain(error: BaseException) -> int:
         ((FencedError,), EXIT_FENCED),
         ((AccessError,), EXIT_REFUSED),
         ((SettingsChangedError,), EXIT_SETTINGS_CHANGED),
+        ((OutOfMemoryError,), EXIT_NO_MEMORY),
         ((RankLostError,), EXIT_RANK_LOST),
         (_REFUSALS, EXIT_STARTUP),
     )

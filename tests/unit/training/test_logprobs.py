@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2C
 from lachesis.pipeline.model import logprobs as module
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner, recompute_layers
+from lachesis.pipeline.training.layers import recompute_layers
+from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.errors import ConfigError
 
 SMALL = {
