@@ -10,11 +10,10 @@ Between the first pass and the optimizer the processor never waits for a GPU.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -25,6 +24,7 @@ from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, move_tensor
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
+from lachesis.pipeline.training.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.training.inputs.model_inputs import ModelInputs
 from lachesis.pipeline.training.layers import decoder_layers, recompute_layers
 from lachesis.pipeline.training.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
@@ -36,6 +36,7 @@ from lachesis.pipeline.training.memory import (
     shortage_of,
     told_as_out_of_memory,
 )
+from lachesis.pipeline.training.optimizer import has_fused_adamw, place_step_counters
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, whole
 from lachesis.pipeline.training.step_metrics import StepMetrics
@@ -44,6 +45,7 @@ from lachesis.pipeline.training.step_size import (
     StepSize,
     WeightsBeforeStep,
     describe_large_step,
+    probe_tokens,
     shorten_step,
 )
 from lachesis.schemas.errors import ConfigError, DataError, OutOfMemoryError
@@ -53,34 +55,6 @@ __all__ = ["Learner", "NonFiniteError"]
 
 class NonFiniteError(DataError):
     """Raised when a batch's loss or gradient is not finite; `Learner.non_finite_groups` says whose fault it is."""
-
-
-class _Gradient(NamedTuple):
-    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on; `padding` the
-    share of the tokens computed that were none. All but the probe are over all ranks."""
-
-    loss: float
-    norm: float
-    sums: LossSums
-    probe: StepProbe | None
-    padding: float
-    sequences: int
-    tokens: int
-    trainable_tokens: int
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
-
-
-class _Passes(NamedTuple):
-    """What the forward and backward passes of a batch gave, on its device: the loss (float64), `LossSums` in a row, and
-    the logprobs [B,T] before the step; `padded` tokens were computed."""
-
-    loss: torch.Tensor
-    totals: torch.Tensor
-    before_BT: torch.Tensor
-    padded: int
 
 
 class Learner:
@@ -131,14 +105,21 @@ class Learner:
         trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
         self.peak_rate = config.peak_rate(trained)
         precision = torch.bfloat16 if config.uses_bfloat16(self.device.type) else torch.float32
-        entropy_gradient = config.loss.entropy_coef > 0
-        if (self._sampled.precision, self._sampled.entropy_gradient) != (precision, entropy_gradient):
-            self._sampled = SampledLogprobs(self.model, precision, entropy_gradient=entropy_gradient)
+        entropy_gradient, by_device = config.loss.entropy_coef > 0, config.device_kernels
+        present = self._sampled.precision, self._sampled.entropy_gradient, self._sampled.by_device
+        if present != (precision, entropy_gradient, by_device):
+            self._sampled = SampledLogprobs(
+                self.model, precision, entropy_gradient=entropy_gradient, by_device=by_device
+            )
         if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
         recompute_layers(self.trained, on=self.fit.recomputes)
         for group in self.optimizer.param_groups:
-            group.update(betas=(config.beta1, config.beta2), weight_decay=config.weight_decay)
+            group.update(
+                betas=(config.beta1, config.beta2),
+                weight_decay=config.weight_decay,
+                fused=True if config.device_kernels and has_fused_adamw(self.device.type) else None,
+            )
 
     def _fit_of(self, config: LearnerConfig) -> StepFit:
         tokens, recompute = config.max_tokens_per_microbatch, config.recompute_layers
@@ -183,6 +164,7 @@ class Learner:
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        place_step_counters(self.optimizer)
         if probe is None or config.max_step_kl is None:
             self.optimizer.step()
             return None
@@ -241,7 +223,7 @@ class Learner:
                 found.append(group)
         return found
 
-    def _gradient(self, batch: PackedBatch, denominator: int) -> _Gradient:
+    def _gradient(self, batch: PackedBatch, denominator: int) -> BatchGradient:
         """Add the gradient of the batch of all ranks to the model's parameters, clipped."""
         passes = self._fitting_passes(batch, denominator)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -255,8 +237,9 @@ class Learner:
         loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals])
         probe = None
         if self.config.max_step_kl is not None:
-            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks)
-        return _Gradient(
+            on = probe_tokens(self.config, padded=int(computed))
+            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on)
+        return BatchGradient(
             loss,
             grad_norm,
             LossSums(*(torch.tensor(value, dtype=torch.float64) for value in sums)),
@@ -267,7 +250,7 @@ class Learner:
             trainable_tokens=int(trainable),
         )
 
-    def _fitting_passes(self, batch: PackedBatch, denominator: int) -> _Passes:
+    def _fitting_passes(self, batch: PackedBatch, denominator: int) -> BatchPasses:
         """Run the passes, in smaller micro-batches or with layers computed again until they fit on all ranks.
 
         Raises `OutOfMemoryError` where they never do.
@@ -286,7 +269,7 @@ class Learner:
             self.fit = self.fit.after(wishes)
             recompute_layers(self.trained, on=self.fit.recomputes)
 
-    def _passes(self, batch: PackedBatch, denominator: int) -> tuple[_Passes | None, FailedPass | None]:
+    def _passes(self, batch: PackedBatch, denominator: int) -> tuple[BatchPasses | None, FailedPass | None]:
         """Run forward and backward passes; return what they gave, or the one that ran out of memory."""
         rows = tokens = 0
         try:
@@ -301,7 +284,7 @@ class Learner:
                     before_BT[move_tensor(rows_b, self.device), :width] = logprobs_BT
                 loss += output.loss.detach()
                 totals += torch.stack(output.sums)
-            return _Passes(loss, totals, before_BT, padded), None
+            return BatchPasses(loss, totals, before_BT, padded), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -369,7 +352,7 @@ class Learner:
 
     def _metrics(
         self,
-        gradient: _Gradient,
+        gradient: BatchGradient,
         size: StepSize | None,
         *,
         rate: float,

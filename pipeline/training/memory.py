@@ -1,4 +1,4 @@
-"""Recognises that memory ran out, and says how much is missing and which setting helps. Pure, but for `free_bytes`.
+"""Recognises that memory ran out, and says how much is missing and which setting helps.
 
 torch tells of it by the text of an error: `OutOfMemoryError` on a GPU, a plain `RuntimeError` on a CPU.
 """
@@ -6,22 +6,20 @@ torch tells of it by the text of an error: `OutOfMemoryError` on a GPU, a plain 
 from __future__ import annotations
 
 import gc
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from lachesis.pipeline.model.free_memory import free_bytes
 from lachesis.schemas.errors import OutOfMemoryError
 
 __all__ = [
     "MemoryShortage",
     "RandomState",
-    "free_bytes",
     "how_to_save_memory",
     "is_out_of_memory",
     "release_memory",
@@ -118,18 +116,6 @@ def shortage_of(error: BaseException, device: torch.device) -> MemoryShortage:
     return MemoryShortage(_bytes_in(_REQUESTED, text), free_bytes(device) if free is None else free, first)
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Return how many bytes this process can still allocate on `device`; None: not known."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + unused)
-    if device.type != "cpu":
-        return None
-    found = [free for free in (_free_on_machine(), _free_within_limit()) if free is not None]
-    return min(found, default=None)
-
-
 def how_to_save_memory(*, recomputes: bool, adapters: bool, sharded: bool) -> str:
     """Name the settings that lower what a step needs, of those that are not in force yet, the cheapest first."""
     ways = []
@@ -148,26 +134,3 @@ def _bytes_in(pattern: re.Pattern[str], text: str) -> int | None:
     if found is None or found[2] not in _UNITS:
         return None
     return int(float(found[1]) * (1 << _UNITS[found[2]]))
-
-
-def _free_on_machine() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if found is None else int(found) * 1024
-
-
-def _free_within_limit() -> int | None:
-    """Return what RLIMIT_AS leaves to this process; None: there is no such limit."""
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit == resource.RLIM_INFINITY:
-            return None
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
-    except (ImportError, OSError, ValueError):
-        return None

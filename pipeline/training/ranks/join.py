@@ -100,8 +100,12 @@ def join_as_leader(
 ) -> Learner:
     """Give the other ranks what `learner` has, and return the learner of rank 0 among them. A collective."""
     moments = (
-        {name: learner.optimizer.state[each] for name, each in _trained(policy.model)} if start.has_moments else {}
+        {name: dict(learner.optimizer.state[each]) for name, each in _trained(policy.model)}
+        if start.has_moments
+        else {}
     )
+    for entries in moments.values():
+        entries["step"] = entries["step"].cpu()  # where the others take it
     return _join(policy.model, learner.reference, moments, start, ranks=ranks, device=device)
 
 
