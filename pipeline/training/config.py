@@ -173,6 +173,9 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Compute as suits the device: AdamW in one fused kernel, and slices of logits by its memory, which stay there for
     the backward pass where they fit. false: as trainers did before there was this setting, with which their steps are
     repeated. Both are the same within rounding. Default true."""
+    compile: bool = False
+    """Compile the model's layers by torch.compile, each by itself. The first steps take minutes, later ones less time;
+    the result is the same within rounding, and a run repeats its own bits. Not with training.inputs. Default false."""
     recompute_layers: bool | Literal["auto"] = "auto"
     """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
     backward pass. Memory for activations falls to about one layer's, for a third more work. auto: once a sequence alone

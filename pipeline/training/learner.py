@@ -26,7 +26,7 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.training.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.training.inputs.model_inputs import ModelInputs
-from lachesis.pipeline.training.layers import decoder_layers, recompute_layers
+from lachesis.pipeline.training.layers import compile_layers, decoder_layers, recompute_layers
 from lachesis.pipeline.training.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.memory import (
     RandomState,
@@ -114,6 +114,7 @@ class Learner:
         if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
         recompute_layers(self.trained, on=self.fit.recomputes)
+        compile_layers(self.trained, on=config.compile, device=self.device.type)
         for group in self.optimizer.param_groups:
             group.update(
                 betas=(config.beta1, config.beta2),
