@@ -1,4 +1,4 @@
-"""How many logits are computed at once on a device, and whether they stay in memory for the backward pass.
+"""Decides how many logits are computed at once on a device, and whether they stay in memory.
 
 Pure, but for `DeviceMemory.now`. What a slice holds follows from the device alone, so that a step repeats to the bit on
 the same one; whether slices are kept or computed a second time follows from what is free, and changes no bit.

@@ -179,7 +179,10 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
 
 
 def move_tensor(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on `device`; to a GPU it travels from pinned memory, behind the work that is queued there."""
+    """Return a tensor on `device`.
+
+    To a GPU it travels from pinned memory, behind the work that is queued there.
+    """
     if device.type != "cuda" or values.is_cuda:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

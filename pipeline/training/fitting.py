@@ -1,4 +1,6 @@
-"""Decides how a step is divided once memory ran out: smaller micro-batches, then layers computed again. Pure.
+"""Decides how a step is divided once memory ran out. Pure.
+
+Micro-batches get smaller, down to one sequence; then layers are computed again.
 
 Guarantees that ranks which are given the same wishes decide alike, and that there are finitely many attempts: each has
 fewer tokens in a micro-batch than the one that failed, or is the first that computes layers again.
@@ -67,7 +69,10 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, tokens=min(self.tokens, tokens))
 
     def wish_after(self, failed: FailedPass | None, help_text: str) -> FitWish:
-        """Return what a rank needs whose passes failed, or did not. `help_text`: the settings that save memory."""
+        """Return what a rank needs after its passes failed, or went well.
+
+        `help_text`: the settings that save memory.
+        """
         if failed is None:
             return FitWish()
         if failed.rows > 1:

@@ -1,4 +1,4 @@
-"""What the passes over a batch give: on the device, and as the gradient of all ranks."""
+"""Holds the results of the passes over a batch: on the device, and as the gradient of all ranks."""
 
 from __future__ import annotations
 

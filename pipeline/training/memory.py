@@ -89,7 +89,10 @@ def release_memory(device: torch.device) -> None:
 
 @contextmanager
 def told_as_out_of_memory(device: torch.device, what: str, advice: str) -> Iterator[None]:
-    """Raise `OutOfMemoryError`, which says `what` did not fit and gives the `advice`, where torch finds no memory."""
+    """Raise `OutOfMemoryError` where torch finds no memory.
+
+    It says `what` did not fit, and gives the `advice`.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -117,7 +120,7 @@ def shortage_of(error: BaseException, device: torch.device) -> MemoryShortage:
 
 
 def how_to_save_memory(*, recomputes: bool, adapters: bool, sharded: bool) -> str:
-    """Name the settings that lower what a step needs, of those that are not in force yet, the cheapest first."""
+    """Name the settings that lower what a step needs and are not in force yet, the cheapest first."""
     ways = []
     if not recomputes:
         ways.append('training.learner.recompute_layers = true or "auto" (activations of one layer instead of all)')

@@ -15,7 +15,7 @@ def has_fused_adamw(device: str) -> bool:
 
 
 def place_step_counters(optimizer: torch.optim.Optimizer) -> None:
-    """Move AdamW's step counters to where it wants them: beside the weights if it is fused, else on the CPU.
+    """Move AdamW's step counters beside the weights if it is fused, else to the CPU.
 
     Checkpoints and other ranks have them on the CPU.
     """

@@ -1,4 +1,4 @@
-"""An optimizer step on what can be trained of a batch: without the groups whose own gradient is not finite."""
+"""Takes an optimizer step without the groups of a batch whose own gradient is not finite."""
 
 from __future__ import annotations
 

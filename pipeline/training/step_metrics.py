@@ -1,4 +1,4 @@
-"""What one optimizer step did, as numbers."""
+"""The figures of one optimizer step."""
 
 from __future__ import annotations
 

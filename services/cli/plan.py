@@ -34,9 +34,10 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how many bytes an optimizer step takes, and exit with 1 where the device has fewer, with what helps.
+    """Say how many bytes an optimizer step takes. Exits with 1 where the device has fewer.
 
-    Weights are not loaded. A step has the longest sequences that the environments allow.
+    The settings that help are named. Weights are not loaded. A step has the longest sequences that the
+    environments allow.
     """
     from lachesis.services.run.memory_plan import plan_step
 

@@ -1,4 +1,4 @@
-"""Plans the memory of a run's optimizer step: its largest micro-batch, the device's bytes, and what helps.
+"""Plans the memory of a run's optimizer step, beside the bytes of a device, and names what helps.
 
 The first of the ways that fit is the one that the trainer finds by itself once memory runs out.
 """
