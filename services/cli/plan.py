@@ -12,7 +12,7 @@ __all__ = ["plan"]
 
 _PARTS = {
     "weights": "float32",
-    "reference": "the model that loss.kl_coef keeps the policy near to",
+    "reference": "the model that training.learner.loss.kl_coef keeps the policy near to",
     "gradients": "float32, of what is trained",
     "moments": "AdamW's two, float32",
     "activations": "what layers keep for the backward pass, logits and temporaries, at the peak",
