@@ -21,6 +21,7 @@ __all__ = [
     "LachesisError",
     "LedgerError",
     "NotFoundError",
+    "OutOfMemoryError",
     "PolicyMovedError",
     "PromptTooLongError",
     "RankLostError",
@@ -140,6 +141,10 @@ class RankLostError(LachesisError, RuntimeError):
 
 class DamagedError(LedgerError):
     """Raised when the broker counts a message that it cannot read: its store is damaged. It is not "there is none"."""
+
+
+class OutOfMemoryError(LachesisError, MemoryError):
+    """Raised when a step does not fit into memory, however it is divided; the text says what is missing and helps."""
 
 
 class SettingsChangedError(ConfigError):

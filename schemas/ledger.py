@@ -225,6 +225,8 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `learner` holds the settings of the step as JSON, `shuffle_seed` the seed that advantages were shuffled with (None:
     they were not), `inputs` what the model was given besides text tokens (`training.inputs`). `torch` is its version;
     `processor` and `instructions` name the machine, `threads` how many were used by each of `ranks` processes.
+    `microbatches` are pairs of a step's number and the most tokens that a micro-batch had from that step on, where that
+    is not what the settings say: so many did not fit into memory.
     """
 
     torch: str
@@ -235,6 +237,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shuffle_seed: int | None = None
     inputs: tuple[str, ...] = ()
     ranks: Count = 1
+    microbatches: tuple[tuple[Count, Count], ...] = ()
 
 
 class TrainReport(Event, frozen=True, kw_only=True):

@@ -228,6 +228,13 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sample_rows: Annotated[int, Meta(ge=0)] = 16
     """Samples that these trackers get at each checkpoint, with their prompts and advantages. Default 16."""
 
+    def __post_init__(self) -> None:
+        if self.learner.compile and self.inputs:
+            raise ConfigError(
+                "training.learner.compile does not go with training.inputs, which change what layers compute: leave "
+                "one of them out"
+            )
+
     @property
     def reads(self) -> TrainerReads:
         """Name what the trainer reads besides text tokens."""

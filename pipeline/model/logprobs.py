@@ -3,8 +3,8 @@
 In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T], and the logprobs of other tokens if they
 are given. The logits of a whole micro-batch are never there at once: 16,384 tokens of a vocabulary of 150,000 would
 take 10 GB, and their softmax and gradients as much again each. The model's body runs once; its output head runs on the
-trained positions alone, at most `LOGIT_BYTES` of logits at a time, and once more in the backward pass (activation
-checkpointing, arXiv:1604.06174).
+trained positions alone, a slice of logits at a time, and once more in the backward pass (activation checkpointing,
+arXiv:1604.06174), unless they fit into memory until then. `logit_memory` decides both.
 
 A head that does more than multiply (soft caps, scales) is found by comparing both ways on a few tokens; such a model's
 logits are taken whole.
@@ -16,19 +16,19 @@ with all others as one, W tokens that a sampler left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["LOGIT_BYTES", "NOTHING_FURTHER", "PassInputs", "SampledLogprobs", "token_logprobs"]
+from lachesis.pipeline.model.logit_memory import DeviceMemory, keeps_logits, slice_bytes
+
+__all__ = ["NOTHING_FURTHER", "PassInputs", "SampledLogprobs", "token_logprobs"]
 
 log = logging.getLogger("lachesis")
-
-LOGIT_BYTES = 1 << 28
-"""Float32 logits of one slice, bytes. The backward pass of a slice holds about four times as much."""
 
 _PROBE = (0, 1, 2, 3)
 _ROUNDING_TOLERANCE = 1e-4
@@ -46,10 +46,12 @@ class PassInputs(NamedTuple):
 
     `arguments`: further ones of the model's forward pass. `allowed`: int64 [B,T,W], ids of the tokens that could be
     sampled at each position, -1 for none; a position without any is over the whole vocabulary, and with None all are.
+    `positions`: how many tokens the mask has, where that is known: a GPU need not be waited for then.
     """
 
     arguments: dict[str, Any] = {}
     allowed: torch.Tensor | None = None
+    positions: int | None = None
 
 
 NOTHING_FURTHER: Final = PassInputs()
@@ -60,11 +62,23 @@ class SampledLogprobs:
     """How one model's logprobs are computed: the precision of its passes and the way to its logits.
 
     `precision`: of matrix products; weights, softmax and what is returned stay in float32. `entropy_gradient`: whether
-    the entropy has a gradient too.
+    the entropy has a gradient too. `by_device`: slices are as large as the device allows, and kept for the backward
+    pass where they fit; else they are a CPU's, and computed twice. `checked`: what is sliced is compared with the whole
+    once; a model without values cannot be.
     """
 
-    def __init__(self, model: Any, precision: torch.dtype = torch.float32, *, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        precision: torch.dtype = torch.float32,
+        *,
+        entropy_gradient: bool = False,
+        by_device: bool = False,
+        checked: bool = True,
+    ) -> None:
         self._model = model
+        self.by_device = by_device
+        self.device_memory: Callable[[torch.device], DeviceMemory] = DeviceMemory.now
         self.precision = precision
         self.entropy_gradient = entropy_gradient
         self._body = None
@@ -73,7 +87,7 @@ class SampledLogprobs:
         if found is None:
             return
         self._body, self._head = found
-        if not self._gives_the_same():
+        if checked and not self._gives_the_same():
             log.info("%s does more than multiply for its logits: they are computed whole", type(model).__name__)
             self._body = self._head = None
 
@@ -128,7 +142,7 @@ class SampledLogprobs:
             else:
                 hidden_BTH = self._body(**arguments).last_hidden_state[:, :-1]
         wanted_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool) if mask_BT is None else mask_BT[:, 1:]
-        at_N = wanted_BT.flatten().nonzero().squeeze(1)
+        at_N = _true_places(wanted_BT.flatten(), given.positions)
         columns = {"targets_N": tokens_BT, "ids_NK": ids_BTK, "allowed_NW": given.allowed}
         inputs = {
             name: values_BT[:, 1:].flatten(0, 1).index_select(0, at_N)
@@ -157,16 +171,33 @@ class SampledLogprobs:
 
     def _in_slices(self, of_slice: Slice, **inputs: torch.Tensor) -> _Picked:
         positions = rows = len(inputs["targets_N"])
+        memory = self.device_memory(inputs["targets_N"].device) if self.by_device else DeviceMemory("cpu")
         if self._head is not None:
-            rows = max(1, LOGIT_BYTES // (4 * self._head.weight.shape[0]))
+            rows = max(1, slice_bytes(memory) // (4 * self._head.weight.shape[0]))
         if positions <= rows:
             return of_slice(**inputs)
-        slices = zip(*(torch.split(values, rows) for values in inputs.values()), strict=True)
-        parts = [
-            checkpoint(of_slice, use_reentrant=False, preserve_rng_state=False, **dict(zip(inputs, one, strict=True)))
-            for one in slices
+        slices = [
+            dict(zip(inputs, one, strict=True))
+            for one in zip(*(torch.split(values, rows) for values in inputs.values()), strict=True)
         ]
+        if self.by_device and self._keeps_logits(memory, rows, inputs):
+            parts = [of_slice(**one) for one in slices]
+        else:
+            again = partial(checkpoint, of_slice, use_reentrant=False, preserve_rng_state=False)
+            parts = [again(**one) for one in slices]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+    def _keeps_logits(self, memory: DeviceMemory, rows: int, inputs: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether logits stay for the backward pass; those of more than one kind a token never do."""
+        if self._head is None or self.entropy_gradient or inputs.keys() != {"hidden_NH", "targets_N"}:
+            return False
+        a_row = 4 * self._head.weight.shape[0]
+        gradients = sum(
+            parameter.nbytes
+            for parameter in self._model.parameters()
+            if parameter.requires_grad and parameter.grad is None
+        )
+        return keeps_logits(memory, a_row * len(inputs["targets_N"]), a_row * rows, gradients)
 
     def _gives_the_same(self) -> bool:
         """Return whether body and head give what the model gives, on a few tokens."""
@@ -194,6 +225,13 @@ def _body_and_head(model: Any) -> tuple[Any, Any] | None:
     body = getattr(inner, getattr(inner, "base_model_prefix", "") or "-", None)
     head = getattr(inner, "get_output_embeddings", lambda: None)()
     return None if body is None or body is inner or not hasattr(head, "weight") else (body, head)
+
+
+def _true_places(wanted: torch.Tensor, count: int | None) -> torch.Tensor:
+    """Return the indexes of true values, int64 in ascending order; `count`: how many they are, if known."""
+    if count is None:
+        return wanted.nonzero().squeeze(1)
+    return torch.nonzero_static(wanted, size=count).squeeze(1)
 
 
 def _pick(

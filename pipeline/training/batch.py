@@ -20,7 +20,7 @@ from lachesis.pipeline.training.training_sequence import TrainingSequence, seque
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_kind, listed
 
-__all__ = ["PackedBatch", "pack"]
+__all__ = ["PackedBatch", "move_tensor", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class PackedBatch:
         return self.rows(torch.tensor(rows)) if rows else PackedBatch.idle()
 
     def to(self, device: torch.device) -> PackedBatch:
-        """Return the batch with its tensors on `device`."""
-        return self._each_tensor(lambda values: values.to(device))
+        """Return the batch with its tensors on `device`; the processor does not wait for them there."""
+        return self._each_tensor(lambda values: move_tensor(values, device))
 
     def rows(self, rows_b: torch.Tensor, *, trimmed: bool = True) -> PackedBatch:
         """Return some rows, int64 [b]; `trimmed`: to the longest of them."""
@@ -176,6 +176,16 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         policy_steps=tuple(sequence.policy_step for sequence in sequences),
         prepared=tuple(sequence.prepared for sequence in sequences),
     )
+
+
+def move_tensor(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on `device`.
+
+    To a GPU it travels from pinned memory, behind the work that is queued there.
+    """
+    if device.type != "cuda" or values.is_cuda:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _packed_spans(sequences: Sequence[TrainingSequence], width: int) -> torch.Tensor | None:

@@ -40,7 +40,13 @@ MODEL_INPUTS: dict[str, tuple[frozenset[str], bool]] = {
     "images": (frozenset(), True),
 }
 """The built-in inputs of a model: which columns each reads, and whether attachments."""
-_DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
+_DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {
+    "warmup_steps": 0,
+    "max_step_kl": None,
+    "precision": "float32",
+    "device_kernels": False,
+    "recompute_layers": False,
+}
 """Values of settings that early trainers had not."""
 
 
@@ -141,7 +147,8 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the peak that the rate falls to under schedule "linear" or "cosine". Default 0.1."""
     max_step_kl: Positive | None = 0.1
     """Bound on KL(before || after) of one optimizer step, nats a token, measured on some of its own tokens by one more
-    forward pass. A step beyond it is too large for the model: see on_large_step. Default 0.1; None: not measured."""
+    forward pass: `training/step_size.py` says on which. A step beyond it is too large for the model: see
+    on_large_step. Default 0.1; None: not measured."""
     on_large_step: Literal["warn", "shorten", "refuse"] = "warn"
     """What becomes of a step beyond max_step_kl. warn: it is taken, and the trainer says which setting to lower.
     shorten: the weights go only so far along the step (half, a quarter, ...) that it stays within the bound. refuse:
@@ -157,13 +164,22 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Largest L2 norm of the gradient of the whole batch. Default 1."""
     max_tokens_per_microbatch: PositiveInt = 16384
     """Padded tokens (rows * longest row) of one forward and backward pass. Bounds memory, changes no result beyond
-    rounding. A single longer sequence makes a micro-batch of its own. Default 16384."""
+    rounding. A single longer sequence makes a micro-batch of its own. Where so many do not fit into memory, half as
+    many are taken from then on, and the trainer says so. Default 16384."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
     float32 on a CPU. Default auto."""
-    recompute_layers: bool = False
+    device_kernels: bool = True
+    """Compute as suits the device: AdamW in one fused kernel, and slices of logits by its memory, which stay there for
+    the backward pass where they fit. false: as trainers did before there was this setting, with which their steps are
+    repeated. Both are the same within rounding. Default true."""
+    compile: bool = False
+    """Compile the model's layers by torch.compile, each by itself. The first steps take minutes, later ones less time;
+    the result is the same within rounding, and a run repeats its own bits. Not with training.inputs. Default false."""
+    recompute_layers: bool | Literal["auto"] = "auto"
     """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
-    backward pass. Memory for activations falls to about one layer's, for a third more work. Default false."""
+    backward pass. Memory for activations falls to about one layer's, for a third more work. auto: once a sequence alone
+    does not fit into memory otherwise. Default auto."""
     temperature: Positive = 1.0
     """Sampling temperature of the rollouts: logits are divided by it, so that the ratio compares like with like.
     Default 1."""

@@ -4,100 +4,57 @@ Guarantees: a step changes the weights completely or not at all (a batch without
 that is not finite, raises DataError before the optimizer moves anything); the result does not depend on the
 micro-batch size, nor on the number of ranks, beyond rounding; on CPU with one thread the same weights and batches give
 the same bits. Of several ranks each has its share of the batch; all take the same step or raise the same error.
+Where a pass runs out of memory, the step begins again from the same weights in smaller micro-batches, which stay so.
+Between the first pass and the optimizer the processor never waits for a GPU.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.pipeline.training.batch import PackedBatch, pack
+from lachesis.pipeline.training.batch import PackedBatch, move_tensor
 from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
+from lachesis.pipeline.training.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.training.inputs.model_inputs import ModelInputs
-from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
+from lachesis.pipeline.training.layers import compile_layers, decoder_layers, recompute_layers
+from lachesis.pipeline.training.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
+from lachesis.pipeline.training.memory import (
+    RandomState,
+    how_to_save_memory,
+    is_out_of_memory,
+    release_memory,
+    shortage_of,
+    told_as_out_of_memory,
+)
+from lachesis.pipeline.training.optimizer import has_fused_adamw, place_step_counters
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, whole
-from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.step_metrics import StepMetrics
 from lachesis.pipeline.training.step_size import (
     StepProbe,
     StepSize,
     WeightsBeforeStep,
     describe_large_step,
+    probe_tokens,
     shorten_step,
 )
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError, DataError, OutOfMemoryError
 
-__all__ = ["Learner", "NonFiniteError", "StepMetrics", "train_soundly"]
+__all__ = ["Learner", "NonFiniteError"]
 
 
 class NonFiniteError(DataError):
     """Raised when a batch's loss or gradient is not finite; `Learner.non_finite_groups` says whose fault it is."""
-
-
-class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step did. Names follow `train/*` of the logs; see `LossMetrics` for the formulas."""
-
-    step: int
-    """Optimizer steps taken so far, this one included."""
-    loss: float
-    grad_norm: float
-    """L2 norm of the batch's gradient before clipping."""
-    learning_rate: float
-    """That of this step, warm-up and schedule counted in."""
-    step_kl: float | None
-    """KL(before || after) of the step as it was taken, nats a token; None: not measured."""
-    step_share: float
-    """Share of the step that was taken: below 1 where it was shortened."""
-    large_step: str | None
-    """What to say of a step beyond `max_step_kl`, else None."""
-    entropy: float
-    kl: float
-    kl_k1: float
-    clip_fraction: float
-    masked_fraction: float
-    ratio_mean: float
-    effective_sample_size: float
-    teacher_kl_k1: float | None
-    teacher_kl_topk: float | None
-    reference_kl: float | None
-    sequences: int
-    tokens: int
-    """All tokens, padding left out."""
-    trainable_tokens: int
-    padding: float
-    """Share of the tokens computed that were padding, 0 to 1."""
-    seconds: float
-    """Wall time of the step."""
-
-
-class _Gradient(NamedTuple):
-    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on; `padding` the
-    share of the tokens computed that were none. All but the probe are over all ranks."""
-
-    loss: float
-    norm: float
-    sums: LossSums
-    probe: StepProbe | None
-    padding: float
-    sequences: int
-    tokens: int
-    trainable_tokens: int
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
 class Learner:
@@ -133,23 +90,41 @@ class Learner:
         self.optimizer = torch.optim.AdamW(trainable)
         self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context in which the weights change: others may compute with them outside of it."""
+        self.config, self.fit = config, self._fit_of(config)
         self._sampled = SampledLogprobs(model) if sharded is None else sharded
         self.configure(config)
 
     def configure(self, config: LearnerConfig) -> None:
-        """Take the steps to come with `config`; AdamW's moments stay."""
+        """Take the steps to come with `config`; AdamW's moments stay.
+
+        So does what was found to fit into memory, where the settings that it follows from are the same.
+        """
+        if self._fit_of(config) != self._fit_of(self.config):
+            self.fit = self._fit_of(config)
         self.config = config
         trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
         self.peak_rate = config.peak_rate(trained)
         precision = torch.bfloat16 if config.uses_bfloat16(self.device.type) else torch.float32
-        entropy_gradient = config.loss.entropy_coef > 0
-        if (self._sampled.precision, self._sampled.entropy_gradient) != (precision, entropy_gradient):
-            self._sampled = SampledLogprobs(self.model, precision, entropy_gradient=entropy_gradient)
+        entropy_gradient, by_device = config.loss.entropy_coef > 0, config.device_kernels
+        present = self._sampled.precision, self._sampled.entropy_gradient, self._sampled.by_device
+        if present != (precision, entropy_gradient, by_device):
+            self._sampled = SampledLogprobs(
+                self.model, precision, entropy_gradient=entropy_gradient, by_device=by_device
+            )
         if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
-        recompute_layers(self.trained, on=config.recompute_layers)
+        recompute_layers(self.trained, on=self.fit.recomputes)
+        compile_layers(self.trained, on=config.compile, device=self.device.type)
         for group in self.optimizer.param_groups:
-            group.update(betas=(config.beta1, config.beta2), weight_decay=config.weight_decay)
+            group.update(
+                betas=(config.beta1, config.beta2),
+                weight_decay=config.weight_decay,
+                fused=True if config.device_kernels and has_fused_adamw(self.device.type) else None,
+            )
+
+    def _fit_of(self, config: LearnerConfig) -> StepFit:
+        tokens, recompute = config.max_tokens_per_microbatch, config.recompute_layers
+        return StepFit.of(tokens, recompute, can_recompute=bool(decoder_layers(self.trained)))
 
     @property
     def learning_rate(self) -> float:
@@ -161,7 +136,8 @@ class Learner:
 
         Raises DataError, with weights, optimizer and torch's random state untouched, when no token is trainable, a
         token id lies outside the vocabulary, or the step is too large and such steps are refused, and `NonFiniteError`
-        when loss or gradient are not finite.
+        when loss or gradient are not finite. `OutOfMemoryError` where the step does not fit into memory, however it is
+        divided: the process has to end then, since AdamW may have moved some weights already.
         """
         started = time.perf_counter()
         self._check(batch)
@@ -176,7 +152,7 @@ class Learner:
                     f"loss {gradient.loss} and norm {gradient.norm} of a batch of {gradient.sequences} sequences "
                     "are not finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
-            with traced("optimizer.step"), self.changing():
+            with traced("optimizer.step"), self.changing(), self._told_out_of_memory("an optimizer step"):
                 size = self._move(rate, gradient.probe)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
@@ -189,6 +165,7 @@ class Learner:
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        place_step_counters(self.optimizer)
         if probe is None or config.max_step_kl is None:
             self.optimizer.step()
             return None
@@ -247,39 +224,23 @@ class Learner:
                 found.append(group)
         return found
 
-    def _gradient(self, batch: PackedBatch, denominator: int) -> _Gradient:
+    def _gradient(self, batch: PackedBatch, denominator: int) -> BatchGradient:
         """Add the gradient of the batch of all ranks to the model's parameters, clipped."""
-        loss, padded, before_BT = 0.0, 0, torch.zeros(batch.tokens_BT.shape)
-        totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
-        for rows_b, part in self._microbatches(batch):
-            micro = part.to(self.device)
-            padded += micro.tokens_BT.numel()
-            given = self.inputs.of(micro)
-            reference_BT = self._reference_logprobs(micro, given)
-            with self.inputs.during(micro):
-                logprobs_BT, entropy_BT, others_BTC = self._policy_logprobs(micro, given)
-                if len(rows_b):
-                    before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
-                output = policy_loss(
-                    logprobs_BT,
-                    entropy_BT,
-                    micro,
-                    self.config.loss,
-                    denominator=denominator,
-                    reference_BT=reference_BT,
-                    others_BTC=others_BTC,
-                )
-                self._backward(output.loss)
-            loss += output.loss.item()
-            totals += torch.stack(output.sums)
+        passes = self._fitting_passes(batch, denominator)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         if self.sharded is None:
-            self.ranks.sum_gradients(trained)
-        grad_norm = whole(torch.nn.utils.clip_grad_norm_(trained, self.config.grad_clip)).item()
-        counted = (loss, padded, batch.sequences, int(batch.lengths_B.sum()), batch.trainable_tokens)
-        loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals.tolist()])
-        probe = None if self.config.max_step_kl is None else StepProbe.of(batch, before_BT, self.device, self.ranks)
-        return _Gradient(
+            with self._told_out_of_memory("the sum of the ranks' gradients"):
+                self.ranks.sum_gradients(trained)
+        norm = whole(torch.nn.utils.clip_grad_norm_(trained, self.config.grad_clip))
+        # the one time that the processor waits for the device
+        grad_norm, loss, *totals = torch.stack([norm.double(), passes.loss, *passes.totals]).tolist()
+        counted = (loss, passes.padded, batch.sequences, int(batch.lengths_B.sum()), batch.trainable_tokens)
+        loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals])
+        probe = None
+        if self.config.max_step_kl is not None:
+            on = probe_tokens(self.config, padded=int(computed))
+            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on)
+        return BatchGradient(
             loss,
             grad_norm,
             LossSums(*(torch.tensor(value, dtype=torch.float64) for value in sums)),
@@ -290,9 +251,81 @@ class Learner:
             trainable_tokens=int(trainable),
         )
 
+    def _fitting_passes(self, batch: PackedBatch, denominator: int) -> BatchPasses:
+        """Run the passes, in smaller micro-batches or with layers computed again until they fit on all ranks.
+
+        Raises `OutOfMemoryError` where they never do.
+        """
+        random_state = RandomState.now(self.device)
+        while True:
+            passes, failed = self._passes(batch, denominator)
+            wish = self.fit.wish_after(failed, self._memory_help())
+            wishes = [msgspec.json.decode(one, type=FitWish) for one in self.ranks.gather(msgspec.json.encode(wish))]
+            if passes is not None and all(one.is_content for one in wishes):
+                return passes
+            passes = None
+            self.optimizer.zero_grad(set_to_none=True)
+            release_memory(self.device)
+            random_state.restore()
+            self.fit = self.fit.after(wishes)
+            recompute_layers(self.trained, on=self.fit.recomputes)
+
+    def _passes(self, batch: PackedBatch, denominator: int) -> tuple[BatchPasses | None, FailedPass | None]:
+        """Run forward and backward passes; return what they gave, or the one that ran out of memory."""
+        rows = tokens = 0
+        try:
+            loss = torch.zeros((), dtype=torch.float64, device=self.device)
+            totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
+            before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
+            for rows_b, part in self._microbatches(batch):
+                (rows, width), tokens = part.tokens_BT.shape, part.tokens_BT.numel()
+                padded += tokens
+                output, logprobs_BT = self._pass(part, denominator)
+                if len(rows_b):
+                    before_BT[move_tensor(rows_b, self.device), :width] = logprobs_BT
+                loss += output.loss.detach()
+                totals += torch.stack(output.sums)
+            return BatchPasses(loss, totals, before_BT, padded), None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            found = shortage_of(error, self.device)
+        if self.sharded is not None:  # others wait in a collective of this pass, and cannot begin again
+            raise OutOfMemoryError(
+                f"a micro-batch of {tokens:,} tokens does not fit into memory: {found}. What helps: "
+                f"training.learner.max_tokens_per_microbatch = {max(1, tokens // 2)}; or {self._memory_help()}"
+            )
+        return None, FailedPass(rows=rows, tokens=tokens, shortage=str(found))
+
+    def _pass(self, part: PackedBatch, denominator: int) -> tuple[LossOutput, torch.Tensor]:
+        """Add the gradient of a micro-batch; return its loss and statistics, and its logprobs [B,T]."""
+        micro = part.to(self.device)
+        given = self.inputs.of(micro)._replace(positions=part.trainable_tokens)
+        reference_BT = self._reference_logprobs(micro, given)
+        with self.inputs.during(micro):
+            logprobs_BT, entropy_BT, others_BTC = self._policy_logprobs(micro, given)
+            output = policy_loss(
+                logprobs_BT,
+                entropy_BT,
+                micro,
+                self.config.loss,
+                denominator=denominator,
+                reference_BT=reference_BT,
+                others_BTC=others_BTC,
+            )
+            self._backward(output.loss)
+        return output, logprobs_BT.detach()
+
+    def _told_out_of_memory(self, what: str) -> AbstractContextManager[None]:
+        return told_as_out_of_memory(self.device, what, self._memory_help())
+
+    def _memory_help(self) -> str:
+        sharded, adapters = self.sharded is not None, has_adapters(self.model)
+        return how_to_save_memory(recomputes=self.fit.recomputes, adapters=adapters, sharded=sharded)
+
     def _microbatches(self, batch: PackedBatch) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
         """Yield the micro-batches, and idle ones until each rank has had as many: a sharded pass needs all ranks."""
-        parts = batch.microbatches(self.config.max_tokens_per_microbatch)
+        parts = batch.microbatches(self.fit.tokens)
         if self.sharded is None:
             yield from parts
             return
@@ -320,7 +353,7 @@ class Learner:
 
     def _metrics(
         self,
-        gradient: _Gradient,
+        gradient: BatchGradient,
         size: StepSize | None,
         *,
         rate: float,
@@ -340,48 +373,7 @@ class Learner:
             tokens=gradient.tokens,
             trainable_tokens=gradient.trainable_tokens,
             seconds=seconds,
+            microbatch_tokens=self.fit.tokens,
+            memory=describe_fit(self.fit, self.config.recompute_layers),
             **metrics,
         )
-
-
-def train_soundly(
-    learner: Learner, selected: TrainableBatch, pad_id: int
-) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
-    """Take the optimizer step on what was selected, without groups whose own gradient is not finite.
-
-    Return what was trained, the step's metrics and the tensors. Raises `DataError` where nothing can be trained.
-    Of several ranks each has the sequences of its share, and the `refs` of all.
-    """
-    packed = _packed(learner, selected, pad_id)
-    try:
-        return selected, learner.step(packed), packed
-    except NonFiniteError:
-        unsound = learner.non_finite_groups(packed)
-        if not unsound or len(unsound) == len(selected.refs):
-            raise
-    selected = selected.without(dict.fromkeys(unsound, "its loss or gradient by itself is not finite"))
-    packed = _packed(learner, selected, pad_id)
-    return selected, learner.step(packed), packed
-
-
-def _packed(learner: Learner, selected: TrainableBatch, pad_id: int) -> PackedBatch:
-    if not selected.sequences and learner.ranks.size > 1:
-        return PackedBatch.idle()
-    return pack(selected.sequences, pad_id=pad_id)
-
-
-def recompute_layers(model: Any, *, on: bool) -> None:
-    """Recompute layers in the backward pass, so that only their inputs stay in memory.
-
-    Raises `ConfigError` when the model has no layers that can. Dropout stays off: of its modules only the layers
-    themselves, which have none of their own, count as training.
-    """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if on and not layers:
-        raise ConfigError(
-            f"training.learner.recompute_layers: {type(model).__name__} has no layers that can be computed again"
-        )
-    for layer in layers:
-        layer.training = layer.gradient_checkpointing = on
-        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        layer._gradient_checkpointing_func = again  # noqa: SLF001 - what its documentation asks for

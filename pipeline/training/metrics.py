@@ -20,7 +20,7 @@ from lachesis.schemas.ledger import GroupRef, Mismatch
 
 if TYPE_CHECKING:  # torch, which a trainer elsewhere does without
     from lachesis.pipeline.training.batch import PackedBatch
-    from lachesis.pipeline.training.learner import StepMetrics
+    from lachesis.pipeline.training.step_metrics import StepMetrics
 
 __all__ = [
     "TokenFigures",
@@ -62,6 +62,7 @@ def step_figures(
         "train/seconds": step.seconds,
         "train/sequences": float(step.sequences),
         "train/tokens": float(step.tokens),
+        "train/microbatch_tokens": float(step.microbatch_tokens),
         "logprobs/mean": tokens.logprobs,
         "logprobs/mean_training": tokens.logprobs - step.kl_k1,
         "logprobs/diff": step.kl_k1,

@@ -10,9 +10,10 @@ import torch
 
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.config import learner_on_record
 from lachesis.schemas.ledger import Numerics
 
-__all__ = ["numerics_of"]
+__all__ = ["microbatch_at", "numerics_of", "with_microbatch"]
 
 
 def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
@@ -29,6 +30,19 @@ def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
         shuffle_seed=config.seed if config.training.shuffle_advantages else None,
         inputs=tuple(code_name(one.input) for one in config.training.inputs),
     )
+
+
+def with_microbatch(numerics: Numerics, step: int, tokens: int) -> Numerics:
+    """Return numerics that say how many tokens a micro-batch had at most from `step` on."""
+    if microbatch_at(numerics, step) == tokens:
+        return numerics
+    return msgspec.structs.replace(numerics, microbatches=(*numerics.microbatches, (step, tokens)))
+
+
+def microbatch_at(numerics: Numerics, step: int) -> int:
+    """Return how many tokens a micro-batch of the step after the first `step` had at most."""
+    found = [tokens for first, tokens in numerics.microbatches if first <= step]
+    return found[-1] if found else learner_on_record(numerics.learner.encode()).max_tokens_per_microbatch
 
 
 def _processor() -> str:

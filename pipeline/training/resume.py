@@ -19,8 +19,10 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkp
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
 from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
+from lachesis.pipeline.training.config import learner_on_record
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.numerics import microbatch_at
 from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
 from lachesis.schemas.errors import ConfigError
 
@@ -50,6 +52,7 @@ async def resume(
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
         await check_resumable(checkpoint.state, checkpoint.path, feed)
+        _keep_fit(checkpoint)
         feed.position = checkpoint.state.position
         log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
         return checkpoint.policy, checkpoint.learner, checkpoint
@@ -58,6 +61,16 @@ async def resume(
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
+
+
+def _keep_fit(checkpoint: Checkpoint) -> None:
+    """Begin with micro-batches that fitted into memory before, if what the settings allow is the same."""
+    numerics, learner = checkpoint.state.numerics, checkpoint.learner
+    if numerics is None:
+        return
+    allowed = learner_on_record(numerics.learner.encode()).max_tokens_per_microbatch
+    if allowed == learner.config.max_tokens_per_microbatch:
+        learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps))
 
 
 def load_reference(config: RunConfig, setup: ModelSetup) -> Any:

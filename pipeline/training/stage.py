@@ -47,9 +47,10 @@ from lachesis.pipeline.training.checkpoint_folder import only_writer
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.last_evaluation import last_evaluation
-from lachesis.pipeline.training.learner import Learner, StepMetrics
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.memory import told_as_out_of_memory
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
-from lachesis.pipeline.training.numerics import numerics_of
+from lachesis.pipeline.training.numerics import numerics_of, with_microbatch
 from lachesis.pipeline.training.one_at_a_time import OneAtATime
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
 from lachesis.pipeline.training.publication import PolicyPublisher
@@ -60,6 +61,7 @@ from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
 from lachesis.pipeline.training.shared_weights import sharing_weights
+from lachesis.pipeline.training.step_metrics import StepMetrics
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracked_alerts import track_alerts
 from lachesis.pipeline.training.tracking import Tracking, open_trackers, open_tracking
@@ -84,6 +86,7 @@ log = logging.getLogger("lachesis")
 
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
+_MODEL_ADVICE = "`lachesis plan` shows what a model takes; a smaller one, training.lora = {}, or a device with more"
 _SLOW_STEPS = 20
 _MAX_SLOW_REPORTED = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
@@ -118,9 +121,10 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
                 lead_ranks(config, place, device) as leader,
                 background() as tasks,
             ):
-                trainer = await _Trainer.restored(
-                    service, config, leader, tracking=tracking, tasks=tasks, on_past=on_past
-                )
+                with told_as_out_of_memory(device, "the model with AdamW's moments", _MODEL_ADVICE):
+                    trainer = await _Trainer.restored(
+                        service, config, leader, tracking=tracking, tasks=tasks, on_past=on_past
+                    )
                 tasks.start_soon(_tell_drain, service, config)
                 if on_past is not None:
                     service.mark_ok()
@@ -209,6 +213,7 @@ class _Trainer:
         self.lineage = os.urandom(3).hex()
         self.unreported = UnreportedSteps(learner.steps)
         self.large_step: str | None = None  # what was said of the last step, if it was too large
+        self.memory: str | None = None  # what was said of how steps are divided to fit into memory
         self.large_step_reported = False  # whether a report of this life told of one
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
@@ -332,6 +337,7 @@ class _Trainer:
         self.unreported.record_drops(number, selected)
         self.unreported.mismatches.append(mismatch_of(metrics))
         self._tell_large_step(metrics)
+        self._tell_memory(metrics)
         past = self.on_past.past if self.on_past is not None else None
         figures = step_figures(metrics, trained.tokens, selected.refs, number, past)
         figures["train/dropped_groups"] = float(self.unreported.dropped)
@@ -368,6 +374,14 @@ class _Trainer:
             log.warning("step %d: %s", metrics.step, note)
         self.service.set_note("step", note)
         self.large_step = note
+
+    def _tell_memory(self, metrics: StepMetrics) -> None:
+        """Warn when a step is divided more than the settings say, and record it, so that it can be repeated."""
+        if metrics.memory is not None and metrics.memory != self.memory:
+            log.warning("step %d: %s", metrics.step, metrics.memory)
+        self.service.set_note("memory", metrics.memory)
+        self.memory = metrics.memory
+        self.numerics = with_microbatch(self.numerics, metrics.step - 1, metrics.microbatch_tokens)
 
     async def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures

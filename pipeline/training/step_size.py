@@ -2,8 +2,12 @@
 
 The distance is KL(before || after), nats a token, estimated by the mean of w - 1 - log w with w = after / before over
 sampled tokens of the step's own batch (k3, http://joschu.net/blog/kl-approx.html). It is never negative. Measuring it
-takes one forward pass over at most `PROBE_TOKENS` padded tokens. Shortening halves the step until it is within the
-bound, as the line search of TRPO does (arXiv:1502.05477).
+takes one forward pass over whole rows taken evenly over the batch.
+
+Where the distance decides how far a step goes (`on_large_step` is shorten or refuse), these are at most `PROBE_TOKENS`
+padded tokens. Where it only warns, they are a `SMALL_PROBE_PART`th of the batch's, between `SMALL_PROBE_TOKENS`: some
+2 % of a step's work. Shortening halves the step until it is within the bound, as the line search of TRPO does
+(arXiv:1502.05477).
 """
 
 from __future__ import annotations
@@ -19,10 +23,20 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LOG_RATIO_LIMIT
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 
-__all__ = ["PROBE_TOKENS", "StepProbe", "StepSize", "WeightsBeforeStep", "describe_large_step", "shorten_step"]
+__all__ = [
+    "PROBE_TOKENS",
+    "StepProbe",
+    "StepSize",
+    "WeightsBeforeStep",
+    "describe_large_step",
+    "probe_tokens",
+    "shorten_step",
+]
 
 PROBE_TOKENS = 4096
 """Padded tokens (rows * longest row) that a step is measured on; a single longer row is taken whole."""
+SMALL_PROBE_PART = 16
+SMALL_PROBE_TOKENS = (256, 1024)
 MAX_HALVINGS = 10
 """After so many halvings, a thousandth of the step, what is left of it is not taken at all."""
 
@@ -50,9 +64,20 @@ class StepProbe:
     ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, batch: PackedBatch, logprobs_BT: torch.Tensor, device: torch.device, ranks: Ranks = ALONE) -> StepProbe:
-        """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step."""
-        rows = max(1, PROBE_TOKENS // ranks.size // batch.tokens_BT.shape[1])
+    def of(
+        cls,
+        batch: PackedBatch,
+        logprobs_BT: torch.Tensor,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+        *,
+        tokens: int = PROBE_TOKENS,
+    ) -> StepProbe:
+        """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step.
+
+        At most `tokens` of all ranks together, but at least one row of each.
+        """
+        rows = max(1, tokens // ranks.size // batch.tokens_BT.shape[1])
         if not batch.sequences:
             return cls(batch.to(device), logprobs_BT.to(device), ranks)
         every_b = torch.arange(0, batch.sequences, max(1, -(-batch.sequences // rows)))
@@ -65,6 +90,14 @@ class StepProbe:
         moved = (after_BT - self.logprobs_BT)[self.batch.mask_BT].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         total, tokens = self.ranks.sum([float((moved.exp() - 1 - moved).sum()), moved.numel()])
         return total / tokens if tokens else 0.0
+
+
+def probe_tokens(config: LearnerConfig, *, padded: int) -> int:
+    """Return how many padded tokens a step is measured on, of a batch that has `padded`."""
+    if config.on_large_step != "warn":
+        return PROBE_TOKENS
+    fewest, most = SMALL_PROBE_TOKENS
+    return max(fewest, min(most, padded // SMALL_PROBE_PART))
 
 
 class WeightsBeforeStep:

@@ -15,11 +15,13 @@ import msgspec
 from lachesis.pipeline.model.device import Determinism, take_repeatably
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.feed import LedgerBatch
-from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
+from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import TokenFigures, token_figures
 from lachesis.pipeline.training.ranks.collectives import Ranks, told_as_lost_rank
 from lachesis.pipeline.training.ranks.gather import gather_weights
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
+from lachesis.pipeline.training.sound_step import train_soundly
+from lachesis.pipeline.training.step_metrics import StepMetrics
 from lachesis.schemas.errors import DataError
 
 __all__ = ["TrainedBatch", "train_batch"]

@@ -80,6 +80,8 @@ COMMANDS = {
                 "batches, and from a checkpoint the same weights."),
         Command("doctor", "doctor:doctor", "Check this machine and the server, and say how to fix each "
                 "problem. Exits with 1 if there is one."),
+        Command("plan", "plan:plan", "Say how many bytes an optimizer step takes. Exits with 1 where the "
+                "device has fewer."),
         Command("runs", "runs:runs_app", "Runs of this machine.", is_group=True),
         Command("mcp", "mcp:mcp", "Serve tools for agents by the Model Context Protocol: find, configure, start, watch "
                 "and stop runs."),

@@ -44,7 +44,8 @@ from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
-from lachesis.pipeline.training.learner import Learner, train_soundly
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.sound_step import train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord

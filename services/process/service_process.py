@@ -42,6 +42,7 @@ from lachesis.schemas.errors import (
     FencedError,
     LachesisError,
     LedgerError,
+    OutOfMemoryError,
     RankLostError,
     SettingsChangedError,
     StartupError,
@@ -59,6 +60,7 @@ __all__ = [
     "EXIT_DRAINED",
     "EXIT_DRAIN_TIMEOUT",
     "EXIT_FENCED",
+    "EXIT_NO_MEMORY",
     "EXIT_NO_ROOM",
     "EXIT_OWN_CODE",
     "EXIT_RANK_LOST",
@@ -78,6 +80,7 @@ EXIT_SETTINGS_CHANGED = 7
 EXIT_NO_ROOM = 8
 EXIT_RANK_LOST = 9
 EXIT_OWN_CODE = 10
+EXIT_NO_MEMORY = 11
 
 log = logging.getLogger("lachesis")
 
@@ -130,6 +133,7 @@ def _explain(error: BaseException) -> int:
         ((FencedError,), EXIT_FENCED),
         ((AccessError,), EXIT_REFUSED),
         ((SettingsChangedError,), EXIT_SETTINGS_CHANGED),
+        ((OutOfMemoryError,), EXIT_NO_MEMORY),
         ((RankLostError,), EXIT_RANK_LOST),
         ((EnvironmentCodeError,), EXIT_OWN_CODE),
         (_REFUSALS, EXIT_STARTUP),

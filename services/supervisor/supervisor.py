@@ -50,6 +50,7 @@ from lachesis.services.plan import PlannedProcess, plan
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
+    EXIT_NO_MEMORY,
     EXIT_REFUSED,
     EXIT_SETTINGS_CHANGED,
 )
@@ -74,6 +75,12 @@ __all__ = ["Supervisor", "has_survivors"]
 log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
+_LASTING_ENDS = {
+    EXIT_REFUSED: "was refused by the server",
+    EXIT_SETTINGS_CHANGED: "cannot go on",
+    EXIT_NO_MEMORY: "ran out of memory",
+}
+"""Exit codes after which another start would end likewise, and what to say of them."""
 _TAIL_LINES = 15
 _MAX_LAST_WORDS = 500
 _LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
@@ -322,7 +329,7 @@ class Supervisor:
                 break
             starved_now = out_of_memory_kills() > starved
             life = ProcessLife(code, time.monotonic() - started, row.up, starved_now, row.worked)
-            lasting = {EXIT_REFUSED: "was refused by the server", EXIT_SETTINGS_CHANGED: "cannot go on"}.get(code)
+            lasting = _LASTING_ENDS.get(code)
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
             anew = code in {EXIT_DRAINED, EXIT_DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build

@@ -32,7 +32,8 @@ from lachesis.pipeline.model.tokenizer import common_beginning
 from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
-from lachesis.pipeline.training.learner import Learner, StepMetrics
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.step_metrics import StepMetrics
 from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.pipeline.training.warmstart import warm_start
 from lachesis.services.demo.prepare import ERROR_RATE

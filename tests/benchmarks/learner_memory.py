@@ -24,14 +24,14 @@ def take_steps(arguments: argparse.Namespace, way: dict, answer) -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from lachesis.pipeline.model import logprobs
+    from lachesis.pipeline.model import logit_memory
     from lachesis.pipeline.model.device import prepare_device
     from lachesis.pipeline.training.batch import TrainingSequence, pack
     from lachesis.pipeline.training.config import LearnerConfig
     from lachesis.pipeline.training.learner import Learner
 
     device = prepare_device(arguments.device, arguments.threads)
-    logprobs.LOGIT_BYTES = way.pop("slice_bytes", logprobs.LOGIT_BYTES)
+    logit_memory.CPU_SLICE_BYTES = way.pop("slice_bytes", logit_memory.CPU_SLICE_BYTES)
     config = Qwen2Config(
         vocab_size=arguments.vocabulary,
         hidden_size=arguments.width,

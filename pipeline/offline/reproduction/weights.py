@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio.to_thread
+import msgspec
 import torch
 
 from lachesis.pipeline.bus.api import Bus
@@ -37,7 +38,7 @@ from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.numerics import numerics_of
+from lachesis.pipeline.training.numerics import microbatch_at, numerics_of
 from lachesis.pipeline.training.resume import load_reference
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
@@ -136,6 +137,9 @@ class _RecordedSettings:
         if recorded not in self._known:
             self._known[recorded] = self._read(recorded)
         learner_config, shuffle_seed = self._known[recorded]
+        if recorded is not None:
+            tokens = microbatch_at(recorded, learner.steps)
+            learner_config = msgspec.structs.replace(learner_config, max_tokens_per_microbatch=tokens)
         learner.configure(learner_config)
         return shuffle_seed
 

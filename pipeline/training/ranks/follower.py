@@ -25,7 +25,7 @@ from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.ranks.collectives import Ranks
 from lachesis.pipeline.training.ranks.gather import gather_optimizer
 from lachesis.pipeline.training.ranks.join import RankStart, join_as_follower
-from lachesis.pipeline.training.ranks.leader import EXIT_RANK_LOST, RANK_KEY
+from lachesis.pipeline.training.ranks.leader import EXIT_NO_MEMORY, EXIT_RANK_LOST, RANK_KEY
 from lachesis.pipeline.training.ranks.messages import (
     GONE,
     Fetched,
@@ -41,7 +41,7 @@ from lachesis.pipeline.training.ranks.place import RankPlace, rank_device
 from lachesis.pipeline.training.ranks.process_group import end_process, in_thread, meet, open_process_group
 from lachesis.pipeline.training.train_batch import train_batch
 from lachesis.pipeline.training.train_loop import prefetched_batches
-from lachesis.schemas.errors import DataError, LedgerError, StartupError
+from lachesis.schemas.errors import DataError, LedgerError, OutOfMemoryError, StartupError
 
 __all__ = ["follow_leader"]
 
@@ -133,3 +133,8 @@ async def _train_next(
         await in_thread(learner.ranks, train)
     except DataError:  # rank 0 says so, and counts the step as void
         learner.steps = batch.batch.number + 1
+    except OutOfMemoryError as error:
+        if learner.sharded is not None:  # rank 0 waits in a collective
+            log.error("rank %d: %s", learner.ranks.rank, error)  # noqa: TRY400 - its text says all
+            end_process(EXIT_NO_MEMORY)
+        await anyio.sleep_forever()  # rank 0 raises the same and ends, and this process with it

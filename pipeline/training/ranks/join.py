@@ -48,6 +48,8 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     digest: str
     """Position in the ledger."""
+    microbatch_tokens: int
+    """Most padded tokens of a micro-batch, which may be fewer than the settings allow: see `StepFit`."""
     pad_id: int
     tokenizer_hash: str
     vocabulary: int | None
@@ -82,6 +84,7 @@ def rank_start(
         seed=seed,
         tensors=_tensors_digest(policy.model),
         steps=learner.steps,
+        microbatch_tokens=learner.fit.tokens,
         entries=position.entries,
         digest=position.digest,
         pad_id=policy.tokenizer.pad_token_id or 0,
@@ -97,8 +100,12 @@ def join_as_leader(
 ) -> Learner:
     """Give the other ranks what `learner` has, and return the learner of rank 0 among them. A collective."""
     moments = (
-        {name: learner.optimizer.state[each] for name, each in _trained(policy.model)} if start.has_moments else {}
+        {name: dict(learner.optimizer.state[each]) for name, each in _trained(policy.model)}
+        if start.has_moments
+        else {}
     )
+    for entries in moments.values():
+        entries["step"] = entries["step"].cpu()  # where the others take it
     return _join(policy.model, learner.reference, moments, start, ranks=ranks, device=device)
 
 
@@ -149,6 +156,7 @@ def _join(
     learner = Learner(
         model, start.training.learner, steps=start.steps, reference=reference, ranks=ranks, sharded=sharded
     )
+    learner.fit = learner.fit.beginning_with(start.microbatch_tokens)
     for name, parameter in _trained(learner.trained):
         if name in moments:
             learner.optimizer.state[parameter] = {

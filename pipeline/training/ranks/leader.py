@@ -55,15 +55,16 @@ from lachesis.pipeline.training.ranks.process_group import (
     meet,
     open_process_group,
 )
-from lachesis.schemas.errors import RankLostError, StartupError
+from lachesis.schemas.errors import OutOfMemoryError, RankLostError, StartupError
 
-__all__ = ["EXIT_RANK_LOST", "RANK_KEY", "Leader", "lead_ranks"]
+__all__ = ["EXIT_NO_MEMORY", "EXIT_RANK_LOST", "RANK_KEY", "Leader", "lead_ranks"]
 
 log = logging.getLogger("lachesis")
 
 RANK_KEY = "lachesis/leader"
 """Key of the store under which rank 0 says where it listens."""
 EXIT_RANK_LOST = 9
+EXIT_NO_MEMORY = 11
 _EXIT_STARTUP = 2
 _STOP_S = 10.0
 """Seconds the other ranks have to end once they are told."""
@@ -147,13 +148,14 @@ class Leader:
     def lose(self, rank: int, how: str, code: int) -> NoReturn:
         """End the trainer, since a rank has gone.
 
-        Raises `RankLostError`, or `StartupError` where the rank cannot start.
+        Raises `RankLostError`, `StartupError` where the rank cannot start, or `OutOfMemoryError` where it has no room.
         """
         self.stopping = True
         text = f"rank {rank} of the trainer {how}"
         log.error("%s: all ranks end, and the next start goes on from the newest checkpoint", text)
-        end_process_after(GRACE_S, _EXIT_STARTUP if code == _EXIT_STARTUP else EXIT_RANK_LOST)
-        raise StartupError(f"{text}; its own lines above say why") if code == _EXIT_STARTUP else RankLostError(text)
+        lasting = {_EXIT_STARTUP: StartupError, EXIT_NO_MEMORY: OutOfMemoryError}.get(code)
+        end_process_after(GRACE_S, EXIT_RANK_LOST if lasting is None else code)
+        raise RankLostError(text) if lasting is None else lasting(f"{text}; its own lines above say why")
 
 
 @asynccontextmanager

@@ -34,7 +34,10 @@ class ShardedPolicy(nn.Module):
         self.model = model
         self.precision = torch.bfloat16 if config.uses_bfloat16(device.type) else torch.float32
         self.entropy_gradient = config.loss.entropy_coef > 0
-        self._sampled = SampledLogprobs(model, self.precision, entropy_gradient=self.entropy_gradient)
+        self.by_device = config.device_kernels
+        self._sampled = SampledLogprobs(
+            model, self.precision, entropy_gradient=self.entropy_gradient, by_device=self.by_device
+        )
         mesh = init_device_mesh(device.type, (ranks.size,))
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):

@@ -5,11 +5,12 @@ import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
 from lachesis.schemas.control import StageVitals
-from lachesis.schemas.errors import FencedError, SettingsChangedError, StartupError
+from lachesis.schemas.errors import FencedError, OutOfMemoryError, SettingsChangedError, StartupError
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
     EXIT_FENCED,
+    EXIT_NO_MEMORY,
     EXIT_SETTINGS_CHANGED,
     EXIT_STARTUP,
     _explain,
@@ -32,8 +33,11 @@ async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.Mo
     assert lives == [(1, False), (EXIT_DRAINED, False), (-9, True), (EXIT_DRAIN_TIMEOUT, False), (1, True)]
 
 
-async def test_settings_that_do_not_go_with_what_is_stored_end_the_run_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("code", "how"), [(EXIT_SETTINGS_CHANGED, "cannot go on"), (EXIT_NO_MEMORY, "ran out of memory")]
+)
+async def test_what_another_start_does_not_change_ends_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, how: str
 ) -> None:
     config = RunConfig(run="r", folder=str(tmp_path), environments={"words": EnvironmentConfig(kind="gateway")})
     supervisor = Supervisor(config, [])
@@ -42,15 +46,15 @@ async def test_settings_that_do_not_go_with_what_is_stored_end_the_run_at_once(
     log = supervisor.logs / f"{row.planned.name}.log"
 
     async def run_once(_: object, *, anew: bool) -> int:
-        lives.append(EXIT_SETTINGS_CHANGED)
+        lives.append(code)
         row.up = True  # it was up before the settings were changed
         log.write_text("2026 ERROR normalization.window is 8 now\n")
-        return EXIT_SETTINGS_CHANGED
+        return code
 
     monkeypatch.setattr(supervisor, "_run_once", run_once)
-    with pytest.raises(StartupError, match=r"cannot go on:\n2026 ERROR normalization\.window is 8 now"):
+    with pytest.raises(StartupError, match=rf"{how}:\n2026 ERROR normalization\.window is 8 now"):
         await supervisor._keep_running(row)
-    assert lives == [EXIT_SETTINGS_CHANGED]
+    assert lives == [code]
 
 
 def test_a_changed_setting_has_an_exit_code_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,6 +66,7 @@ def test_a_changed_setting_has_an_exit_code_of_its_own(caplog: pytest.LogCapture
     assert caplog.messages == ["curriculum.strategy is 'pools' now", "the same of another"]
     assert _explain(BaseExceptionGroup("", [changed, StartupError("no server")])) == EXIT_STARTUP
     assert _explain(FencedError("another")) == EXIT_FENCED
+    assert _explain(OutOfMemoryError("one sequence alone does not fit")) == EXIT_NO_MEMORY
 
 
 def test_processes_left_by_a_killed_supervisor_are_gone_on_with(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from lachesis.pipeline.model import logprobs as module
+from lachesis.pipeline.model import logit_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner, recompute_layers
+from lachesis.pipeline.training.layers import recompute_layers
+from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.errors import ConfigError
 
 SMALL = {
@@ -41,7 +42,7 @@ def model(request):
 
 @pytest.fixture(params=[1 << 28, 20_000, 1], ids=["one slice", "slices", "a slice for each token"])
 def _slices(request, monkeypatch):
-    monkeypatch.setattr(module, "LOGIT_BYTES", request.param)
+    monkeypatch.setattr(logit_memory, "CPU_SLICE_BYTES", request.param)
 
 
 TOKENS = torch.randint(0, 301, (4, 20), generator=torch.Generator().manual_seed(0))
@@ -82,7 +83,7 @@ def test_heads_that_do_more_than_multiply_are_found_out():
 
 
 def test_no_pass_holds_more_logits_than_a_slice(monkeypatch):
-    monkeypatch.setattr(module, "LOGIT_BYTES", 4 * 301 * 5)
+    monkeypatch.setattr(logit_memory, "CPU_SLICE_BYTES", 4 * 301 * 5)
     model, rows = a_model(MODELS["qwen2, biases"]), []
     sampled = SampledLogprobs(model)
     model.lm_head.register_forward_hook(lambda _module, _args, logits: rows.append(len(logits)))

@@ -17,6 +17,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, Run
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights
@@ -37,7 +38,14 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import CheckpointError, FencedError, HistoryLostError, InfrastructureError, LedgerError
+from lachesis.schemas.errors import (
+    CheckpointError,
+    FencedError,
+    HistoryLostError,
+    InfrastructureError,
+    LedgerError,
+    OutOfMemoryError,
+)
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GENESIS, TrainReport
 
@@ -207,6 +215,52 @@ async def test_the_first_step_that_is_too_large_is_reported_at_once(lab, model, 
     found = await reports(lab)
     assert [report.step for report in found] == steps
     assert [mismatch.step_kl is not None for report in found for mismatch in report.mismatches] == [True] * STEPS
+
+
+def limited_memory(patch, tokens):
+    """Let passes over more than so many padded tokens run out of memory."""
+    ran = SampledLogprobs._compute
+
+    def compute(self, tokens_BT, *args):
+        if torch.is_grad_enabled() and tokens_BT.numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return ran(self, tokens_BT, *args)
+
+    patch.setattr(SampledLogprobs, "_compute", compute)
+
+
+async def test_a_trainer_that_runs_out_of_memory_goes_on_in_smaller_micro_batches(
+    lab, model, config, monkeypatch, caplog
+):
+    await fill(lab, model)
+    service = Service(lab.bus, "trainer", "r")
+    with monkeypatch.context() as patch:
+        limited_memory(patch, 20)
+        await run_trainer(service, config)
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4, 6]
+    ((first, tokens),) = found[-1].numerics.microbatches
+    assert first == 0
+    assert tokens <= 20
+    rows = [msgspec.json.decode(row) for row in (config.path / "metrics.jsonl").read_bytes().splitlines()]
+    assert [row["train/microbatch_tokens"] for row in rows] == [tokens] * STEPS
+    assert f"micro-batches have at most {tokens} tokens instead of 16,384" in service.vitals.status_text
+    assert len([text for text in caplog.messages if "memory ran out" in text]) == 1
+
+    await fill_on(lab, model, STEPS)  # its next life begins with what fits
+    longer = msgspec.structs.replace(config.training, steps=STEPS + 1)
+    await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=longer))
+    assert (await reports(lab))[-1].numerics.microbatches == ((STEPS, tokens),)
+
+
+async def test_a_trainer_without_enough_memory_for_one_sequence_ends_with_the_reason(lab, model, config, monkeypatch):
+    await fill(lab, model)
+    limited_memory(monkeypatch, 2)
+    with pytest.raises(
+        OutOfMemoryError, match="one sequence of 8 tokens alone does not fit into memory: 2,147,483,648"
+    ):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert await reports(lab) == []
 
 
 def an_evaluation(step, rates):

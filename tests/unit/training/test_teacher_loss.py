@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.model import logprobs as logprobs_module
+from lachesis.pipeline.model import logit_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig
@@ -136,7 +136,7 @@ def test_all_other_tokens_count_as_one():
 
 @pytest.mark.parametrize("slice_bytes", [1 << 28, 4 * 101 * 3], ids=["one slice", "slices"])
 def test_a_models_logprobs_of_given_tokens_are_those_of_all_logits(small_policy, batch, monkeypatch, slice_bytes):
-    monkeypatch.setattr(logprobs_module, "LOGIT_BYTES", slice_bytes)
+    monkeypatch.setattr(logit_memory, "CPU_SLICE_BYTES", slice_bytes)
     policy, data = small_policy(), batch(small_policy(), 0)
     ids = torch.randint(0, 100, (*data.tokens_BT.shape, K), generator=torch.Generator().manual_seed(0))
     sampled = SampledLogprobs(policy.model)

@@ -102,6 +102,25 @@ async def test_each_step_is_taken_as_it_was_when_the_trainer_came_back_with_othe
     assert "machine" not in found
 
 
+async def test_micro_batches_are_as_small_as_they_were_once_memory_ran_out(lab, fresh, monkeypatch):
+    passes, taken = Learner._pass, []
+
+    def limited(learner, part, denominator):
+        if len(taken) >= 4 and part.tokens_BT.numel() > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        taken.append(part)
+        return passes(learner, part, denominator)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_pass", limited)
+        await life(lab, fresh, learner=LearnerConfig(learning_rate=1e-2, max_tokens_per_microbatch=40))
+    facts = await facts_of(lab, fresh)
+    ((first, tokens),) = facts.reports[-1].numerics.microbatches
+    assert 1 < first < STEPS
+    assert tokens <= 20
+    assert (await again(lab, fresh))["weights"][0] == "ok"
+
+
 async def test_a_report_made_up_for_says_how_the_life_before_took_the_steps(lab, fresh, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(BatchFeed, "report_trained", _killed(lab))

@@ -13,7 +13,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.model import logprobs as logprobs_module
+from lachesis.pipeline.model import logit_memory
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, ModelInputConfig
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
@@ -58,7 +58,7 @@ def learner_of(policy, **settings):
 
 @pytest.mark.parametrize("logit_bytes", [1 << 28, 4 * 512])
 def test_logprobs_are_over_the_tokens_that_were_left(small_policy, logit_bytes, monkeypatch):
-    monkeypatch.setattr(logprobs_module, "LOGIT_BYTES", logit_bytes)
+    monkeypatch.setattr(logit_memory, "CPU_SLICE_BYTES", logit_bytes)
     policy = small_policy()
     learner = learner_of(policy)
     batch = packed([masked_group(policy.model)], learner.inputs, **READS)

@@ -3,9 +3,9 @@
     python one_rank.py RANK RANKS FOLDER CASES
 
 CASES is JSON, by name: `learner` (settings), `sharding`, `lora`, `inputs`, `device` ("cpu" without; the first case's is
-that of all), and batches of groups (number, lengths, advantage): those that rank 0 trains `before` the others join, and
-those that all do. Ranks on a GPU share it. Rank 0 writes into FOLDER. With `inputs` the model is a mixture of experts,
-and each token has recorded ones.
+that of all), `memory_of_last_rank` (padded tokens of a pass), and batches of groups (number, lengths, advantage): those
+that rank 0 trains `before` the others join, and those that all do. Ranks on a GPU share it. Rank 0 writes into FOLDER.
+With `inputs` the model is a mixture of experts, and each token has recorded ones.
 """
 
 import json
@@ -27,15 +27,16 @@ from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.training.adapters import with_adapters
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
-from lachesis.pipeline.training.learner import Learner, train_soundly
+from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.gather import gather_optimizer, gather_weights, optimizer_state
 from lachesis.pipeline.training.ranks.join import join_as_follower, join_as_leader, rank_start
 from lachesis.pipeline.training.ranks.place import RankPlace
 from lachesis.pipeline.training.ranks.process_group import meet, open_process_group
 from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.sound_step import train_soundly
 from lachesis.pipeline.training.training_sequence import TrainingSequence
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import DataError, OutOfMemoryError
 from lachesis.schemas.ledger import GroupRef
 
 LAYERS, EXPERTS, K = 2, 4, 2
@@ -57,6 +58,17 @@ def experts_of(group: int, row: int, length: int) -> NDArray[np.int64]:
     draw = np.random.default_rng([group, row])
     chosen = [draw.permutation(EXPERTS)[:K] for _ in range(length * LAYERS)]
     return np.stack(chosen).reshape(length, LAYERS, K)
+
+
+def limit_memory(model: Any, tokens: int | None) -> None:
+    """Let passes over more than so many padded tokens run out of memory."""
+
+    def check(_: Any, args: tuple[torch.Tensor]) -> None:
+        if tokens is not None and torch.is_grad_enabled() and args[0].shape[:2].numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    if tokens is not None:
+        model.model.layers[0].register_forward_pre_hook(check)
 
 
 def sequences_of(group: int, lengths: list[int], advantage: float) -> list[TrainingSequence]:
@@ -112,6 +124,8 @@ def train_case(given: dict[str, Any], group: Ranks, result: Path, device: torch.
         else:
             start = msgspec.json.decode(msgspec.json.encode(start), type=type(start))
             learner = join_as_follower(start, group, device)
+    if group.rank == group.size - 1:
+        limit_memory(learner.model, given.get("memory_of_last_rank"))
     found = [_train(learner, batch, group) for batch in given["batches"]]
     gather_weights(learner)
     gather_optimizer(learner)
@@ -142,7 +156,7 @@ def _train(learner: Learner, batch: Any, group: Ranks) -> Any:
     sequences = [each for item in own for each in sequences_of(*item)]
     try:
         selected, metrics, _ = train_soundly(learner, TrainableBatch(refs, sequences, {}), 0)
-    except DataError as error:
+    except (DataError, OutOfMemoryError) as error:
         learner.steps += 1
         return str(error)
     return {**msgspec.to_builtins(metrics), "seconds": 0.0, "dropped": sorted(selected.dropped)}

@@ -61,6 +61,12 @@ CASES = {
         "sharding": "full",
         "batches": [FIRST, ONE_GROUP, SECOND],
     },
+    "out of memory": {"learner": RATE, "memory_of_last_rank": 30, "batches": [FIRST, ONE_GROUP, SECOND]},
+    "no memory at all": {
+        "learner": {**RATE, "recompute_layers": False},
+        "memory_of_last_rank": 7,
+        "batches": [FIRST],
+    },
     "shortened": {
         "learner": {**RATE, "learning_rate": 0.05, "max_step_kl": 0.01, "on_large_step": "shorten"},
         "sharding": "full",
@@ -98,7 +104,7 @@ def test_two_ranks_equal_one(name, folders):
     assert len(told) == len(told_by_both) == len(CASES[name]["batches"])
     for one, two in zip(told, told_by_both, strict=True):
         if isinstance(one, str):
-            assert one.split("KL")[0] == two.split("KL")[0]
+            assert one.split("KL")[0].split("tokens")[-1] == two.split("KL")[0].split("tokens")[-1]
             continue
         assert one["dropped"] == two["dropped"]
         assert one["step_share"] == two["step_share"]
@@ -114,6 +120,10 @@ def test_two_ranks_decide_as_one(folders):
     assert found_in(folders[2], "sharded, a group left out")[1][1]["dropped"] == [7]
     assert any(step["step_share"] < 1 for step in found_in(folders[2], "shortened")[1])
     assert "undone" in found_in(folders[2], "refused")[1][0]
+    divided = [step["microbatch_tokens"] for step in found_in(folders[2], "out of memory")[1]]
+    assert divided[0] <= 30
+    assert divided == divided[:1] * 3
+    assert "one sequence of 11 tokens alone" in found_in(folders[2], "no memory at all")[1][0]
 
 
 @pytest.mark.parametrize("name", ["data parallel", "sharded"])

@@ -1,0 +1,111 @@
+"""Decides how a step is divided once memory ran out. Pure.
+
+Micro-batches get smaller, down to one sequence; then layers are computed again.
+
+Guarantees that ranks which are given the same wishes decide alike, and that there are finitely many attempts: each has
+fewer tokens in a micro-batch than the one that failed, or is the first that computes layers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from lachesis.schemas.errors import OutOfMemoryError
+
+__all__ = ["FailedPass", "FitWish", "StepFit", "describe_fit"]
+
+
+class FailedPass(msgspec.Struct, frozen=True, kw_only=True):
+    """The micro-batch whose pass ran out of memory, and what its error said."""
+
+    rows: int
+    tokens: int
+    """Padded."""
+    shortage: str
+
+
+class FitWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank needs for the next attempt; all defaults: its passes went well."""
+
+    tokens: int | None = None
+    """Most padded tokens of a micro-batch."""
+    recompute: bool = False
+    """Layers are to be computed again."""
+    hopeless: str | None = None
+    """Why nothing helps: one sequence alone does not fit."""
+
+    @property
+    def is_content(self) -> bool:
+        """Whether no other attempt is needed."""
+        return self == FitWish()
+
+
+class StepFit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is divided: at most `tokens` padded tokens in a micro-batch, `recomputes` layers or not.
+
+    `configured` are the tokens that the setting allows, `may_recompute` says whether the setting leaves the choice.
+    """
+
+    configured: int
+    tokens: int
+    recomputes: bool
+    may_recompute: bool
+
+    @classmethod
+    def of(cls, tokens: int, recompute: bool | Literal["auto"], *, can_recompute: bool) -> StepFit:
+        """Return what a learner begins with."""
+        return cls(
+            configured=tokens,
+            tokens=tokens,
+            recomputes=recompute is True,
+            may_recompute=recompute == "auto" and can_recompute,
+        )
+
+    def beginning_with(self, tokens: int) -> StepFit:
+        """Return it with at most so many tokens, which an earlier life of the trainer found to fit."""
+        return msgspec.structs.replace(self, tokens=min(self.tokens, tokens))
+
+    def wish_after(self, failed: FailedPass | None, help_text: str) -> FitWish:
+        """Return what a rank needs after its passes failed, or went well.
+
+        `help_text`: the settings that save memory.
+        """
+        if failed is None:
+            return FitWish()
+        if failed.rows > 1:
+            return FitWish(tokens=min(self.tokens, failed.tokens) // 2)
+        if self.may_recompute and not self.recomputes:
+            return FitWish(recompute=True)
+        return FitWish(
+            hopeless=f"one sequence of {failed.tokens:,} tokens alone does not fit into memory: {failed.shortage}. "
+            f"What helps: {help_text}"
+        )
+
+    def after(self, wishes: Sequence[FitWish]) -> StepFit:
+        """Return the next attempt, which all ranks make alike.
+
+        Raises `OutOfMemoryError` where a rank has no hope.
+        """
+        for wish in wishes:
+            if wish.hopeless is not None:
+                raise OutOfMemoryError(wish.hopeless)
+        if any(wish.recompute for wish in wishes):
+            return msgspec.structs.replace(self, tokens=self.configured, recomputes=True)
+        return msgspec.structs.replace(self, tokens=min(wish.tokens for wish in wishes if wish.tokens is not None))
+
+
+def describe_fit(fit: StepFit, configured_recompute: bool | Literal["auto"]) -> str | None:
+    """Say how steps are divided because memory ran out, and what to set; None where it did not."""
+    parts, settings = [], []
+    if fit.tokens < fit.configured:
+        parts.append(f"micro-batches have at most {fit.tokens:,} tokens instead of {fit.configured:,}")
+        settings.append(f"training.learner.max_tokens_per_microbatch = {fit.tokens}")
+    if fit.recomputes and configured_recompute is not True:
+        parts.append("layers are computed again in the backward pass")
+        settings.append("training.learner.recompute_layers = true")
+    if not parts:
+        return None
+    return f"memory ran out in a step, so {' and '.join(parts)}; {' and '.join(settings)} begins so"

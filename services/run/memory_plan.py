@@ -1,0 +1,183 @@
+"""Plans the memory of a run's optimizer step, beside the bytes of a device, and names what helps.
+
+The first of the ways that fit is the one that the trainer finds by itself once memory runs out.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoConfig
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.model.free_memory import free_bytes
+from lachesis.pipeline.model.logit_memory import DeviceMemory
+from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named
+from lachesis.pipeline.model.source import ModelSource
+from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.training.memory_plan import MemoryPlan, StepShape, plan_memory
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["StepPlan", "plan_step", "step_shape"]
+
+_PROCESS_BYTES = {"cpu": 500_000_000, "cuda": 1_000_000_000}
+"""What a trainer takes besides tensors: some 450 MB of libraries on a CPU; on a GPU its context, which is a guess."""
+_GPU_NOTE = (
+    "not measured on a GPU by this command; recorded peaks of four steps on an H100 were 8 % less to 2 % more. "
+    "An inference server on the same device needs memory of its own"
+)
+_DEFAULT_LENGTH = 1024
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes. `available` are the bytes of the device; None: not known."""
+
+    model: str
+    device: str
+    parts: dict[str, int]
+    total: int
+    available: int | None
+    microbatch_tokens: int
+    text: str
+    cures: list[str]
+    notes: list[str]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has as many bytes; also where it is not known how many."""
+        return self.available is None or self.total <= self.available
+
+
+def plan_step(config: RunConfig, *, model: str | None, device: str | None, memory: float | None) -> StepPlan:
+    """Return the plan of a run's step. `memory`: of a device that is not here, in 10^9 bytes.
+
+    Raises `ConfigError` where there is no such model or device, or the settings cannot be planned.
+    """
+    name = model or config.model
+    if name is None:
+        raise ConfigError("no model is named: give --model, or a configuration that has one")
+    if config.training.sharding == "full":
+        raise ConfigError('training.sharding is "full", which a plan does not know yet: plan it with "none"')
+    if config.training.backend != "torch":
+        raise ConfigError(f"training.backend is {config.training.backend}: that machine's memory is not ours to plan")
+    kind, available = _device(device or config.training.device, memory)
+    model_config = _model_config(name)
+    shape = step_shape(config, config.training.learner.max_tokens_per_microbatch)
+    found = _planned(config, model_config, kind, available, shape)
+    total = found.peak + _PROCESS_BYTES[kind]
+    parts = {**found._asdict(), "process": _PROCESS_BYTES[kind]}
+    del parts["peak"]
+    fits = available is None or total <= available
+    text = (
+        f"a step of {name} on {kind}, with {shape.rows} sequences of {shape.tokens:,} tokens in a micro-batch, takes "
+        f"{total:,} bytes; "
+    )
+    if available is None:
+        text += "how many there are is not known: say it with --memory"
+    else:
+        text += f"there are {available:,}: " + ("it fits" if fits else f"{total - available:,} are missing")
+    cures = [] if fits or available is None else list(_cures(config, model_config, kind, available))
+    if not fits and not cures:
+        cures = ["nothing that a setting does makes it fit: take a smaller model, or a device with more memory"]
+    return StepPlan(
+        model=name, device=kind, parts=parts, total=total, available=available,
+        microbatch_tokens=shape.rows * shape.tokens, text=text, cures=cures, notes=_notes(kind),
+    )  # fmt: skip
+
+
+def step_shape(config: RunConfig, max_tokens: int) -> StepShape:
+    """Return the largest micro-batch of a run, of the longest sequences that its environments allow."""
+    lengths = [environment.longest_tokens for environment in config.environments.values()]
+    longest, sequences = max(lengths, default=_DEFAULT_LENGTH), config.batching.batch_size
+    rows = min(sequences, max(1, max_tokens // longest))
+    return StepShape(rows, longest, math.ceil(sequences / rows))
+
+
+def _planned(
+    config: RunConfig,
+    model_config: Any,
+    kind: str,
+    available: int | None,
+    shape: StepShape,
+    *,
+    recompute: bool = False,
+    lora: LoraConfig | None = None,
+) -> MemoryPlan:
+    training = config.training
+    return plan_memory(
+        model_config,
+        training.learner,
+        shape,
+        DeviceMemory(kind, available or 0, available or 0),
+        lora=lora or training.lora,
+        attention=None if training.attention == "auto" else training.attention,
+        recompute=recompute or training.learner.recompute_layers is True,
+    )
+
+
+def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> Iterator[str]:
+    """Yield the settings that make it fit, each with what it takes then."""
+    room = available - _PROCESS_BYTES[kind]
+    whole = step_shape(config, config.training.learner.max_tokens_per_microbatch)
+    for rows in _halves(whole.rows):
+        shape = whole._replace(rows=rows, microbatches=2)
+        took = _planned(config, model_config, kind, available, shape).peak
+        if took <= room:
+            yield (
+                f"training.learner.max_tokens_per_microbatch = {rows * whole.tokens}: {took + _PROCESS_BYTES[kind]:,} "
+                "bytes (the trainer comes to it by itself)"
+            )
+            break
+    for what, ways in (
+        ("training.learner.recompute_layers = true", {"recompute": True}),
+        ("training.lora = {}", {"lora": LoraConfig()}),
+        ("training.lora = {} with training.learner.recompute_layers = true", {"lora": LoraConfig(), "recompute": True}),
+    ):
+        if "lora" in ways and config.training.lora is not None:
+            continue
+        took = _planned(config, model_config, kind, available, whole, **ways).peak
+        if took <= room:
+            yield f"{what}: {took + _PROCESS_BYTES[kind]:,} bytes"
+
+
+def _halves(rows: int) -> Iterator[int]:
+    while rows > 1:
+        rows //= 2
+        yield rows
+
+
+def _notes(kind: str) -> list[str]:
+    if kind == "cuda":
+        return [_GPU_NOTE]
+    return ["glibc keeps freed blocks, so that resident memory may be some 40 % more than the tensors' bytes"]
+
+
+def _device(setting: str, memory: float | None) -> tuple[str, int | None]:
+    """Return the kind of a device and its bytes."""
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = ("cuda" if here else "cpu") if setting == "auto" else setting.partition(":")[0]
+    if kind not in _PROCESS_BYTES:
+        raise ConfigError(f"--device {setting!r} is none of cpu, cuda and cuda:N")
+    if memory is not None:
+        return kind, int(memory * 1e9)
+    if kind == "cpu":
+        return kind, free_bytes(torch.device("cpu"))
+    index = int(setting.partition(":")[2] or 0)
+    if index >= here:
+        raise ConfigError(f"--device {setting}: torch sees {here} GPUs here; say the memory of yours with --memory 80")
+    return kind, torch.cuda.get_device_properties(index).total_memory
+
+
+def _model_config(name: str) -> Any:
+    """Return a model's configuration; its weights need not be there."""
+    folder = Path(name)
+    source = ModelSource(name) if (folder / "config.json").is_file() else find_named(name, tokenizer=False)
+    try:
+        return AutoConfig.from_pretrained(
+            source.name, trust_remote_code=False, local_files_only=source.local_files_only
+        )
+    except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
+        raise cannot_load(source.name, error) from error

@@ -1,0 +1,70 @@
+"""Layers compiled one by one: the step of plain layers within rounding, and a way back."""
+
+import shutil
+
+import msgspec
+import pytest
+import torch
+
+from lachesis.pipeline.config.run import TrainingConfig
+from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
+from lachesis.pipeline.training import layers
+from lachesis.pipeline.training.config import LearnerConfig, ModelInputConfig
+from lachesis.pipeline.training.layers import compile_layers
+from lachesis.pipeline.training.learner import Learner
+from lachesis.schemas.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+SETTINGS = {"warmup_steps": 0, "learning_rate": 1e-3, "max_tokens_per_microbatch": 40}
+
+
+def taken(small_policy, batch, **settings):
+    """Metrics of three steps, and the learner."""
+    learner = Learner(small_policy().model, LearnerConfig(**SETTINGS | settings))
+    return [learner.step(batch(small_policy(), seed)) for seed in range(3)], learner
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+def test_compiled_steps_are_those_of_plain_layers_within_rounding(small_policy, batch, again):
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    compiled, learner = taken(small_policy, batch, compile=True, recompute_layers=again)
+    assert 0 < graphs["unique_graphs"] <= 4, "one for all layers, with a gradient and without, of any size"
+    plain, reference = taken(small_policy, batch, recompute_layers=again)
+    for one, other in zip(compiled, plain, strict=True):
+        for name in ("loss", "grad_norm", "entropy", "step_kl"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-3, abs=1e-6), name
+    expected = policy_tensors(reference.model)
+    for name, tensor in policy_tensors(learner.model).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+    repeated, twin = taken(small_policy, batch, compile=True, recompute_layers=again)
+    assert weights_digest(policy_tensors(twin.model)) == weights_digest(policy_tensors(learner.model))
+    assert [msgspec.structs.replace(one, seconds=0.0) for one in repeated] == [
+        msgspec.structs.replace(one, seconds=0.0) for one in compiled
+    ]
+
+
+def test_layers_are_as_before_once_the_setting_is(small_policy, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
+    learner = Learner(small_policy().model, LearnerConfig(compile=True))
+    found = layers.decoder_layers(learner.model)
+    assert all(layer._compiled_call_impl is not None for layer in found)
+    first = [layer._compiled_call_impl for layer in found]
+    learner.configure(LearnerConfig(compile=True, learning_rate=1e-3))
+    assert [layer._compiled_call_impl for layer in found] == first
+    learner.configure(LearnerConfig())
+    assert [layer._compiled_call_impl for layer in found] == [None, None]
+
+
+def test_what_cannot_be_compiled_is_refused(small_policy, monkeypatch):
+    with pytest.raises(ConfigError, match=r"learner\.compile: Linear has no layers"):
+        compile_layers(torch.nn.Linear(2, 2), on=True, device="cpu")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(ConfigError, match=r"a C\+\+ compiler"):
+        Learner(small_policy().model, LearnerConfig(compile=True))
+    with pytest.raises(ConfigError, match=r"does not go with training\.inputs"):
+        TrainingConfig(learner=LearnerConfig(compile=True), inputs=[ModelInputConfig(input="images")])
