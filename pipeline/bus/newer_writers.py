@@ -4,12 +4,14 @@ Four bytes, `{"v": 4}`, are a message of a newer version: whoever may write a su
 So a reader believes it only if a service that may write the subject says in its own heartbeat, which no other key may
 send, that its build writes that version.
 
-Guarantees that the answer costs one wait of a few seconds a minute, however many such messages there are.
+Guarantees that the answer costs one wait of a few seconds a minute for the writers of a subject, however many such
+messages there are; and that, beside `follow_writers`, a writer that is upgraded within that minute is believed as soon
+as its heartbeat says so.
 """
 
 import math
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -25,7 +27,7 @@ from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, rol
 from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import VersionError
 
-__all__ = ["confirm_newer", "confirm_newer_value", "writers_of"]
+__all__ = ["confirm_newer", "confirm_newer_value", "follow_writers", "writers_of"]
 
 LISTEN_S = 3.5
 """How long the writers' heartbeats, which come each second, are listened to."""
@@ -52,6 +54,10 @@ class _Heard:
     """By service, the newest version that it said it writes."""
     until: dict[tuple[str, ...], float] = field(default_factory=dict)
     """By services, the time of the monotonic clock until which what they said is taken for the answer."""
+    disbelieved: set[tuple[str, ...]] = field(default_factory=set)
+    """Services that were just found not to write a version, for `follow_writers`."""
+    found: anyio.Event = field(default_factory=anyio.Event)
+    """Set when there are any."""
 
     def newest(self, services: Iterable[str]) -> int:
         return max((self.versions.get(service, 0) for service in services), default=0)
@@ -119,9 +125,34 @@ async def _confirm(bus: Bus, run: str, services: Iterable[str], place: str, erro
             if heard.newest(names) < error.version and now >= heard.until.get(names, -math.inf):
                 await _listen(bus, run, names, heard, error.version)
                 heard.until[names] = time.monotonic() + KNOWN_S
+                heard.disbelieved.add(names)
+                heard.found.set()
     if heard.newest(names) >= error.version:
         newer = " and ".join(name for name in names if heard.versions.get(name, 0) >= error.version)
         raise VersionError(f"{place}, written by {newer}: {error}", error.version) from error
+
+
+async def follow_writers(bus: Bus, run: str) -> None:
+    """Listen to writers that were not believed for as long as that answer holds; until cancelled.
+
+    Without it, what a writer stores within a minute of its upgrade may be taken for bad.
+    """
+    heard = _HEARD.setdefault(bus, _Heard())
+
+    async def follow(services: tuple[str, ...]) -> None:
+        with anyio.move_on_after(KNOWN_S):
+            async with background() as tasks:
+                for service in services:
+                    tasks.start_soon(_note, bus, run, service, heard)
+                await anyio.sleep_forever()
+
+    async with background() as tasks:
+        while True:
+            await heard.found.wait()
+            heard.found = anyio.Event()
+            heard.disbelieved, found = set(), heard.disbelieved
+            for services in found:
+                tasks.start_soon(follow, services)
 
 
 async def _listen(bus: Bus, run: str, services: tuple[str, ...], heard: _Heard, version: int) -> None:
@@ -129,21 +160,27 @@ async def _listen(bus: Bus, run: str, services: tuple[str, ...], heard: _Heard, 
     anybody = anyio.Event()
     newer = anyio.Event()
 
-    async def note(service: str) -> None:
-        async with bus.listen(subjects.heartbeat(run, service)) as messages:
-            async for said in _versions(messages):
-                heard.versions[service] = max(heard.versions.get(service, 0), said)
-                anybody.set()
-                if said >= version:
-                    newer.set()
+    def on_version(said: int) -> None:
+        anybody.set()
+        if said >= version:
+            newer.set()
 
     async with background() as tasks:
         for service in services:
-            tasks.start_soon(note, service)
+            tasks.start_soon(_note, bus, run, service, heard, on_version)
         with anyio.move_on_after(LISTEN_S):
             await newer.wait()
         with anyio.move_on_after(max(0.0, LISTEN_TO_NOBODY_S - LISTEN_S)):
             await anybody.wait()
+
+
+async def _note(
+    bus: Bus, run: str, service: str, heard: _Heard, on_version: Callable[[int], None] = lambda _: None
+) -> None:
+    async with bus.listen(subjects.heartbeat(run, service)) as messages:
+        async for said in _versions(messages):
+            heard.versions[service] = max(heard.versions.get(service, 0), said)
+            on_version(said)
 
 
 async def _versions(messages: AsyncIterator[StoredMessage]) -> AsyncIterator[int]:

@@ -21,6 +21,7 @@ import tenacity
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.disk import SHORTAGES
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
@@ -252,5 +253,6 @@ async def open_service(
     async with background() as tasks:
         tasks.start_soon(beat)
         tasks.start_soon(announce)
+        tasks.start_soon(follow_writers, bus, run)
         yield service
         await service.heartbeat()

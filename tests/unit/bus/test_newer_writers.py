@@ -9,7 +9,7 @@ from lachesis.pipeline.bus import newer_writers
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.bus.newer_writers import confirm_newer, confirm_newer_value, writers_of
+from lachesis.pipeline.bus.newer_writers import confirm_newer, confirm_newer_value, follow_writers, writers_of
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import VersionError
@@ -98,6 +98,21 @@ async def test_a_flood_is_asked_about_once_a_minute(bus, monkeypatch):
     monkeypatch.setattr(newer_writers.time, "monotonic", lambda: later)
     await confirm_newer(bus, DEAD, ERROR)
     assert len(asked) == 2
+
+
+async def test_a_writer_upgraded_within_that_minute_is_believed_without_another_wait(bus, monkeypatch):
+    said = {"v": 1, "schema_version": NEWER}
+    async with background() as tasks:
+        tasks.start_soon(follow_writers, bus, "r")
+        await confirm_newer(bus, DEAD, ERROR)
+        monkeypatch.setattr(newer_writers, "_listen", None)
+        await confirm_newer(bus, DEAD, ERROR)
+        with anyio.fail_after(10):
+            while not newer_writers._HEARD[bus].versions:
+                await bus.broadcast(subjects.heartbeat("r", "teacher", "i"), msgspec.msgpack.encode(said))
+                await anyio.sleep(0.005)
+        with pytest.raises(VersionError, match="written by teacher"):
+            await confirm_newer(bus, DEAD, ERROR)
 
 
 async def test_what_only_an_operator_may_write_is_believed_at_once(bus):
