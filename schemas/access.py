@@ -213,12 +213,14 @@ def _services(scope: Scope) -> dict[str, Access]:
             writes=(subjects.event("reward", run, revision), state("normalizer"), dead),
             hears=everybody,
             reads=(ROLLOUTS, EVENTS, LEDGER),
+            gets=(BUCKET,),  # how far history was trimmed
         ),
         "curriculum": row(
             "curriculum",
             writes=(subjects.event("curriculum", run, revision), state("curriculum"), dead),
             hears=everybody,
             reads=(EVENTS, LEDGER),
+            gets=(BUCKET,),  # how far history was trimmed
             sets=(keys.curriculum(revision),),
         ),
         "health": row(

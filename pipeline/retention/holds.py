@@ -14,9 +14,9 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.pipeline.runtime.retention_record import decode_record, read_record
 from lachesis.schemas import keys
-from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import check_name
@@ -30,7 +30,7 @@ async def update_record(bus: Bus, run: str, update: Callable[[Retention], Retent
     """Apply `update` to the record, and retry until no other writer interfered."""
     while True:
         entry = await bus.value(keys.RETENTION)
-        old = decode(Retention, entry.value) if entry else Retention(run=run)
+        old = decode_record(entry, run)
         new = update(old)
         if new == old:
             return old

@@ -1,14 +1,31 @@
 """Reads the record of what was trimmed of a run's history and of what is held back from that."""
 
-from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.retention import Retention
 
-__all__ = ["read_record"]
+__all__ = ["decode_record", "read_record"]
 
 
 async def read_record(bus: Bus, run: str) -> Retention:
     """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
     entry = await bus.value(keys.RETENTION)
-    return decode(Retention, entry.value) if entry else Retention(run=run)
+    return decode_record(entry, run)
+
+
+def decode_record(entry: Entry | None, run: str) -> Retention:
+    """Return what the key holds. Raises `SchemaError`, which names the key."""
+    if entry is None:
+        return Retention(run=run)
+    place = f"the key {keys.RETENTION!r} of run {run}, which says what was trimmed of its history and what is held back"
+    try:
+        return decode(Retention, entry.value)
+    except VersionError as error:
+        raise VersionError(f"{place}: {error}", error.version) from error
+    except SchemaError as error:
+        raise SchemaError(
+            f"{place}, cannot be read: {error}. Restore it from a backup of the server's store; the keys of the "
+            "governor and of the operator alone may write it"
+        ) from error

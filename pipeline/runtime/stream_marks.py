@@ -13,9 +13,11 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newer_writers import confirm_newer_value
 from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.schemas import keys
 from lachesis.schemas.annotations import StreamMark
-from lachesis.schemas.errors import DataError, HistoryLostError, NotFoundError, SchemaError
+from lachesis.schemas.errors import HistoryLostError, NotFoundError, SchemaError, VersionError
 
 __all__ = ["MARKS_HEADER", "StreamMarks", "check_marks", "describe_lost_bytes"]
 
@@ -94,17 +96,20 @@ async def check_marks(bus: Bus, run: str, marks: Mapping[str, StreamMark], *, wr
 async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark) -> str | None:
     """Return how the stream contradicts a mark, None if it does not."""
     try:
-        stored = await bus.get(stream, mark.seq)
+        stored_ns = await bus.stored_ns(stream, mark.seq)
     except NotFoundError:
         last = (await bus.usage(stream)).last
         if last < mark.seq:
             return f"it ends at sequence {last}"
-        below = (await read_record(bus, run)).trimmed.get(stream, 1)
+        try:
+            below = (await read_record(bus, run)).trimmed.get(stream, 1)
+        except SchemaError as error:
+            if isinstance(error, VersionError):
+                await confirm_newer_value(bus, run, keys.RETENTION, error)
+            return f"that message is gone, and whether it was trimmed is not known: {error}"
         if mark.seq < below:
             return None
         return f"that message is gone, and history was trimmed below sequence {below} alone"
-    except DataError:
-        return None  # it is there; whoever needs what it holds finds that it cannot be read
-    if stored.time_ns != mark.stored_ns:
+    if stored_ns != mark.stored_ns:
         return "another message is stored there now"
     return None

@@ -72,3 +72,6 @@ async def test_a_hole_is_trimming_only_if_the_trim_was_recorded():
             await check_marks(bus, "r", marks, writer="a test")
         await bus.put(keys.RETENTION, encode(Retention(run="r", trimmed={EVENTS: 6})))
         await check_marks(bus, "r", marks, writer="a test")
+        await bus.put(keys.RETENTION, b"\xc1")
+        with pytest.raises(HistoryLostError, match="whether it was trimmed is not known: the key 'retention' of run r"):
+            await check_marks(bus, "r", marks, writer="a test")
