@@ -24,7 +24,8 @@ slow: $(VENV)/.dev
 # Every hostile input and call at once, the slow ones too: what SECURITY.md says under "Attacks".
 attack: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow or not slow" tests/integration/security tests/unit/scoring/sandbox \
-	  tests/unit/test_untrusted_code.py tests/unit/test_safe_text.py tests/unit/training/test_hostile_models.py tests/unit/model/test_shards.py \
+	  tests/unit/test_messages_name_no_code.py tests/unit/config/test_policy.py \
+  tests/unit/test_untrusted_code.py tests/unit/test_safe_text.py tests/unit/training/test_hostile_models.py tests/unit/model/test_shards.py \
 	  tests/unit/gateway/test_slow_clients.py tests/unit/services/test_private_files.py tests/integration/test_hostile.py \
 	  tests/unit/services/test_agent_tools.py tests/unit/services/test_agent_draft.py tests/unit/services/test_agent_server.py \
 	  tests/integration/agent/test_mcp.py tests/unit/environments/test_source_scan.py \
