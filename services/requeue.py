@@ -157,7 +157,7 @@ class Requeuer:
     async def _is_another(self, stream: str, seq: int, subject: str) -> bool:
         """Return whether somebody has used the message's id on another subject, which would keep it out for good."""
         try:
-            return (await self._service.bus.get(stream, seq)).subject != subject
+            return (await self._service.bus.get_head(stream, seq)).subject != subject
         except NotFoundError:
             return False  # it was put back before, and is trimmed
 

@@ -146,7 +146,7 @@ class _Batcher:
                 marks = StreamMarks()
                 if entry is not None:
                     await check_rollouts(service.bus, entry)
-                    stored = await service.bus.get(subjects.LEDGER, entry_seq)
+                    stored = await service.bus.get_head(subjects.LEDGER, entry_seq)
                     marks = StreamMarks.from_header(stored.headers.get(MARKS_HEADER))
                     await check_marks(service.bus, service.run, marks.newest, writer="the batcher")
         batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)

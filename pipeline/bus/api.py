@@ -190,8 +190,8 @@ class Bus(Protocol):
     async def get(self, stream: str, seq: int) -> StoredMessage:
         """Return one message by sequence. Raises `NotFoundError`."""
 
-    async def stored_ns(self, stream: str, seq: int) -> int:
-        """Return when the server stored a message, Unix ns; of a large one no chunk is read. Raises `NotFoundError`."""
+    async def get_head(self, stream: str, seq: int) -> StoredMessage:
+        """Return one message by sequence, a large one without the chunks of its data. Raises `NotFoundError`."""
 
     def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[StoredMessage]:
         """Yield the messages at `seqs`, in the order given, several requests outstanding, bounded in bytes.

@@ -207,8 +207,8 @@ class NatsBus:
     async def get(self, stream: str, seq: int) -> StoredMessage:
         return await self._blobs.join(await self._getter.get(self._name(stream), seq))
 
-    async def stored_ns(self, stream: str, seq: int) -> int:
-        return (await self._getter.get(self._name(stream), seq)).time_ns
+    async def get_head(self, stream: str, seq: int) -> StoredMessage:
+        return await self._getter.get(self._name(stream), seq)
 
     async def fetch(
         self, stream: str, seqs: Sequence[int], subject: str | None = None

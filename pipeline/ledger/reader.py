@@ -175,7 +175,7 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
         return
     seq = max(told)
     try:
-        stored = await bus.get(subjects.ROLLOUTS, seq)
+        stored = await bus.get_head(subjects.ROLLOUTS, seq)
         found = Plan.unpack(stored.headers.get(PLAN_HEADER)).group
     except NotFoundError:
         return  # trimmed; a stream that ends before it is refused by its reader

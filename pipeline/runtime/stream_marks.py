@@ -96,7 +96,7 @@ async def check_marks(bus: Bus, run: str, marks: Mapping[str, StreamMark], *, wr
 async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark) -> str | None:
     """Return how the stream contradicts a mark, None if it does not."""
     try:
-        stored_ns = await bus.stored_ns(stream, mark.seq)
+        stored = await bus.get_head(stream, mark.seq)
     except NotFoundError:
         last = (await bus.usage(stream)).last
         if last < mark.seq:
@@ -110,6 +110,6 @@ async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark) -> s
         if mark.seq < below:
             return None
         return f"that message is gone, and history was trimmed below sequence {below} alone"
-    if stored_ns != mark.stored_ns:
+    if stored.time_ns != mark.stored_ns:
         return "another message is stored there now"
     return None

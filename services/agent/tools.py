@@ -108,9 +108,9 @@ class AgentTools:
         """Change one setting, by its name in rl_get_current_config. null takes an earlier change back."""
         path = self._draft.edit(field, value)
         return {
-            "message": f"Updated {path} = {value!r}" if value is not None else f"{path} is as before",
+            "message": f"Updated {path} = {masked(path, value)!r}" if value is not None else f"{path} is as before",
             "field": path,
-            "value": value,
+            "value": masked(path, value),
             "config": masked("", self._draft.edits),
         }
 

@@ -166,7 +166,7 @@ async def _is_older(bus: Bus, stream: str, filters: Sequence[str], start: int, t
     A reader would fetch hundreds of messages for the one that is asked for.
     """
     with suppress(NotFoundError):
-        return (await bus.get(stream, start)).time_ns < time_ns
+        return (await bus.get_head(stream, start)).time_ns < time_ns
     async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
         async for message in messages:
             return message.time_ns < time_ns

@@ -8,7 +8,8 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
 7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room, 9 another
-rank of the trainer was lost, 10 an environment failed group after group, by its code or its prompts.
+rank of the trainer was lost, 10 an environment failed group after group, by its code or its prompts, 11 a step of the
+trainer does not fit into memory.
 """
 
 import logging

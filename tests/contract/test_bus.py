@@ -479,6 +479,9 @@ async def test_large_messages_are_one_message(bus: Bus) -> None:
     message = await bus.get(ROLLOUTS, first.seq)
     assert message.data == large
     assert message.headers == {"Lachesis-Plan": "p", "Nats-Msg-Id": "large"}
+    head = await bus.get_head(ROLLOUTS, first.seq)
+    assert (head.seq, head.subject, head.time_ns) == (message.seq, MATH, message.time_ns)
+    assert head.headers["Lachesis-Plan"] == "p"
     last = await bus.last(ROLLOUTS, MATH)
     assert last is not None
     assert last.data == small

@@ -290,8 +290,8 @@ class MemoryBus:
     async def get(self, stream: str, seq: int) -> StoredMessage:
         return self._log(stream).get(seq)
 
-    async def stored_ns(self, stream: str, seq: int) -> int:
-        return self._log(stream).get(seq).time_ns
+    async def get_head(self, stream: str, seq: int) -> StoredMessage:
+        return self._log(stream).get(seq)
 
     async def fetch(
         self, stream: str, seqs: Sequence[int], subject: str | None = None

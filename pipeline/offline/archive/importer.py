@@ -257,11 +257,9 @@ class Importer:
 
     async def _is_gone(self, seq: int) -> bool:
         try:
-            await self._bus.get(ROLLOUTS, seq)
+            await self._bus.get_head(ROLLOUTS, seq)
         except NotFoundError:
             return True
-        except DataError:
-            return False  # there, if damaged
         return False
 
 

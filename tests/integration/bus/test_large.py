@@ -39,6 +39,7 @@ async def test_a_lost_chunk_is_bad_data_and_blocks_nobody(nats_bus: NatsBus) -> 
     )
     with pytest.raises(DataError, match="a chunk is gone"):
         await nats_bus.get(ROLLOUTS, 11)
+    assert (await nats_bus.get_head(ROLLOUTS, 11)).headers["Nats-Msg-Id"] == "1", "none of its chunks is read"
     async with nats_bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
         broken, following = await anext(deliveries), await anext(deliveries)
     assert "a chunk is gone" in broken.message.headers["Lachesis-Broken"]
