@@ -27,6 +27,8 @@ _COUNTED = re.compile(
     r"(?:^|_)(?:max|min|longest|n|num|per|total|new|stop|top|pad|eos|bos)_(?:[a-z]+_)*tokens?$|^tokens$"
 )
 """Names of numbers and kinds of a model's tokens."""
+_WORKING_FOLDER = "PWD"
+"""The shells' variable, which holds no password; a setting of that name may."""
 _USERINFO = re.compile(r"(?<=://)[^/\s,]*@")  # up to the last @ of the address: passwords may hold one, too
 _QUERY = re.compile(
     r"(?<=[?&;#])([^=&\s?#;]*(?:key|token|secret|passw(?:or)?d|pwd|sig|signature|auth|credential)s?)=[^&#;\s'\"]+",
@@ -67,7 +69,7 @@ def remember_secrets(tree: Any, name: str = "") -> None:
     With them those of this process's variables: a configuration may take them from there.
     """
     for variable, value in os.environ.items():
-        if is_secret_name(variable):
+        if is_secret_name(variable) and variable != _WORKING_FOLDER:
             hide(value)
     for value in _secret_texts(name, tree, secret=False):
         hide(value)

@@ -1,6 +1,7 @@
 """What is taken out of everything that is shown."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,13 @@ def test_a_secret_that_was_loaded_is_masked_wherever_a_text_repeats_it(
     assert without_secrets(said) == "***! (***), ***"
     safe_text.SafeOutput(sys.stdout).write(said)
     assert capsys.readouterr().out == "***! (***), ***"
+
+
+def test_the_working_folder_is_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(safe_text, "_HIDDEN", [])
+    monkeypatch.setenv("PWD", str(tmp_path))
+    load(RunConfig, sets=["run=r", "environments.x={kind='a:B', params={pwd='param-8d2e'}}"])
+    assert without_secrets(f"{tmp_path}/past.jsonl: param-8d2e") == f"{tmp_path}/past.jsonl: ***"
 
 
 def test_what_a_refused_setting_says() -> None:
