@@ -24,7 +24,8 @@ _NAMES = (
 )
 _SECRET = re.compile(rf"(?:^|_){_NAMES}$")
 _COUNTED = re.compile(
-    r"(?:^|_)(?:max|min|longest|n|num|per|total|new|stop|top|pad|eos|bos)_(?:[a-z]+_)*tokens?$|^tokens$"
+    r"(?:^|_)(?:max|min|longest|n|num|per|total|new|stop|top|pad|eos|bos|unk|sep|cls|mask|begin|end|image|think|thinking"
+    r"|special|prompt|completion|response)_(?:[a-z]+_)*tokens?$|^tokens$"
 )
 """Names of numbers and kinds of a model's tokens."""
 _WORKING_FOLDER = "PWD"
@@ -35,7 +36,8 @@ _QUERY = re.compile(
     re.IGNORECASE,
 )
 _OPTION = re.compile(
-    r"(--?[A-Za-z0-9_-]*(?:key|token|secret|password|passwd|credentials?)(?:=|\s+))(?!-)[^\s'\"]+", re.IGNORECASE
+    r"((?<![\w-])--?[A-Za-z0-9_-]*(?:key|token|secret|password|passwd|credentials?)(?:=|\s+))(?!-)[^\s'\"]+",
+    re.IGNORECASE,
 )
 _HEADER = re.compile(r"(\bBearer|[:=]\s*['\"]?(?:Basic|Token))(\s+|%20)(?!\*)[A-Za-z0-9._~+/=%-]{8,}", re.IGNORECASE)
 _KEYS = re.compile(
@@ -94,7 +96,8 @@ def masked(name: str, value: Any) -> Any:
 
     A value is secret if its name says so, with all that is in it.
     """
-    if is_secret_name(name) and value is not None and not isinstance(value, bool):
+    counts = isinstance(value, bool) or (isinstance(value, int | float) and name.endswith("tokens"))
+    if is_secret_name(name) and value is not None and not counts:
         return _all_masked(value)
     if isinstance(value, dict):
         return {key: masked(str(key), inner) for key, inner in value.items()}

@@ -29,6 +29,7 @@ from lachesis.schemas.errors import ConfigError
         ("serve --api-key k1 --port 1 --token=k2", "serve --api-key *** --port 1 --token=***"),
         ("incorrect key sk-abcdefghijklmnop0123", "incorrect key ***"),
         ("basic training, bearer of news, token ring", "basic training, bearer of news, token ring"),
+        ("the per-token loss of a multi-token stop", "the per-token loss of a multi-token stop"),
     ],
 )
 def test_addresses(text: str, shown: str) -> None:
@@ -36,10 +37,15 @@ def test_addresses(text: str, shown: str) -> None:
 
 
 def test_values_by_their_name() -> None:
-    given = {"api_key": "k", "judge": {"token": ["t"], "max_tokens": 3}, "urls": ["http://k@h"], "password": None}
+    given = {
+        "api_key": "k",
+        "judge": {"token": ["t"], "max_tokens": 3, "budget_tokens": 64, "user_tokens": ["t"]},
+        "urls": ["http://k@h"],
+        "password": None,
+    }
     assert masked("params", given) == {
         "api_key": "***",
-        "judge": {"token": ["***"], "max_tokens": 3},
+        "judge": {"token": ["***"], "max_tokens": 3, "budget_tokens": 64, "user_tokens": ["***"]},
         "urls": ["http://***@h"],
         "password": None,
     }
@@ -52,6 +58,8 @@ def test_values_by_their_name() -> None:
         *((name, True) for name in ("Cookie", "params.headers.x-auth", "AWS_SECRET_ACCESS_KEY", "credentials")),
         *((name, False) for name in ("max_tokens", "stop_token", "cost_per_token", "token_file", "key_env", "monkey")),
         *((name, False) for name in ("tokens", "tokenizer", "longest_tokens", "api_key_env", "n_tokens")),
+        *((name, False) for name in ("end_token", "think_token", "prompt_tokens")),
+        *((name, True) for name in ("access_token", "hf_token", "tokens_secret")),
     ],
 )
 def test_what_a_name_says_of_its_value(name: str, secret: bool) -> None:
