@@ -1,5 +1,6 @@
 """Finds stored messages of a schema version that this build does not read, and their possible writers."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -12,14 +13,14 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, UNREADABLE, decode
-from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 from lachesis.services.preflight.finding import DoctorFinding, warn
 
 __all__ = ["NewerMessage", "check_versions", "newer_messages"]
 
 _LAST_MESSAGES = 4096
-"""Sequences at the end of a stream that are looked at; earlier ones are known by their dead letters."""
+"""Sequences at the end of a stream that are looked at, and dead letters; earlier messages are known by these."""
 _MAX_BYTES = 4 << 20
 _MAX_SHOWN = 3
 
@@ -38,7 +39,7 @@ class _Versioned(msgspec.Struct):
 async def newer_messages(bus: Bus, config: RunConfig) -> list[NewerMessage]:
     """Return the messages of a newer version, by place.
 
-    Looked at are the ends of EVENTS, LEDGER and the list of promotions, and whatever has a dead letter.
+    Looked at are the ends of EVENTS, LEDGER and the list of promotions, and what the newest dead letters name.
     """
     run, revision = config.run, config.revision
     found: dict[tuple[str, int], NewerMessage] = {}
@@ -47,15 +48,15 @@ async def newer_messages(bus: Bus, config: RunConfig) -> list[NewerMessage]:
         LEDGER: subjects.stream_subjects(run)[LEDGER],
         ROLLOUTS: [subjects.promotion(run, revision)],
     }
-    dead: set[tuple[str, int]] = set()
+    dead = deque[tuple[str, int]](maxlen=_LAST_MESSAGES)
     async with bus.read(EVENTS, [subjects.event("dead", run, revision)], follow=False, max_bytes=_MAX_BYTES) as stored:
         async for message in stored:
             try:
                 letter = decode(DeadLetter, message.data)
             except SchemaError:
                 continue
-            if "schema version" in letter.reason:
-                dead.add((letter.stream, letter.seq))
+            if "schema version" in letter.reason and letter.stream in subjects.STREAMS:
+                dead.append((letter.stream, letter.seq))
     for stream, wanted in filters.items():
         start = max(1, (await bus.usage(stream)).last - _LAST_MESSAGES + 1)
         async with bus.read(stream, wanted, start=start, follow=False, max_bytes=_MAX_BYTES) as stored:
@@ -63,8 +64,8 @@ async def newer_messages(bus: Bus, config: RunConfig) -> list[NewerMessage]:
                 version = _version(message.data)
                 if version > SCHEMA_VERSION:
                     found[stream, message.seq] = NewerMessage(stream, message.subject, message.seq, version)
-    for stream, seq in sorted(dead - found.keys()):
-        with suppress(NotFoundError):
+    for stream, seq in sorted(set(dead) - found.keys()):
+        with suppress(NotFoundError, DataError):  # trimmed, or a large message that cannot be put together
             message = await bus.get(stream, seq)
             if (version := _version(message.data)) > SCHEMA_VERSION:
                 found[stream, seq] = NewerMessage(stream, message.subject, seq, version)
