@@ -22,6 +22,7 @@ _LONG_WAIT_S = 10.0
 """Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
 _MAX_PROBLEMS = 256
 """Different problems that are logged."""
+_MAX_PROBLEM_CHARS = 1000
 _FORGET_S = 30.0
 """Seconds after which a process that says nothing more does not count as waiting: it has ended."""
 _LOST = "flow/lost_bytes/"
@@ -98,7 +99,8 @@ class Notices:
     def _report_problems(self, beat: Heartbeat) -> None:
         """Log what goes wrong in a service while it goes on: once, however many processes say it, and however a count
         in it grows."""
-        for problem in beat.stage.problems:
+        for said in beat.stage.problems:
+            problem = said[:_MAX_PROBLEM_CHARS]
             what = f"{beat.service}: {_VARIES.sub('#', problem)}"
             if what not in self._problems and len(self._problems) < _MAX_PROBLEMS:
                 self._problems.add(what)

@@ -154,3 +154,9 @@ def test_a_problem_is_logged_once_however_many_processes_say_it_and_however_it_g
         stage = StageVitals(problems=[f"environment e: {number} of 9 tasks", "rater m: error"])
         notices.report(msgspec.structs.replace(beat("scorer", instance=instance), stage=stage), evaluates=True)
     assert logged.messages == ["scorer: environment e: 1 of 9 tasks", "scorer: rater m: error"]
+
+
+def test_a_problem_takes_a_bounded_part_of_the_log(logged: pytest.LogCaptureFixture) -> None:
+    stage = StageVitals(problems=["x" * 100_000, "x" * 99_999])
+    Notices(RunConfig()).report(msgspec.structs.replace(beat("scorer"), stage=stage), evaluates=True)
+    assert [len(text) for text in logged.messages] == [len("scorer: ") + 1000]
