@@ -143,7 +143,7 @@ async def follow_writers(bus: Bus, run: str) -> None:
         with anyio.move_on_after(KNOWN_S):
             async with background() as tasks:
                 for service in services:
-                    tasks.start_soon(_note, bus, run, service, heard)
+                    tasks.start_soon(_record_versions, bus, run, service, heard)
                 await anyio.sleep_forever()
 
     async with background() as tasks:
@@ -167,14 +167,14 @@ async def _listen(bus: Bus, run: str, services: tuple[str, ...], heard: _Heard, 
 
     async with background() as tasks:
         for service in services:
-            tasks.start_soon(_note, bus, run, service, heard, on_version)
+            tasks.start_soon(_record_versions, bus, run, service, heard, on_version)
         with anyio.move_on_after(LISTEN_S):
             await newer.wait()
         with anyio.move_on_after(max(0.0, LISTEN_TO_NOBODY_S - LISTEN_S)):
             await anybody.wait()
 
 
-async def _note(
+async def _record_versions(
     bus: Bus, run: str, service: str, heard: _Heard, on_version: Callable[[int], None] = lambda _: None
 ) -> None:
     async with bus.listen(subjects.heartbeat(run, service)) as messages:
