@@ -113,7 +113,7 @@ def render_chat(
     return tokens
 
 
-def _environment() -> jinja2.Environment:
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """Return an environment that reads what transformers' does."""
     return jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]

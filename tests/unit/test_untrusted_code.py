@@ -50,7 +50,11 @@ def uses(source: str) -> Iterator[str]:
                 only = FORBIDDEN_ARGUMENTS.get(keyword.arg or "")
                 if only is not None and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is only):
                     yield f"line {node.lineno}: {keyword.arg} is not {only}"
-        elif isinstance(node, (ast.Name, ast.Attribute)) and spelled(node, names) in FORBIDDEN_CALLS:
+        elif (
+            isinstance(node, (ast.Name, ast.Attribute))
+            and not isinstance(node.ctx, ast.Store)  # a setting of such a name
+            and spelled(node, names) in FORBIDDEN_CALLS
+        ):
             yield f"line {node.lineno}: {spelled(node, names)}"
 
 
