@@ -11,7 +11,7 @@ import msgspec
 
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.config.secrets import MASK, masked
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.loader import find_rater
 from lachesis.pipeline.scoring.rater import FunctionRater
@@ -57,7 +57,10 @@ def _admitted(asked: RaterConfig, named: Sequence[RaterConfig]) -> RaterConfig:
 
 
 def _takes_any_params(asked: RaterConfig) -> bool:
-    """Whether the rater is a function of ours that reads the sample alone, and its parameters are plain values."""
+    """Whether the rater is a function of ours that reads the sample alone, and its parameters are plain values.
+
+    A text in which something was masked is not the one that the revision was judged with.
+    """
     return isinstance(find_rater(asked.rater), FunctionRater) and all(
-        value is None or isinstance(value, _PLAIN) for value in asked.params.values()
+        value is None or (isinstance(value, _PLAIN) and MASK not in str(value)) for value in asked.params.values()
     )

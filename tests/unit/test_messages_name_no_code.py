@@ -103,6 +103,7 @@ def test_a_promotion_brings_in_no_code(code):
         {"rater": "reward_model", "params": {"url": "http://evil", "model": "m"}},
         {"rater": "math", "params": {"workers": 100_000}},
         {"rater": "exact_match", "params": {"pattern": {"$ref": "file:///etc/passwd"}}},
+        {"rater": "exact_match", "params": {"pattern": "--token ***"}},  # masked: not what it was judged with
         {"rater": "/here/mine.py:mine", "params": {}},
         {"rater": "/here/mine.py:mine", "params": {"api_key": "***", "url": "https://evil", "scale": 2.0}},
         {"rater": "/here/mine.py:mine", "params": {"api_key": "***", "url": "https://judge", "scale": 3.0}},
