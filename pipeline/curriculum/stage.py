@@ -35,11 +35,7 @@ from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import (
-    DataError,
-    InfrastructureError,
-    SettingsChangedError,
-)
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, SettingsChangedError
 from lachesis.schemas.ledger import LedgerEntry
 
 __all__ = ["CurriculumWriter", "items_of", "run_curriculum"]
@@ -173,13 +169,19 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         )
 
     async def _formed(self) -> int:
-        """Return how many batches were formed so far, by the newest entry of the ledger."""
+        """Return how many batches were formed so far, by the newest entry of the ledger.
+
+        Raises `LedgerError` where there are messages and none of them is an entry: no fault of the rewards at hand.
+        """
         read = self.service.retrying("read the ledger")
         run = self.service.run
         found: tuple[LedgerEntry | None, int, int] = await read(
             read_last_event, self.service.bus, subjects.LEDGER, self._ledger, LedgerEntry, lambda one: one.run == run
         )
-        return 0 if found[0] is None else found[0].next_batch
+        entry, _, last = found
+        if entry is None and last:
+            raise LedgerError(f"{self._ledger}: none of its messages, up to sequence {last}, is an entry")
+        return 0 if entry is None else entry.next_batch
 
     def _check_step(self, feedback: ItemFeedback) -> None:
         if feedback.policy_step > self._batches:

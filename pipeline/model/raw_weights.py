@@ -120,7 +120,7 @@ def read_raw(path: Path) -> RawFile:
         data = {name: content[8 + length + start : 8 + length + end] for name, (start, end) in spans.items()}
         whole = all(data[name].size == form.nbytes for name, form in forms.items())
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"weights file {path} cannot be read: {error!r}.") from error
+        raise DataError(f"weights file {path} cannot be read: {type(error).__name__}: {error}.") from error
     if not whole:
         raise DataError(f"weights file {path} cannot be read: it is cut off.")
     return RawFile(metadata, forms, data)

@@ -29,7 +29,9 @@ def weight_file_names(folder: Path) -> list[str]:
     try:
         names = set(_weight_map(index).values())
     except (TypeError, AttributeError) as error:
-        raise ConfigError(f"{str(index)!r} cannot be read as an index of weights: {error!r}") from error
+        raise ConfigError(
+            f"{str(index)!r} cannot be read as an index of weights: {type(error).__name__}: {error}"
+        ) from error
     foreign = sorted(repr(name) for name in names if not _is_own(name))
     if foreign or not names:
         found = ", ".join(foreign)[:200] or "no file"
@@ -53,7 +55,9 @@ def _weight_map(index: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(read_small_file(index))["weight_map"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
-        raise ConfigError(f"{str(index)!r} cannot be read as an index of weights: {error!r}") from error
+        raise ConfigError(
+            f"{str(index)!r} cannot be read as an index of weights: {type(error).__name__}: {error}"
+        ) from error
     return found
 
 

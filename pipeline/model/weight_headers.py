@@ -61,7 +61,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no safetensors file: {error!r}; {_AGAIN}") from error
+        raise ConfigError(f"{str(path)!r} is no safetensors file: {type(error).__name__}: {error}; {_AGAIN}") from error
     if size != end:
         text = "is cut off" if size < end else "has more than its tensors"
         raise ConfigError(f"{str(path)!r} {text}: {size} bytes, where its header says {end}; {_AGAIN}")

@@ -81,7 +81,9 @@ class StepProbe:
         if not batch.sequences:
             return cls(batch.to(device), logprobs_BT.to(device), ranks)
         every_b = torch.arange(0, batch.sequences, max(1, -(-batch.sequences // rows)))
-        return cls(batch.rows(every_b, trimmed=False).to(device), logprobs_BT[every_b].to(device), ranks)
+        return cls(
+            batch.rows(every_b, trimmed=False).to(device), logprobs_BT[every_b.to(logprobs_BT.device)].to(device), ranks
+        )
 
     def kl(self, logprobs: Logprobs) -> float:
         """Return how far the policy is from where it was, nats a token."""

@@ -379,8 +379,14 @@ async def test_openais_routes_give_the_tokens_as_they_were_sampled(world):
     assert missing.status_code == 404
 
 
-async def test_a_chat_template_is_told_of_tools(world):
+async def test_tools_that_the_chat_template_does_not_read_are_refused_by_the_reference_server_alone(world, request):
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": HI, "tools": [tool], "max_tokens": 5}
     async with world.http() as http:
-        answer = await post(http, "/v1/chat/completions", messages=HI, tools=[tool], max_tokens=5)
-    assert answer["choices"][0]["message"]["role"] == "assistant"
+        if "reference" not in request.node.name:
+            answer = await post(http, "/v1/chat/completions", **body)
+            assert answer["choices"][0]["message"]["role"] == "assistant"
+            return
+        answer = await http.post("/v1/chat/completions", json={"model": "policy", **body})
+    assert answer.status_code == 400
+    assert "does not read `tools`" in answer.text

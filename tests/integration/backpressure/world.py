@@ -115,7 +115,7 @@ class Inference(FakeInference):
     async def current(self) -> Self:
         return self
 
-    async def probe(self) -> Capabilities:
+    async def probe(self, _: Any = None) -> Capabilities:
         return Capabilities(model="m", max_model_len=4096, weight_version="0-a-b", tokenizer_hash="tok")
 
     async def generate(
