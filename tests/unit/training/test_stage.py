@@ -577,6 +577,67 @@ async def test_steps_are_taken_while_a_checkpoint_is_written_and_reported_behind
         assert load_checkpoint(path, config.training.learner).state.policy_version == announced[state.step]
 
 
+async def test_a_trainer_that_drains_ends_once_its_weights_and_checkpoint_are_out(lab, model, config):
+    weights, checkpoint = CRASH_POINTS["weights stored"], CRASH_POINTS["checkpoint written"]
+    await fill(lab, model)
+    trained = []
+    with (
+        watching_records(lab) as records,
+        recording(trained),
+        held_up(weights[1], weights[0], 3, weights[3]) as weights_go_on,
+        held_up(checkpoint[1], checkpoint[0], 2, checkpoint[3]) as checkpoint_goes_on,
+    ):
+        async with lab.running(lambda service: run_trainer(service, config), "trainer") as service:
+            await lab.until(lambda: count_is(trained, 4))
+            service.drain()
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            assert await reports(lab) == []
+            weights_go_on.set()
+            checkpoint_goes_on.set()
+    assert [record.policy_version.step for record in records] == [0, 1, 2, 3, 4]
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4]
+    assert found[-1].policy_version == records[-1].version
+    assert weights_after(config)[0] == 4
+
+
+async def test_an_upload_that_fails_is_tried_again_while_the_next_step_is_taken(lab, model, config, monkeypatch):
+    await fill(lab, model)
+    write, tried = sender_module.write_new_weights, []
+
+    def failing(tensors, folder, step, *about):
+        tried.append(step)
+        if step == 2 and tried.count(2) < 3:
+            raise InfrastructureError("the store is away")
+        return write(tensors, folder, step, *about)
+
+    monkeypatch.setattr(sender_module, "write_new_weights", failing)
+    with watching_records(lab) as records:
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert tried == [0, 1, 2, 2, 2, 3, 4, 5, 6]
+    assert [record.policy_version.step for record in records] == list(range(STEPS + 1))
+    assert [report.step for report in await reports(lab)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("point", ["policy announced", "checkpoint reported"])
+async def test_a_trainer_that_is_fenced_behind_its_steps_ends_with_that_alone(lab, model, config, monkeypatch, point):
+    where, name, _, step_of = CRASH_POINTS[point]
+    call = getattr(where, name)
+
+    async def fenced(*args, **about):
+        if step_of(*args, **about) == 2:
+            raise FencedError("another trainer has taken over")
+        await call(*args, **about)
+
+    await fill(lab, model)
+    monkeypatch.setattr(where, name, fenced)
+    trained = []
+    with recording(trained), pytest.raises(FencedError, match="another trainer"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert len(trained) < STEPS
+
+
 class SharingServer:
     """An inference server on the trainer's segment: it has the version that was announced last."""
 
