@@ -24,6 +24,7 @@ SHAPE = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
 }
+HOW = ("warn", "shorten", "refuse")
 PARAMETERS = 4096 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256) + 256
 
 
@@ -58,6 +59,13 @@ def test_a_reference_model_counts(plain):
     found = planned(learner=LearnerConfig(loss=LossConfig(kl_coef=0.1)))
     assert found.reference == plain.weights
     assert found.peak == plain.peak + plain.weights
+
+
+def test_copies_of_a_step_that_may_be_undone_count():
+    little = {how: planned(shape=StepShape(1, 8), learner=LearnerConfig(on_large_step=how)) for how in HOW}
+    assert little["shorten"].activations == pytest.approx(2 * 4 * PARAMETERS, rel=0.01), "before and after"
+    assert little["refuse"].activations == pytest.approx(3 * 4 * PARAMETERS, rel=0.01), "weights and both moments"
+    assert little["warn"].activations < 4 * PARAMETERS
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is an extra")
