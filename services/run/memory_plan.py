@@ -36,9 +36,9 @@ _CPU_NOTE = (
     "glibc keeps freed blocks: resident memory grew by 23 to 60 % more than the tensors of a step take, as it was "
     "measured; with MALLOC_MMAP_THRESHOLD_=65536 in the environment by what they take, within a tenth"
 )
-_VERSIONS_HELD = {"files": 1, "nats": 4, "shared_memory": 0}
-"""Versions of the weights in the trainer's memory to publish them. nats: the new one, the one before, and at most twice
-as many bytes again while a version is coded."""
+_VERSIONS_HELD = {"files": (1, 0), "nats": (2, 2), "shared_memory": (0, 0)}
+"""Versions of the weights in the trainer's memory to publish them: copies (nats: the version before, too), and at most
+so many times the bytes of one while it is coded."""
 _DEFAULT_LENGTH = 1024
 
 
@@ -138,11 +138,15 @@ def _copies(config: RunConfig, kind: str, found: MemoryPlan) -> int:
     return copied_bytes(config, found) if kind == "cpu" else 0
 
 
-def copied_bytes(config: RunConfig, found: MemoryPlan) -> int:
-    """Return how many bytes of copies main memory holds at most while the next step is taken."""
+def copied_bytes(config: RunConfig, found: MemoryPlan, *, pinned: bool = False) -> int:
+    """Return how many bytes of copies main memory holds at most while the next step is taken.
+
+    `pinned`: of a GPU. torch rounds each block of pinned memory up to a power of two.
+    """
     version = found.weights // (2 if config.weights.dtype == "bfloat16" else 1)
-    checkpoint = found.weights + found.moments
-    return _VERSIONS_HELD[config.weights.transport] * version + checkpoint
+    held, coded = _VERSIONS_HELD[config.weights.transport]
+    copies = [version] * held + [found.weights + found.moments]
+    return coded * version + sum(1 << (size - 1).bit_length() if pinned else size for size in copies)
 
 
 def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> Iterator[str]:
@@ -178,7 +182,7 @@ def _halves(rows: int) -> Iterator[int]:
 def _notes(config: RunConfig, kind: str, found: MemoryPlan) -> list[str]:
     if kind == "cpu":
         return [_CPU_NOTE]
-    copied = copied_bytes(config, found)
+    copied = copied_bytes(config, found, pinned=True)
     return [_GPU_NOTE, f"main memory holds up to {copied:,} bytes of copies: weights to publish, and a checkpoint"]
 
 
