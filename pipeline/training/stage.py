@@ -86,7 +86,7 @@ log = logging.getLogger("lachesis")
 
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
-_MODEL_ADVICE = "`lachesis plan` shows what a model takes; a smaller one, training.lora = {}, or a device with more"
+_MODEL_ADVICE = "a smaller model, training.lora = {}, or a device with more memory; see `lachesis plan`"
 _SLOW_STEPS = 20
 _MAX_SLOW_REPORTED = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
