@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from lachesis.pipeline.model.logit_memory import DeviceMemory
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
+from lachesis.pipeline.model.tensors import merged_tensors
 from lachesis.pipeline.training.adapters import with_adapters
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
 from lachesis.pipeline.training.layers import decoder_layers, recompute_layers
@@ -42,7 +43,8 @@ class MemoryPlan(NamedTuple):
     """Bytes that a step takes on a device.
 
     `activations` is what the peak holds beside the others: what layers keep for the backward pass, logits, temporaries,
-    or copies of weights and moments where a step that is too large is shortened or refused.
+    copies of weights and moments where a step that is too large is shortened or refused, or the weights that adapters
+    are merged into once the step is taken.
     """
 
     weights: int
@@ -99,6 +101,9 @@ def plan_memory(
         for _ in range(min(2, shape.microbatches)):
             _pass(sampled, learner, shape)
         _move(optimizer, learner)
+        optimizer.zero_grad(set_to_none=True)
+        if lora is not None:
+            merged_tensors(model)  # servers and checkpoints get whole weights
     held = weights + gradients + moments
     return MemoryPlan(weights, reference, gradients, moments, max(0, live.peak - held), reference + live.peak)
 

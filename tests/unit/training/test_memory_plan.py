@@ -77,6 +77,13 @@ def test_adapters_have_the_gradients_and_moments_of_what_they_train(plain):
     assert found.weights == plain.weights + 4 * trained
 
 
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is an extra")
+def test_adapters_are_merged_into_new_weights_after_the_step():
+    found = planned(shape=StepShape(1, 8), lora=LoraConfig())
+    linear = 4 * 2 * (4 * 256 * 256 + 3 * 256 * 1024)
+    assert found.peak >= found.weights + found.moments + linear
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and has glibc give back what is freed")
