@@ -17,6 +17,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, Run
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.model import host_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
@@ -261,6 +262,33 @@ async def test_a_trainer_without_enough_memory_for_one_sequence_ends_with_the_re
     ):
         await run_trainer(Service(lab.bus, "trainer", "r"), config)
     assert await reports(lab) == []
+
+
+@pytest.mark.parametrize("copy", [2, 3])
+async def test_a_trainer_without_memory_for_its_copies_ends_with_the_reason(lab, model, config, monkeypatch, copy):
+    await fill(lab, model)
+    allocate, asked = host_memory.allocate, []
+
+    def allocated(forms, **about):
+        asked.append(any("/" in name for name in forms))
+        if len(asked) == copy:
+            raise MemoryError("Unable to allocate 12.0 GiB for an array")
+        return allocate(forms, **about)
+
+    monkeypatch.setattr(host_memory, "allocate", allocated)
+    longer = msgspec.structs.replace(config.training, checkpoint_every=1)
+    with pytest.raises(OutOfMemoryError, match=r"the copy of what a checkpoint holds .*`lachesis plan` counts"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=longer))
+    assert asked == [False, *[True] * (copy - 1)]
+
+
+async def test_a_trainer_without_memory_for_a_copy_for_servers_says_so(lab, model, config, monkeypatch):
+    def allocated(forms, **about):
+        raise MemoryError("Unable to allocate 12.0 GiB for an array")
+
+    monkeypatch.setattr(host_memory, "allocate", allocated)
+    with pytest.raises(OutOfMemoryError, match="the copy of the weights for servers does not fit into memory: Unable"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
 
 
 def an_evaluation(step, rates):
