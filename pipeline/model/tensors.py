@@ -95,7 +95,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names.
+    """Return the tensors of a model with its adapters merged in, under the model's own names.
 
     An adapter is of a module's `weight`, or of another parameter, as those of experts are; a module with several such
     parameters is wrapped once for each.

@@ -2,8 +2,6 @@
 
 Beside the step a trainer holds copies in main memory, of the weights that it publishes and of what a checkpoint is made
 of, while the next step is taken. On a CPU they count as part of what the step takes.
-
-The first of the ways that fit is the one that the trainer finds by itself once memory runs out.
 """
 
 import math
@@ -32,6 +30,8 @@ _GPU_NOTE = (
     "not measured on a GPU by this command; recorded peaks of four steps on an H100 were 8 % less to 2 % more. "
     "An inference server on the same device needs memory of its own"
 )
+_BY_ITSELF = " (the trainer comes to it by itself)"
+"""On a CPU it does not, as a rule: Linux ends a process instead of refusing it memory."""
 _CPU_NOTE = (
     "glibc keeps freed blocks: resident memory grew by 23 to 60 % more than the tensors of a step take, as it was "
     "measured; with MALLOC_MMAP_THRESHOLD_=65536 in the environment by what they take, within a tenth"
@@ -157,8 +157,8 @@ def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> I
         took = _total(config, kind, _planned(config, model_config, kind, available, shape))
         if took <= available:
             yield (
-                f"training.learner.max_tokens_per_microbatch = {rows * whole.tokens}: {took:,} bytes "
-                "(the trainer comes to it by itself)"
+                f"training.learner.max_tokens_per_microbatch = {rows * whole.tokens}: {took:,} bytes"
+                f"{_BY_ITSELF if kind == 'cuda' else ''}"
             )
             break
     for what, ways in (
