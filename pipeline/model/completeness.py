@@ -140,7 +140,9 @@ def _once_each(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
 def _range(tensor: torch.Tensor) -> tuple[float, float]:
     """Return the smallest and the largest value; what is not finite ends up there."""
     flat = tensor.detach().reshape(-1)
-    parts = [torch.aminmax(flat[start : start + _CHUNK]) for start in range(0, flat.numel(), _CHUNK)]
+    chunks = (flat[start : start + _CHUNK] for start in range(0, flat.numel(), _CHUNK))
+    # torch finds no extremes of floats of one byte, which the files of an excepted quantized model hold
+    parts = [torch.aminmax(chunk.float() if chunk.itemsize == 1 else chunk) for chunk in chunks]
     return (
         float(torch.stack([low for low, _ in parts]).min()),
         float(torch.stack([high for _, high in parts]).max()),

@@ -1,8 +1,9 @@
 """Memory of a GPU that two processes compute with, by CUDA's interprocess handles.
 
-**Not executed yet: no machine with a GPU was at hand.** The handle is CUDA's own and not torch's, whose counts of
-users are files that stay behind a killed process. Memory that is mapped so is gone with the process that allocated it;
-whoever has mapped it must stop computing then (see `SegmentReader.is_alive`). Runs inside vLLM's process too.
+Run on one H100 between two processes of this project, and not with vLLM yet. The handle is CUDA's own and not torch's,
+whose counts of users are files that stay behind a killed process. Memory that is mapped so is gone with the process
+that allocated it; whoever has mapped it must stop computing then (see `SegmentReader.is_alive`). Runs inside vLLM's
+process too.
 """
 
 from __future__ import annotations

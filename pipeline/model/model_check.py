@@ -23,8 +23,8 @@ from lachesis.pipeline.model.completeness import (
     tied_pairs,
 )
 from lachesis.pipeline.model.faults import ModelFaults, is_spare
-from lachesis.pipeline.model.policy import ModelSetup, load_files
-from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named, load_tokenizer, tokenizer_from
+from lachesis.pipeline.model.policy import ModelSetup, find_with_tokenizer, load_files
+from lachesis.pipeline.model.pretrained_tokenizer import cannot_load
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.source import read_config, stored_folder
 from lachesis.pipeline.model.tensors import vocabulary_of
@@ -45,8 +45,7 @@ def check_model(name: str, setup: ModelSetup, problem_of: Callable[[Any], str | 
     `problem_of` is given the model, without its weights, and says what else is wrong. Raises `ConfigError` for that,
     and as `load_model` does.
     """
-    source = find_named(name, tokenizer=setup.tokenizer is None, exceptions=setup.exceptions)
-    tokenizer = tokenizer_from(source) if setup.tokenizer is None else load_tokenizer(setup.tokenizer)
+    source, tokenizer = find_with_tokenizer(name, setup)
     folder = stored_folder(source.name)
     if folder is None or not (Path(name).is_dir() or _is_downloaded(folder)):
         return "its weights are not on this machine yet; they are checked when they are loaded"

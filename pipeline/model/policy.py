@@ -43,6 +43,7 @@ __all__ = [
     "ModelSetup",
     "PolicyModel",
     "build_tiny_policy",
+    "find_with_tokenizer",
     "load_files",
     "load_model",
     "model_setup",
@@ -171,15 +172,7 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     A name that is neither a folder nor on the hub is refused within seconds.
     """
     setup = setup or ModelSetup()
-    template = setup.chat_template
-    source = find_named(
-        str(path_or_hf_id),
-        tokenizer=setup.tokenizer is None,
-        template=template is None,
-        exceptions=setup.exceptions,
-    )
-    own = setup.tokenizer is None
-    tokenizer = tokenizer_from(source, template) if own else load_tokenizer(str(setup.tokenizer), template)
+    source, tokenizer = find_with_tokenizer(str(path_or_hf_id), setup)
     faults = ModelFaults(setup.exceptions)
     try:
         model, info = load_files(source, setup)
@@ -196,6 +189,16 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
     if (problem := faults.text(source.name)) is not None:
         raise ConfigError(f"model {source.name!r} is incomplete or wrong: {problem}")
     return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer), processor)
+
+
+def find_with_tokenizer(name: str, setup: ModelSetup) -> tuple[ModelSource, Any]:
+    """Return where a model lies, and the tokenizer with the chat template that `setup` gives it.
+
+    Raises ConfigError as `load_model`.
+    """
+    own, template = setup.tokenizer is None, setup.chat_template
+    source = find_named(name, tokenizer=own, template=template is None, exceptions=setup.exceptions)
+    return source, tokenizer_from(source, template) if own else load_tokenizer(str(setup.tokenizer), template)
 
 
 def load_files(source: ModelSource, setup: ModelSetup, device_map: str | None = None) -> tuple[Any, dict[str, Any]]:

@@ -29,6 +29,7 @@ __all__ = [
     "is_wide",
     "load_tensors",
     "matches",
+    "merged_tensors",
     "policy_tensors",
     "policy_version",
     "rounded",
@@ -53,7 +54,7 @@ def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     tied = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
-    state = _merged(model) if has_adapters(model) else model.state_dict(keep_vars=False)
+    state = merged_tensors(model) if has_adapters(model) else model.state_dict(keep_vars=False)
     for name, tensor in sorted(state.items(), key=lambda item: (item[0] in tied, item[0])):
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if identity in seen and tensor.numel():
@@ -93,8 +94,8 @@ def has_adapters(model: Any) -> bool:
     return hasattr(model, "get_base_model")
 
 
-def _merged(model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names.
+def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model with its adapters merged in, under the model's own names.
 
     An adapter is of a module's `weight`, or of another parameter, as those of experts are; a module with several such
     parameters is wrapped once for each.

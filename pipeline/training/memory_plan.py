@@ -21,10 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from lachesis.pipeline.model.logit_memory import DeviceMemory
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
+from lachesis.pipeline.model.tensors import merged_tensors
 from lachesis.pipeline.training.adapters import with_adapters
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
 from lachesis.pipeline.training.layers import decoder_layers, recompute_layers
 from lachesis.pipeline.training.optimizer import has_fused_adamw
+from lachesis.pipeline.training.step_size import WeightsBeforeStep
 
 __all__ = ["MemoryPlan", "StepShape", "plan_memory"]
 
@@ -40,7 +42,9 @@ class StepShape(NamedTuple):
 class MemoryPlan(NamedTuple):
     """Bytes that a step takes on a device.
 
-    `activations` is what the peak holds beside the others: what layers keep for the backward pass, logits, temporaries.
+    `activations` is what the peak holds beside the others: what layers keep for the backward pass, logits, temporaries,
+    copies of weights and moments where a step that is too large is shortened or refused, or the weights that adapters
+    are merged into once the step is taken.
     """
 
     weights: int
@@ -96,7 +100,10 @@ def plan_memory(
         live.peak = live.now
         for _ in range(min(2, shape.microbatches)):
             _pass(sampled, learner, shape)
-        optimizer.step()
+        _move(optimizer, learner)
+        optimizer.zero_grad(set_to_none=True)
+        if lora is not None:
+            merged_tensors(model)  # servers and checkpoints get whole weights
     held = weights + gradients + moments
     return MemoryPlan(weights, reference, gradients, moments, max(0, live.peak - held), reference + live.peak)
 
@@ -127,6 +134,17 @@ def _pass(sampled: SampledLogprobs, learner: LearnerConfig, shape: StepShape) ->
     given = PassInputs(positions=shape.rows * (shape.tokens - 1))
     logprobs_BT, entropy_BT = sampled(tokens_BT, learner.temperature, mask_BT, given)
     (logprobs_BT + entropy_BT).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _move(optimizer: torch.optim.Optimizer, learner: LearnerConfig) -> None:
+    """Take AdamW's step, with the copies that shortening or refusing it takes, as `Learner` does."""
+    if learner.max_step_kl is None or learner.on_large_step == "warn":
+        optimizer.step()
+        return
+    before = WeightsBeforeStep(optimizer, moments=learner.on_large_step == "refuse")
+    optimizer.step()
+    if learner.on_large_step == "shorten":
+        _after = [parameter.detach().clone() for parameter in before.parameters]
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -25,6 +25,7 @@ from lachesis.pipeline.model.raw_weights import weights_path
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.training.memory import told_as_out_of_memory
 from lachesis.pipeline.training.one_at_a_time import OneAtATime
 from lachesis.pipeline.training.shared_weights import SharedWeights
 from lachesis.pipeline.training.train_loop import publish_with_retries
@@ -32,7 +33,10 @@ from lachesis.pipeline.weights.sender import weights_sender
 from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["PolicyPublisher"]
+__all__ = ["COPY_ADVICE", "PolicyPublisher"]
+
+COPY_ADVICE = "a smaller model, or a machine with more memory; `lachesis plan` counts the copies"
+"""What to do where there is no room for copies."""
 
 
 class PolicyPublisher:
@@ -78,10 +82,13 @@ class PolicyPublisher:
         await self._publications.finish()
 
     def _copy_weights(self) -> Mapping[str, torch.Tensor]:
-        tensors = policy_tensors(self._policy.model)
-        if self.shared is not None:
-            return tensors  # they change only once a server has them, which learns of them by their record
-        return self._copies.copy(tensors, self._config.weights.dtype)
+        """Return the weights, copied where they are not shared. Raises `OutOfMemoryError`."""
+        device = next(self._policy.model.parameters()).device
+        with told_as_out_of_memory(device, "the copy of the weights for servers", COPY_ADVICE):
+            tensors = policy_tensors(self._policy.model)
+            if self.shared is not None:
+                return tensors  # they change only once a server has them, which learns of them by their record
+            return self._copies.copy(tensors, self._config.weights.dtype)
 
     async def _publish(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
         with traced_publication(self._service, self._config.training.name, step):

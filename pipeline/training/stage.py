@@ -53,7 +53,7 @@ from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figu
 from lachesis.pipeline.training.numerics import numerics_of, with_microbatch
 from lachesis.pipeline.training.one_at_a_time import OneAtATime
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
-from lachesis.pipeline.training.publication import PolicyPublisher
+from lachesis.pipeline.training.publication import COPY_ADVICE, PolicyPublisher
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
@@ -86,7 +86,7 @@ log = logging.getLogger("lachesis")
 
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
-_MODEL_ADVICE = "`lachesis plan` shows what a model takes; a smaller one, training.lora = {}, or a device with more"
+_MODEL_ADVICE = "a smaller model, training.lora = {}, or a device with more memory; see `lachesis plan`"
 _SLOW_STEPS = 20
 _MAX_SLOW_REPORTED = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
@@ -411,7 +411,8 @@ class _Trainer:
         await self._point_to_best()  # so that the best one is not among those that are removed now
         await self.leader.gather_optimizer(self.learner)
         memory = self.pinned or HostCopies()
-        content = await anyio.to_thread.run_sync(CheckpointContent.of, self.policy, self.learner, memory)
+        with told_as_out_of_memory(self.learner.device, "the copy of what a checkpoint holds", COPY_ADVICE):
+            content = await anyio.to_thread.run_sync(CheckpointContent.of, self.policy, self.learner, memory)
         self.learner.gathered = None
         steps = self.unreported.hand_over(content.step)
         self.large_step_reported = self.large_step_reported or self.large_step is not None

@@ -75,4 +75,4 @@ class _ThroughFolder:
         return version, str(path)
 
     async def expire(self) -> None:
-        prune_weights(self._folder, keep=self._kept)
+        await anyio.to_thread.run_sync(partial(prune_weights, self._folder, keep=self._kept))

@@ -16,6 +16,7 @@ _PARTS = {
     "gradients": "float32, of what is trained",
     "moments": "AdamW's two, float32",
     "activations": "what layers keep for the backward pass, logits and temporaries, at the peak",
+    "copies": "weights to publish and a checkpoint's tensors, while the next step is taken: the most there can be",
     "process": "libraries, and on a GPU its context: an estimate",
 }
 

@@ -1,6 +1,7 @@
 """Plans the memory of a run's optimizer step, beside the bytes of a device, and names what helps.
 
-The first of the ways that fit is the one that the trainer finds by itself once memory runs out.
+Beside the step a trainer holds copies in main memory, of the weights that it publishes and of what a checkpoint is made
+of, while the next step is taken. On a CPU they count as part of what the step takes.
 """
 
 import math
@@ -21,7 +22,7 @@ from lachesis.pipeline.training.config import LoraConfig
 from lachesis.pipeline.training.memory_plan import MemoryPlan, StepShape, plan_memory
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["StepPlan", "plan_step", "step_shape"]
+__all__ = ["StepPlan", "copied_bytes", "plan_step", "step_shape"]
 
 _PROCESS_BYTES = {"cpu": 500_000_000, "cuda": 1_000_000_000}
 """What a trainer takes besides tensors: some 450 MB of libraries on a CPU; on a GPU its context, which is a guess."""
@@ -29,6 +30,15 @@ _GPU_NOTE = (
     "not measured on a GPU by this command; recorded peaks of four steps on an H100 were 8 % less to 2 % more. "
     "An inference server on the same device needs memory of its own"
 )
+_BY_ITSELF = " (the trainer comes to it by itself)"
+"""On a CPU it does not, as a rule: Linux ends a process instead of refusing it memory."""
+_CPU_NOTE = (
+    "glibc keeps freed blocks: resident memory grew by 23 to 60 % more than the tensors of a step take, as it was "
+    "measured; with MALLOC_MMAP_THRESHOLD_=65536 in the environment by what they take, within a tenth"
+)
+_VERSIONS_HELD = {"files": (1, 0), "nats": (2, 2), "shared_memory": (0, 0)}
+"""Versions of the weights in the trainer's memory to publish them: copies (nats: the version before, too), and at most
+so many times the bytes of one while it is coded."""
 _DEFAULT_LENGTH = 1024
 
 
@@ -67,8 +77,8 @@ def plan_step(config: RunConfig, *, model: str | None, device: str | None, memor
     model_config = _model_config(name)
     shape = step_shape(config, config.training.learner.max_tokens_per_microbatch)
     found = _planned(config, model_config, kind, available, shape)
-    total = found.peak + _PROCESS_BYTES[kind]
-    parts = {**found._asdict(), "process": _PROCESS_BYTES[kind]}
+    total = _total(config, kind, found)
+    parts = {**found._asdict(), "copies": _copies(config, kind, found), "process": _PROCESS_BYTES[kind]}
     del parts["peak"]
     fits = available is None or total <= available
     text = (
@@ -84,7 +94,7 @@ def plan_step(config: RunConfig, *, model: str | None, device: str | None, memor
         cures = ["nothing that a setting does makes it fit: take a smaller model, or a device with more memory"]
     return StepPlan(
         model=name, device=kind, parts=parts, total=total, available=available,
-        microbatch_tokens=shape.rows * shape.tokens, text=text, cures=cures, notes=_notes(kind),
+        microbatch_tokens=shape.rows * shape.tokens, text=text, cures=cures, notes=_notes(config, kind, found),
     )  # fmt: skip
 
 
@@ -118,17 +128,37 @@ def _planned(
     )
 
 
+def _total(config: RunConfig, kind: str, found: MemoryPlan) -> int:
+    """Return all bytes that a trainer takes on the device."""
+    return found.peak + _copies(config, kind, found) + _PROCESS_BYTES[kind]
+
+
+def _copies(config: RunConfig, kind: str, found: MemoryPlan) -> int:
+    """Return the bytes of copies that are on the device: they are in main memory, so a GPU has none."""
+    return copied_bytes(config, found) if kind == "cpu" else 0
+
+
+def copied_bytes(config: RunConfig, found: MemoryPlan, *, pinned: bool = False) -> int:
+    """Return how many bytes of copies main memory holds at most while the next step is taken.
+
+    `pinned`: of a GPU. torch rounds each block of pinned memory up to a power of two.
+    """
+    version = found.weights // (2 if config.weights.dtype == "bfloat16" else 1)
+    held, coded = _VERSIONS_HELD[config.weights.transport]
+    copies = [version] * held + [found.weights + found.moments]
+    return coded * version + sum(1 << (size - 1).bit_length() if pinned else size for size in copies)
+
+
 def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> Iterator[str]:
     """Yield the settings that make it fit, each with what it takes then."""
-    room = available - _PROCESS_BYTES[kind]
     whole = step_shape(config, config.training.learner.max_tokens_per_microbatch)
     for rows in _halves(whole.rows):
         shape = whole._replace(rows=rows, microbatches=2)
-        took = _planned(config, model_config, kind, available, shape).peak
-        if took <= room:
+        took = _total(config, kind, _planned(config, model_config, kind, available, shape))
+        if took <= available:
             yield (
-                f"training.learner.max_tokens_per_microbatch = {rows * whole.tokens}: {took + _PROCESS_BYTES[kind]:,} "
-                "bytes (the trainer comes to it by itself)"
+                f"training.learner.max_tokens_per_microbatch = {rows * whole.tokens}: {took:,} bytes"
+                f"{_BY_ITSELF if kind == 'cuda' else ''}"
             )
             break
     for what, ways in (
@@ -138,9 +168,9 @@ def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> I
     ):
         if "lora" in ways and config.training.lora is not None:
             continue
-        took = _planned(config, model_config, kind, available, whole, **ways).peak
-        if took <= room:
-            yield f"{what}: {took + _PROCESS_BYTES[kind]:,} bytes"
+        took = _total(config, kind, _planned(config, model_config, kind, available, whole, **ways))
+        if took <= available:
+            yield f"{what}: {took:,} bytes"
 
 
 def _halves(rows: int) -> Iterator[int]:
@@ -149,10 +179,11 @@ def _halves(rows: int) -> Iterator[int]:
         yield rows
 
 
-def _notes(kind: str) -> list[str]:
-    if kind == "cuda":
-        return [_GPU_NOTE]
-    return ["glibc keeps freed blocks, so that resident memory may be some 40 % more than the tensors' bytes"]
+def _notes(config: RunConfig, kind: str, found: MemoryPlan) -> list[str]:
+    if kind == "cpu":
+        return [_CPU_NOTE]
+    copied = copied_bytes(config, found, pinned=True)
+    return [_GPU_NOTE, f"main memory holds up to {copied:,} bytes of copies: weights to publish, and a checkpoint"]
 
 
 def _device(setting: str, memory: float | None) -> tuple[str, int | None]:

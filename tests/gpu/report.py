@@ -34,7 +34,11 @@ def page(lines: Iterable[Line], cpu: Iterable[Line], last: Iterable[Line]) -> st
     text += [f"- **{line['part']}: {line['check']}**: {line['text']}" for line in failed]
     text += [f"- **{line['part']} {line['ended']}**, after {line['seconds']:g} s" for line in ends if not line["ok"]]
     text += [f"- {line['part']}: {line['left_out']} left out: {line['why']}" for line in lines if "left_out" in line]
-    text += ["", "## Figures", "", _heading(cpu, last), "|---|---|---|---|---|---|"]
+    text += ["", "## Figures", ""]
+    text += [
+        f"{name}: {found}." for name, of in (("CPU", cpu), ("Last here", last)) if (found := _machine(of).get("how"))
+    ]
+    text += ["", _heading(cpu, last), "|---|---|---|---|---|---|"]
     before, elsewhere = _figures(last), _figures(cpu)
     ours = _figures(lines)
     ran = {line["part"] for line in lines if "part" in line}
@@ -47,7 +51,7 @@ def page(lines: Iterable[Line], cpu: Iterable[Line], last: Iterable[Line]) -> st
         text.append(
             f"| {part} | {name} | {_shown(one)} | {_shown(elsewhere.get(key))} | {_shown(before.get(key))} | {unit} |"
         )
-    text += ["", "## Checks", ""]
+    text += ["", "\\* taken in another way than the script does: the recorded line says how", "", "## Checks", ""]
     text += [f"- {'ok' if line['ok'] else 'FAILS'} {line['part']}: {line['check']}" for line in checks]
     text += ["", "## Parts", ""]
     text += [f"- {line['part']}: {line['ended']}, {line['seconds']:g} s" for line in ends]
@@ -77,4 +81,5 @@ def _figures(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
 def _shown(line: Line | None) -> str:
     if line is None:
         return ""
-    return f"{line['value']:,.4g}" if line["value"] is not None else str(line.get("why", "none"))
+    shown = f"{line['value']:,.4g}" if line["value"] is not None else str(line.get("why", "none"))
+    return f"{shown} \\*" if "how" in line else shown

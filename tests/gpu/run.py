@@ -3,8 +3,8 @@
     python -m gpu.run [--cpu] [--out FOLDER] [--record] [PART...]
 
 Each line is written as it comes, to FOLDER/results.jsonl; FOLDER/README.md is the page, FOLDER/PART.log what a part
-printed. `--cpu` runs everything in small without a GPU. `--record` keeps the lines in `results/` under the device's
-name. Exits with 1 where a check fails, or a part ends badly.
+printed. `--cpu` runs everything in small without a GPU. `--record` keeps the lines of a whole run in `results/` under
+the device's name. Exits with 1 where a check fails, or a part ends badly.
 """
 
 import argparse
@@ -151,8 +151,10 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run; all without")
     parser.add_argument("--cpu", action="store_true", help="everything in small, without a GPU")
     parser.add_argument("--out", type=Path, default=_ROOT / "build" / "gpu", help="folder of lines, page and logs")
-    parser.add_argument("--record", action="store_true", help="keep the lines in tests/gpu/results")
+    parser.add_argument("--record", action="store_true", help="keep the lines of a whole run in tests/gpu/results")
     arguments = parser.parse_args()
+    if arguments.record and arguments.parts:
+        parser.error("--record keeps a whole run in the place of the one before: name no parts with it")
     try:
         parts = chosen(arguments.parts)
     except ValueError as error:

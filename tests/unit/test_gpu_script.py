@@ -10,7 +10,7 @@ from gpu import collect, install
 from gpu.figures import FIGURES_FD
 from gpu.plan import MOST_S, PARTS, chosen
 from gpu.report import page, recorded, slug
-from gpu.run import _HERE, run_part
+from gpu.run import _HERE, main, run_part
 
 MACHINE = {"device": "NVIDIA H100 80GB HBM3", "when": "2026-11", "torch": "2.11", "cores": 16}
 
@@ -64,6 +64,28 @@ def test_the_page_has_what_was_found_beside_the_cpu_and_the_last_run():
     assert "**learner: same bits**: 2 apart" in text
     assert "vLLM left out: none here" in text
     assert "**demo was stopped**, after 90 s" in text
+
+
+def test_the_page_says_what_was_not_taken_by_a_run_of_the_script():
+    figure = {"part": "learner", "figure": "speed", "unit": "tokens/s"}
+    last = [{**MACHINE, "how": "put together by hand"}, {**figure, "value": 1e3, "how": "of a run"}]
+    text = page([MACHINE, {**figure, "value": 2e3}], [], last)
+    assert "Last here: put together by hand." in text
+    assert "| learner | speed | 2,000 |  | 1,000 \\* | tokens/s |" in text
+
+
+@pytest.mark.parametrize("file", [*(_HERE / "results").glob("*.jsonl")], ids=lambda file: file.stem)
+def test_recorded_figures_are_of_one_run_or_say_that_they_are_not(file):
+    machine, *lines = recorded(file)
+    ran, ended = ({line["part"] for line in lines if key in line} for key in ("part", "ended"))
+    assert ran == ended or "put together" in machine["how"]
+
+
+def test_parts_alone_do_not_replace_a_recorded_run(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run", "--cpu", "--record", "weights"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "name no parts with it" in capsys.readouterr().err
 
 
 def test_what_is_recorded_can_be_laid_beside_a_run():

@@ -28,15 +28,21 @@ def gather_weights(learner: Learner) -> None:
 
 
 def gather_optimizer(learner: Learner) -> None:
-    """Collect AdamW's state whole in `learner.gathered`, on rank 0. A collective."""
+    """Collect copies of AdamW's state, whole, in `learner.gathered`, on rank 0. A collective."""
     if learner.sharded is None:
         return
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, entries in _entries(learner):
-        values = {entry: whole(value).cpu() for entry, value in entries.items()}
+        values = {entry: _copy_whole(value) for entry, value in entries.items()}
         if learner.ranks.rank == 0:
             found[name] = values
     learner.gathered = found
+
+
+def _copy_whole(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU, which no later step changes: counters of steps are spread over no ranks."""
+    found = whole(value)
+    return found.to("cpu", copy=found is value)
 
 
 def optimizer_state(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:

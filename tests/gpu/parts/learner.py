@@ -10,6 +10,7 @@ from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.schemas.errors import OutOfMemoryError
 
 __all__ = ["measure"]
 
@@ -65,11 +66,11 @@ def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
         learner = Learner(model, LearnerConfig(learning_rate=1e-6, warmup_steps=0, **_SETTINGS[way]))
         learner.step(batch)
         seconds = seconds_of(lambda: learner.step(batch), 3)
-    except torch.OutOfMemoryError as error:
+    except OutOfMemoryError as error:
         figure(name, None, "tokens/s", why=f"out of memory: {str(error)[:90]}")
         return None
     tokens = batch.tokens_BT.numel()
-    figure(name, tokens / seconds, "tokens/s")
+    figure(name, tokens / seconds, "tokens/s", microbatch_tokens=learner.fit.tokens, recomputes=learner.fit.recomputes)
     figure(f"{name}, share of what is computed", _flops(model, batch) / seconds / 1e12, "TFLOP/s")
     if (peak := peak_gb()) is not None:
         figure(f"{name}, memory", peak, "GB")

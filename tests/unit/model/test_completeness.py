@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from lachesis.pipeline.model.completeness import add_faults_of_values
 from lachesis.pipeline.model.faults import ModelFaults, is_spare
 from lachesis.pipeline.model.model_check import check_model
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
@@ -129,6 +130,25 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make):
         ):
             look(folder)
     load_model(folder, ModelSetup(exceptions=("tokenizer",)))
+
+
+def test_a_chat_template_that_is_set_is_one_to_doctor_too(make):
+    folder = make()
+    tokenizer = load_model(folder).tokenizer
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    for look in (load_model, lambda path, setup=ModelSetup(): check_model(str(path), setup)):  # noqa: B008 - frozen
+        with pytest.raises(ConfigError, match="without a chat template"):
+            look(folder)
+        assert look(folder, ModelSetup(chat_template=template))
+
+
+def test_values_of_one_byte_can_be_looked_at():
+    faults = ModelFaults()
+    tensors = {"a": torch.tensor([1.0, NAN]), "b": torch.tensor([1.0, 2.0])}
+    add_faults_of_values(faults, ((name, one.to(torch.float8_e4m3fn)) for name, one in tensors.items()))
+    assert "non-finite tensors (1): a." in faults.text("m")
 
 
 def test_a_placeholder_of_a_picture_needs_no_row(make):

@@ -2,16 +2,25 @@
 
 import json
 
+import msgspec
 import pytest
-from transformers import LlamaConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.training.memory_plan import StepShape
+from lachesis.pipeline.model.host_memory import HostCopies
+from lachesis.pipeline.model.policy import PolicyModel
+from lachesis.pipeline.model.tensors import policy_tensors
+from lachesis.pipeline.training.checkpoint import CheckpointContent
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.memory_plan import MemoryPlan, StepShape
+from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.commands import app
-from lachesis.services.run.memory_plan import plan_step, step_shape
+from lachesis.services.run.memory_plan import copied_bytes, plan_step, step_shape
 
 GB = 10**9
 
@@ -20,23 +29,31 @@ GB = 10**9
 def model(tmp_path):
     """A folder with a model's configuration alone."""
     LlamaConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, architectures=["LlamaForCausalLM"],
     ).save_pretrained(tmp_path / "model")  # fmt: skip
     return str(tmp_path / "model")
 
 
-def planned(model, gb, **settings):
-    return plan_step(RunConfig(model=model, **settings), model=None, device="cpu", memory=gb)
+FEW = ["--set", "batching.batch_size=4"]
+SMALL = {"batching": {"batch_size": 4}}
+"""A batch with few ways to divide it, each of which is planned where a step does not fit."""
+
+
+def planned(model, gb, **training):
+    config = msgspec.convert({"model": model, "training": training, **SMALL}, RunConfig)
+    return plan_step(config, model=None, device="cpu", memory=gb)
 
 
 def test_it_exits_by_whether_the_step_fits(model, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    fits = CliRunner().invoke(app, ["plan", "--model", model, "--device", "cpu", "--memory", "64"])
+    fits = CliRunner().invoke(app, ["plan", "--model", model, "--device", "cpu", "--memory", "64", *FEW])
     assert fits.exit_code == 0, fits.output
     assert "64,000,000,000: it fits" in fits.output
     assert "gradients" in fits.output
-    not_json = CliRunner().invoke(app, ["plan", "--model", model, "--device", "cpu", "--memory", "0.55", "--json"])
+    not_json = CliRunner().invoke(
+        app, ["plan", "--model", model, "--device", "cpu", "--memory", "0.55", "--json", *FEW]
+    )
     assert not_json.exit_code == 1
     found = json.loads(not_json.output)
     assert sum(found["parts"].values()) == found["total"] > found["available"] == 550_000_000
@@ -45,20 +62,44 @@ def test_it_exits_by_whether_the_step_fits(model, monkeypatch, tmp_path):
 
 
 def test_what_helps_does(model):
-    found = planned(model, 0.6)
+    found = planned(model, 0.55)
     assert not found.fits
     tokens = int(next(cure for cure in found.cures if "microbatch" in cure).split(" = ")[1].split(":")[0])
-    settings = {"training": {"learner": {"max_tokens_per_microbatch": tokens}}}
-    import msgspec
-
-    config = msgspec.convert({"model": model, **settings}, RunConfig)
-    assert plan_step(config, model=None, device="cpu", memory=0.6).fits
+    assert planned(model, 0.55, learner={"max_tokens_per_microbatch": tokens}).fits
 
 
 def test_nothing_helps_where_the_process_alone_is_larger(model):
     assert planned(model, 0.2).cures == [
         "nothing that a setting does makes it fit: take a smaller model, or a device with more memory"
     ]
+
+
+def test_the_copies_are_those_that_a_trainer_makes(model):
+    config = AutoConfig.from_pretrained(model)
+    policy = PolicyModel(AutoModelForCausalLM.from_config(config, dtype=torch.float32), None, "")
+    learner = Learner(policy.model, LearnerConfig())
+    for parameter in policy.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    learner.optimizer.step()
+    checkpoint = CheckpointContent.of(policy, learner, HostCopies()).nbytes
+    weights = sum(tensor.nbytes for tensor in policy_tensors(policy.model).values())
+    step = MemoryPlan(weights, 0, weights, 2 * weights, 0, 4 * weights)
+    for transport, dtype, versions in (
+        ("files", "float32", 1),
+        ("nats", "bfloat16", 2),
+        ("shared_memory", "float32", 0),
+    ):
+        sent = RunConfig(weights=WeightsConfig(transport=transport, dtype=dtype))
+        assert copied_bytes(sent, step) == pytest.approx(versions * weights + checkpoint, abs=10_000)
+
+
+def test_copies_count_where_they_are(model):
+    here = planned(model, 64)
+    assert here.parts["copies"] == 2 * here.parts["weights"] + here.parts["moments"]
+    assert sum(here.parts.values()) == here.total
+    there = plan_step(RunConfig(model=model), model=None, device="cuda", memory=64)
+    assert there.parts["copies"] == 0
+    assert any("main memory holds up to 2,621,440 bytes of copies" in note for note in there.notes), "2^19 and 2^21"
 
 
 def test_the_micro_batch_is_of_the_longest_sequences():

@@ -11,12 +11,14 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     point_to_best,
 )
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
+from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.training import checkpoint as module
 from lachesis.pipeline.training import checkpoint_folder
-from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.checkpoint import CheckpointContent, load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.ranks.gather import gather_optimizer
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -60,6 +62,22 @@ def test_five_steps_save_load_five_steps_equal_ten_to_the_bit(tmp_path, small_po
     digests = [weights_digest(policy_tensors(p.model)) for p in (straight, resumed.policy)]
     assert digests[0] == digests[1]
     assert weights_digest(policy_tensors(policy.model)) != digests[0]
+
+
+def test_what_is_gathered_for_a_checkpoint_stays_as_it_was(small_policy, train):
+    """A checkpoint of a sharded learner is written while the next steps are taken; step counters are on each rank."""
+    policy = small_policy()
+    learner = Learner(policy.model, LearnerConfig())
+    train(learner, range(2))
+    learner.sharded = policy.model
+    gather_optimizer(learner)
+    content = CheckpointContent.of(policy, learner, HostCopies())
+    held = {name: tensor.clone() for name, tensor in content.optimizer.items()}
+    learner.sharded = None
+    train(learner, range(2, 3))
+    assert any(name.endswith("/step") for name in held)
+    for name, tensor in held.items():
+        assert torch.equal(content.optimizer[name], tensor), name
 
 
 def test_folder_is_an_ordinary_model_folder_with_the_recorded_state(tmp_path, small_policy, train):

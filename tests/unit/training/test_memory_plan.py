@@ -24,6 +24,7 @@ SHAPE = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
 }
+HOW = ("warn", "shorten", "refuse")
 PARAMETERS = 4096 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256) + 256
 
 
@@ -60,6 +61,13 @@ def test_a_reference_model_counts(plain):
     assert found.peak == plain.peak + plain.weights
 
 
+def test_copies_of_a_step_that_may_be_undone_count():
+    little = {how: planned(shape=StepShape(1, 8), learner=LearnerConfig(on_large_step=how)) for how in HOW}
+    assert little["shorten"].activations == pytest.approx(2 * 4 * PARAMETERS, rel=0.01), "before and after"
+    assert little["refuse"].activations == pytest.approx(3 * 4 * PARAMETERS, rel=0.01), "weights and both moments"
+    assert little["warn"].activations < 4 * PARAMETERS
+
+
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is an extra")
 def test_adapters_have_the_gradients_and_moments_of_what_they_train(plain):
     found = planned(lora=LoraConfig())
@@ -67,6 +75,13 @@ def test_adapters_have_the_gradients_and_moments_of_what_they_train(plain):
     assert found.gradients == 4 * trained
     assert found.moments == pytest.approx(8 * trained, rel=1e-3)
     assert found.weights == plain.weights + 4 * trained
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is an extra")
+def test_adapters_are_merged_into_new_weights_after_the_step():
+    found = planned(shape=StepShape(1, 8), lora=LoraConfig())
+    linear = 4 * 2 * (4 * 256 * 256 + 3 * 256 * 1024)
+    assert found.peak >= found.weights + found.moments + linear
 
 
 @pytest.mark.slow

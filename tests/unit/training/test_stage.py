@@ -17,6 +17,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, Run
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.model import host_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
@@ -261,6 +262,33 @@ async def test_a_trainer_without_enough_memory_for_one_sequence_ends_with_the_re
     ):
         await run_trainer(Service(lab.bus, "trainer", "r"), config)
     assert await reports(lab) == []
+
+
+@pytest.mark.parametrize("copy", [2, 3])
+async def test_a_trainer_without_memory_for_its_copies_ends_with_the_reason(lab, model, config, monkeypatch, copy):
+    await fill(lab, model)
+    allocate, asked = host_memory.allocate, []
+
+    def allocated(forms, **about):
+        asked.append(any("/" in name for name in forms))
+        if len(asked) == copy:
+            raise MemoryError("Unable to allocate 12.0 GiB for an array")
+        return allocate(forms, **about)
+
+    monkeypatch.setattr(host_memory, "allocate", allocated)
+    longer = msgspec.structs.replace(config.training, checkpoint_every=1)
+    with pytest.raises(OutOfMemoryError, match=r"the copy of what a checkpoint holds .*`lachesis plan` counts"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=longer))
+    assert asked == [False, *[True] * (copy - 1)]
+
+
+async def test_a_trainer_without_memory_for_a_copy_for_servers_says_so(lab, model, config, monkeypatch):
+    def allocated(forms, **about):
+        raise MemoryError("Unable to allocate 12.0 GiB for an array")
+
+    monkeypatch.setattr(host_memory, "allocate", allocated)
+    with pytest.raises(OutOfMemoryError, match="the copy of the weights for servers does not fit into memory: Unable"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
 
 
 def an_evaluation(step, rates):
@@ -575,6 +603,67 @@ async def test_steps_are_taken_while_a_checkpoint_is_written_and_reported_behind
     assert [[times.batch for times in report.steps] for report in found] == [[0, 1], [2, 3], [4, 5]]
     for path, state in known_checkpoints(config.path / "checkpoints"):
         assert load_checkpoint(path, config.training.learner).state.policy_version == announced[state.step]
+
+
+async def test_a_trainer_that_drains_ends_once_its_weights_and_checkpoint_are_out(lab, model, config):
+    weights, checkpoint = CRASH_POINTS["weights stored"], CRASH_POINTS["checkpoint written"]
+    await fill(lab, model)
+    trained = []
+    with (
+        watching_records(lab) as records,
+        recording(trained),
+        held_up(weights[1], weights[0], 3, weights[3]) as weights_go_on,
+        held_up(checkpoint[1], checkpoint[0], 2, checkpoint[3]) as checkpoint_goes_on,
+    ):
+        async with lab.running(lambda service: run_trainer(service, config), "trainer") as service:
+            await lab.until(lambda: count_is(trained, 4))
+            service.drain()
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            assert await reports(lab) == []
+            weights_go_on.set()
+            checkpoint_goes_on.set()
+    assert [record.policy_version.step for record in records] == [0, 1, 2, 3, 4]
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4]
+    assert found[-1].policy_version == records[-1].version
+    assert weights_after(config)[0] == 4
+
+
+async def test_an_upload_that_fails_is_tried_again_while_the_next_step_is_taken(lab, model, config, monkeypatch):
+    await fill(lab, model)
+    write, tried = sender_module.write_new_weights, []
+
+    def failing(tensors, folder, step, *about):
+        tried.append(step)
+        if step == 2 and tried.count(2) < 3:
+            raise InfrastructureError("the store is away")
+        return write(tensors, folder, step, *about)
+
+    monkeypatch.setattr(sender_module, "write_new_weights", failing)
+    with watching_records(lab) as records:
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert tried == [0, 1, 2, 2, 2, 3, 4, 5, 6]
+    assert [record.policy_version.step for record in records] == list(range(STEPS + 1))
+    assert [report.step for report in await reports(lab)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("point", ["policy announced", "checkpoint reported"])
+async def test_a_trainer_that_is_fenced_behind_its_steps_ends_with_that_alone(lab, model, config, monkeypatch, point):
+    where, name, _, step_of = CRASH_POINTS[point]
+    call = getattr(where, name)
+
+    async def fenced(*args, **about):
+        if step_of(*args, **about) == 2:
+            raise FencedError("another trainer has taken over")
+        await call(*args, **about)
+
+    await fill(lab, model)
+    monkeypatch.setattr(where, name, fenced)
+    trained = []
+    with recording(trained), pytest.raises(FencedError, match="another trainer"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert len(trained) < STEPS
 
 
 class SharingServer:
