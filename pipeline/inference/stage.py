@@ -103,7 +103,8 @@ async def _serve_reference(
     service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
 ) -> None:
     policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model, _setup(config, role)))
-    version, forms = policy_version(0, role, policy_tensors(policy.model)), forms_of(policy.model)
+    version = await anyio.to_thread.run_sync(lambda: policy_version(0, role, policy_tensors(policy.model)))
+    forms = forms_of(policy.model)
     device = await anyio.to_thread.run_sync(partial(place, policy, settings, role))
     log.info("%s computes on %s in %s", model, device, settings.dtype)
     making = partial(

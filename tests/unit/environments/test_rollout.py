@@ -378,10 +378,7 @@ async def test_a_loop_without_end_is_stopped_by_a_cut_turn() -> None:
     assert learned(group, 0)[1::2] == ["a<end>", "much"]
 
 
-class Slow(Ask):
-    turn_timeout_s = 0.05
-    tool_timeout_s = 0.02
-
+class Tools(Ask):
     @tool
     async def wait(self) -> str:
         """Wait for ever."""
@@ -399,6 +396,12 @@ class Slow(Ask):
         raise InfrastructureError("search is down")
 
 
+class Hurried(Tools):
+    """Its limit only ends a tool that waits for ever, so that a busy machine changes nothing."""
+
+    tool_timeout_s = 0.02
+
+
 def calling(name: str) -> FakeInference:
     return FakeInference(
         lambda prompt, call: "done" if "<tool>" in prompt else f'<tool_call>{{"name": "{name}", "arguments": {{}}}}'
@@ -406,17 +409,17 @@ def calling(name: str) -> FakeInference:
 
 
 async def test_a_slow_tool_and_a_refusing_tool_are_answered_in_words() -> None:
-    group = await group_of(Slow(), calling("wait"))
+    group = await group_of(Hurried(), calling("wait"))
     assert group.messages[0][2].content == "error: wait did not finish within 0.02 s"
-    group = await group_of(Slow(), calling("refuse"))
+    group = await group_of(Tools(), calling("refuse"))
     assert group.messages[0][2].content == "error: not today"
-    group = await group_of(Slow(), calling("wate"))
+    group = await group_of(Tools(), calling("wate"))
     assert "did you mean 'wait'?" in group.messages[0][2].content
 
 
 async def test_a_tool_whose_dependency_is_down_abandons_the_group() -> None:
     with pytest.raises(InfrastructureError, match="search is down"):
-        await group_of(Slow(), calling("down"))
+        await group_of(Tools(), calling("down"))
 
 
 async def test_respond_and_rollout_have_time_limits() -> None:
