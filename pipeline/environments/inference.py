@@ -26,7 +26,7 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.sampling_agreement import sampling_difference
-from lachesis.pipeline.tasks.thinking import opened_thought
+from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
@@ -43,7 +43,6 @@ _NO_MASK = (
 _TAIL_TOKENS = 6
 """Tokens at the end of a prompt that hold the tag it may open: "<", "think", ">" and what a template puts after it."""
 _MAX_TAILS = 256
-_LONG_TAIL_TOKENS = 24
 _LAST_OF_TAG = frozenset(">]▷")
 _tail_texts: WeakKeyDictionary["Inference", OrderedDict[tuple[int, ...], str]] = WeakKeyDictionary()
 _wait_log = WaitLog()
@@ -178,7 +177,7 @@ class InferenceRequests:
         """
         text = await self._tail_text(tuple(prompt_ids[-_TAIL_TOKENS:]))
         if text.rstrip()[-1:] in _LAST_OF_TAG and not opened_thought(text):
-            text = await self._tail_text(tuple(prompt_ids[-_LONG_TAIL_TOKENS:]))  # a tag of one token a character
+            text = await self._tail_text(tuple(prompt_ids[-PROMPT_END_TOKENS:]))  # a tag of one token a character
         return opened_thought(text)
 
     async def _tail_text(self, tail: tuple[int, ...]) -> str:

@@ -30,7 +30,7 @@ from lachesis.pipeline.outages import is_outage
 from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
-from lachesis.pipeline.tasks.thinking import OPENED_KEY
+from lachesis.pipeline.tasks.thoughts import OPENED_KEY
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas.columns import Column, as_bytes, pack_mask

@@ -24,7 +24,7 @@ from lachesis.pipeline.inference.requests import GenerationResult, SampledToken,
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.sampling_notice import ASKED
 from lachesis.pipeline.inference.text import GrowingText, SampleTexts
-from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opens_thought
+from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.rollout import ToolCall
@@ -66,7 +66,7 @@ class OpenAiRoutes:
         )
         prompt = await self._encode(wanted)
         answer = self._answer(body, tools=bool(tools))
-        answer.opened = opens_thought(self._tokenizer.decode(prompt[-PROMPT_END_TOKENS:]))
+        answer.opened = bool(opened_thought(self._tokenizer.decode(prompt[-PROMPT_END_TOKENS:])))
         if body.stream:
             return self._stream(request, prompt, body, answer)
         (result,) = await generated(request, self._engine, [prompt], params)

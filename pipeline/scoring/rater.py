@@ -20,7 +20,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from lachesis.pipeline.real_number import real_number
-from lachesis.pipeline.tasks.thinking import opened_thought
+from lachesis.pipeline.tasks.thoughts import opened_thought
 from lachesis.pipeline.user_code import argument_problem
 from lachesis.schemas.errors import ConfigError
 

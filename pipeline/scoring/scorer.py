@@ -24,7 +24,7 @@ from lachesis.pipeline.scoring.logic.bonus import ShapingSample, shape
 from lachesis.pipeline.scoring.logic.unrated import UnratedGroups
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
-from lachesis.pipeline.tasks.thinking import OPENED_KEY, opened_thought
+from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import RolloutGroup

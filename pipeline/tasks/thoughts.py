@@ -1,4 +1,4 @@
-"""Finds what a model only thought in its answer, by `<think>...</think>` and the like.
+"""Finds what a model only thought in its answer, by `<think>...</think>` and the like, and what it answers behind that.
 
 A chat template may open the thought in the prompt, so an answer may hold the closing marker alone: then everything
 before it is thought. A thought that is not closed goes on to the end.
@@ -7,10 +7,13 @@ before it is thought. A thought that is not closed goes on to the end.
 import re
 from collections.abc import Sequence
 
-__all__ = ["PROMPT_END_TOKENS", "opens_thought", "thought_spans"]
+__all__ = ["OPENED_KEY", "PROMPT_END_TOKENS", "answer_part", "opened_thought", "thought_spans"]
 
+OPENED_KEY = "prompt_opens"
+"""The key of a rollout group's metadata under which the marker stands that its prompts end with."""
 PROMPT_END_TOKENS = 24
 """Tokens at the end of a prompt in which a template opens a thought, a character each at worst."""
+_TAIL_CHARS = 64
 _MARKERS = (
     *((rf"<{tag}>", rf"</{tag}>") for tag in ("think", "thinking", "thought", "thoughts", "reasoning")),
     *((rf"<{tag}>", rf"</{tag}>") for tag in ("scratchpad", "seed:think", "mm:think", "longcat_think", "antthinking")),
@@ -21,20 +24,36 @@ _MARKERS = (
     (r"<\|think_start\|>", r"<\|think_end\|>"),
     (r"<\|think(?:ing)?\|>", r"<\|/think(?:ing)?\|>"),
     (r"<unused94>", r"<unused95>"),
-    (r"<\|channel\|>analysis\b", r"<\|(?:end|return|call|start)\|>|(?=<\|channel\|>)"),
     (r"<\|channel>thought\b", r"<channel\|>"),
+    (r"<\|channel\|>\s*analysis\b(?:\s*<\|message\|>)?", r"<\|(?:end|return|call|start)\|>|(?=<\|channel\|>)"),
 )
-"""Opening and closing marker of each kind, as patterns."""
-_OPENERS = re.compile("|".join(f"({opener})" for opener, _ in _MARKERS), re.IGNORECASE)
+"""Opening and closing marker of each kind, as patterns. The last kind is closed by markers that close answers, too."""
+_HINTS = ("think", "thought", "reasoning", "scratchpad", "<unused9", "channel")
+"""Parts of the markers, in lower case: a text with none of them has no marker."""
+_FIRST = r"(?=[<\[◁])"  # found faster than the alternatives are tried
+_OPENERS = re.compile(_FIRST + "(?:" + "|".join(f"({opener})" for opener, _ in _MARKERS) + ")", re.IGNORECASE)
 _CLOSERS = [re.compile(closer, re.IGNORECASE) for _, closer in _MARKERS]
-_LONE_CLOSERS = re.compile("|".join(closer for opener, closer in _MARKERS if "channel" not in opener), re.IGNORECASE)
+_LONE_CLOSERS = re.compile(_FIRST + "(?:" + "|".join(closer for _, closer in _MARKERS[:-1]) + ")", re.IGNORECASE)
 """Those that may close what the prompt opened."""
+_BEFORE_ANSWER = re.compile(rf"{_LONE_CLOSERS.pattern}|<\|channel\|>\s*final\s*<\|message\|>", re.IGNORECASE)
 _AT_END = re.compile(rf"(?:{_OPENERS.pattern})\s*\Z", re.IGNORECASE)
 
 
-def opens_thought(prompt: str) -> bool:
-    """Return whether a prompt, or its end, leaves a thought open for the answer to go on with."""
-    return _AT_END.search(prompt) is not None
+def answer_part(completion: str) -> str:
+    """Return what follows the last thought: all where there was none, "" where it did not end."""
+    lower = completion.lower()
+    if not any(hint in lower for hint in _HINTS):
+        return completion
+    start = 0
+    for end in _BEFORE_ANSWER.finditer(completion):
+        start = end.end()
+    return "" if _OPENERS.search(completion, start) is not None else completion[start:]
+
+
+def opened_thought(prompt: str) -> str:
+    """Return the marker by which a prompt, or its end, opens a thought that the answer goes on with; "" without."""
+    found = _AT_END.search(prompt[-_TAIL_CHARS:])
+    return "" if found is None else found.group().rstrip()
 
 
 def thought_spans(text: str, skip: Sequence[tuple[int, int]] = (), *, opened: bool = False) -> list[tuple[int, int]]:

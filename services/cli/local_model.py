@@ -56,13 +56,14 @@ async def open_app(
 
     setup = ModelSetup(chat_template=settings.chat_template, exceptions=tuple(exceptions))
     policy = await anyio.to_thread.run_sync(partial(load_model, model, setup))
-    version, forms = str(policy_version(0, "test", policy_tensors(policy.model))), forms_of(policy.model)
+    version = await anyio.to_thread.run_sync(lambda: policy_version(0, "test", policy_tensors(policy.model)))
+    forms = forms_of(policy.model)
     await anyio.to_thread.run_sync(partial(place, policy, settings, "policy"))
     making = partial(
         Engine,
         policy.model,
         eos_token_id=end_tokens(policy.model, policy.tokenizer),
-        weight_version=version,
+        weight_version=str(version),
         config=settings.engine,
         decode=policy.tokenizer.decode,
     )

@@ -5,10 +5,10 @@ import unicodedata
 from functools import lru_cache
 
 from lachesis.pipeline.scoring.rater import Sample
-from lachesis.pipeline.tasks.thinking import answer_part
+from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["compiled", "given", "reference"]
+__all__ = ["compiled", "given", "last_match", "reference"]
 
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
@@ -30,13 +30,19 @@ def given(sample: Sample, pattern: str | None) -> str | None:
     text = sample.text if pattern is not None and "think" in pattern.lower() else answer_part(sample.text)
     if pattern is None:
         return same_text(text)
-    last = None
-    for match in compiled(pattern).finditer(text.replace("\r\n", "\n")):
-        last = match
+    last = last_match(compiled(pattern), text.replace("\r\n", "\n"))
     if last is None:
         return None
     found = last.group(1) if last.re.groups else last.group()
     return None if found is None else same_text(found)
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Return the last match of a pattern, None without any."""
+    last = None
+    for found in pattern.finditer(text):
+        last = found
+    return last
 
 
 def same_text(text: str) -> str:

@@ -2,7 +2,8 @@
 
 import re
 
-from lachesis.pipeline.tasks.thinking import answer_part, last_match
+from lachesis.pipeline.scoring.raters.answer import last_match
+from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["boxed", "has_box"]
 

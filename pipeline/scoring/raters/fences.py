@@ -10,7 +10,7 @@ import textwrap
 import warnings
 from typing import NamedTuple
 
-from lachesis.pipeline.tasks.thinking import answer_part
+from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["FencedBlock", "fenced_blocks", "program_in"]
 

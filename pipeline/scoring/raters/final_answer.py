@@ -5,8 +5,9 @@
 import re
 from typing import NamedTuple
 
+from lachesis.pipeline.scoring.raters.answer import last_match
 from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
-from lachesis.pipeline.tasks.thinking import answer_part, last_match
+from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["MarkedAnswer", "marked_answer"]
 

@@ -14,7 +14,7 @@ from lachesis.pipeline.config.secrets import key_in_variable
 from lachesis.pipeline.scoring.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scoring.raters.answer import reference
 from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, post_json
-from lachesis.pipeline.tasks.thinking import answer_part
+from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["LLMJudge"]

@@ -12,7 +12,7 @@ from lachesis.pipeline.scoring.raters.answer import given, reference
 from lachesis.pipeline.scoring.raters.final_answer import MarkedAnswer, marked_answer
 from lachesis.pipeline.scoring.raters.math_equal import reference_answer
 from lachesis.pipeline.scoring.raters.number import Number, is_hedged, last_number_in, read_number
-from lachesis.pipeline.tasks.thinking import answer_part
+from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["last_number", "numeric"]
 

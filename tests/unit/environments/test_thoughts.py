@@ -9,7 +9,7 @@ from lachesis import Environment, Session, Task, tool
 from lachesis.pipeline.environments.rollout import build_group, collect_group
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.tasks.thoughts import opens_thought
+from lachesis.pipeline.tasks.thoughts import answer_part, opened_thought
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 
 
@@ -55,10 +55,30 @@ def test_a_thought_that_the_prompt_opened_goes_on_until_it_is_closed() -> None:
     assert parse_tool_calls(ONE, opened=True) == ([], [], 1)
     found = parse_tool_calls(f"{NINE} <think> {NINE} </think> {ONE}", opened=True)
     assert [json.loads(one.arguments)["a"] for one in found.calls] == [1]
-    assert opens_thought("<|im_start|>assistant\n<think>\n\n")
-    assert opens_thought("<assistant>[THINK]")
-    assert not opens_thought("<think>\n\n</think>\n\n")
-    assert not opens_thought("what does <think> mean?<assistant>")
+    assert opened_thought("<|im_start|>assistant\n<think>\n\n") == "<think>"
+    assert opened_thought("<assistant>[THINK]") == "[THINK]"
+    assert not opened_thought("<think>\n\n</think>\n\n")
+    assert not opened_thought("what does <think> mean?<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("4", "4"),
+        ("<think>5</think>4", "4"),
+        ("5 </scratchpad> 4", " 4"),
+        ("<|START_THINKING|>5<|END_THINKING|>4", "4"),
+        ("<|channel>thought\n5<channel|>4", "4"),
+        (
+            "<|channel|>analysis<|message|>5<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+            "4<|return|>",
+        ),
+        ("<|channel|>analysis<|message|>5<|end|>", ""),
+        ("<think>5</think>4<think>6", ""),
+    ],
+)
+def test_the_answer_follows_the_last_thought(text: str, answer: str) -> None:
+    assert answer_part(text) == answer
 
 
 def test_special_tokens_may_mark_thoughts_that_the_text_does_not_show() -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lachesis.pipeline.config.load import load
@@ -178,6 +178,7 @@ SAMPLES = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(SAMPLES)
+@example([ShapingSample(r"</think>\boxed{<think>}", np.array([], np.int32), "stop", 0.0, False)])
 def test_the_formula_against_a_textbook_version(samples):
     made = shape(samples, CONFIG, 1.0)
     for sample, bonus in zip(samples, made.bonus, strict=True):
@@ -199,10 +200,8 @@ def textbook_think(text):
 
 def textbook_boxed(text):
     """After the thinking, the last box: count its braces."""
-    if "<think>" in text and "</think>" not in text:
-        return False
     text = text.split("</think>")[-1]
-    if r"\boxed{" not in text:
+    if "<think>" in text or r"\boxed{" not in text:  # thinking, again or still
         return False
     inside, depth = "", 1
     for c in text.split(r"\boxed{")[-1]:
