@@ -57,10 +57,14 @@ class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
 def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, prompts: bool = False) -> None:
     """Load everything, and write a line of JSON to `out` when each begins and when it ends.
 
-    `models`: check the models, too, and sample a token of each that is to be served. `prompts`: look through the
-    prompts, too, as the policy's chat template renders them.
+    `models`: check the models, too, and sample a token of each that is to be served, unless its check failed. `prompts`:
+    look through the prompts, too, as the policy's chat template renders them.
     """
-    further = [*((_models(config), model_loads(config)) if models else ()), *([_prompts(config)] if prompts else ())]
+    failed: set[str] = set()
+    further = [
+        *((_models(config), model_loads(config, failed)) if models else ()),
+        *([_prompts(config)] if prompts else ()),
+    ]
     for setting, load in chain(_loads(config), *further):
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
@@ -74,6 +78,8 @@ def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, pr
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code; it is reported, not handled
             state, text = "failed", _describe(error)
         seconds = time.monotonic() - started
+        if state == "failed":
+            failed.add(setting)
         _write(out, LoadFinding(setting=setting, state=state, text=text[:_MAX_TEXT], seconds=seconds))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.services.plan import plan
 
 __all__ = ["model_loads"]
@@ -16,15 +17,19 @@ _PROMPT = [{"role": "user", "content": "Hello"}]
 _WAIT_S = 600.0
 
 
-def model_loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield for each model the table of the role that serves it, and what loads and samples it."""
+def model_loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield for each model the table of the role that serves it, and what loads and samples it.
+
+    Not those whose setting is among the `failed` ones: what is wrong with them is known.
+    """
     seen = set()
     for row in plan(config):
         if row.service != "inference" or config.is_at_tinker("inference", row.part):
             continue
         settings = config.role(row.part)
         name = settings.model or config.model
-        if settings.kind != "reference" or name is None:
+        setting = f"inference.{row.part}.model" if settings.model else "model"
+        if settings.kind != "reference" or name is None or setting in failed:
             continue
         tokenizer = settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
         if (name, tokenizer) not in seen:
@@ -33,11 +38,14 @@ def model_loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> str:
-    from lachesis.pipeline.inference.engine import Engine
-    from lachesis.pipeline.inference.placement import place
-    from lachesis.pipeline.inference.protocol import SamplingParams
-    from lachesis.pipeline.model.end_tokens import end_tokens
-    from lachesis.pipeline.model.policy import ModelSetup, load_model
+    try:
+        from lachesis.pipeline.inference.engine import Engine
+        from lachesis.pipeline.inference.placement import place
+        from lachesis.pipeline.inference.protocol import SamplingParams
+        from lachesis.pipeline.model.end_tokens import end_tokens
+        from lachesis.pipeline.model.policy import ModelSetup, load_model
+    except ModuleNotFoundError as error:
+        return f"not sampled: needs {error.name}; {install_command('train')}"
 
     settings = config.role(role)
     setup = ModelSetup(

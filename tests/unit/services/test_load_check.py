@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
@@ -252,3 +253,17 @@ def test_models_are_sampled_from_once_each_and_what_fails_is_said(here: Path, mo
     text = found(good, models=True)["inference.policy"]
     assert (text.state, "list index out of range" in text.text) == ("failed", True)
     assert "inference.policy" not in found(good), "up does not wait for a model"
+
+
+def test_a_model_whose_check_failed_is_not_sampled_from(here: Path) -> None:
+    save_policy(build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64), here / "good")
+    save_policy(build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64), here / "broken")
+    tensors = load_file(here / "broken" / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if "q_proj" not in name}, here / "broken/model.safetensors")
+    settings = {"environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}, "model": "broken"}
+    every = found(msgspec.convert(settings, RunConfig), models=True)
+    assert every["model"].state == "failed"
+    assert "inference.policy" not in every
+    own = {**settings, "inference": {"policy": {"model": "good"}}}
+    every = found(msgspec.convert(own, RunConfig), models=True)
+    assert (every["model"].state, every["inference.policy"].state) == ("failed", "ok"), "it serves another model"
