@@ -57,8 +57,8 @@ class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
 def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, prompts: bool = False) -> None:
     """Load everything, and write a line of JSON to `out` when each begins and when it ends.
 
-    `models`: check the models, too, and sample a token of each that is to be served, unless its check failed. `prompts`:
-    look through the prompts, too, as the policy's chat template renders them.
+    `models`: check the models, too, and sample a token of each that is to be served and whose check did not fail.
+    `prompts`: look through the prompts, too, as the policy's chat template renders them.
     """
     failed: set[str] = set()
     further = [
