@@ -15,7 +15,7 @@ _MAX_ANSWER_CHARS = 512
 _TAGGED = re.compile(r"<answer>(?:(?!<answer>).){0,2048}?</answer>", re.DOTALL | re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t>*]*#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _SAID = re.compile(
-    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:is|are|was|=|:|equals|to\s+be|will\s+be|would\s+be|：)+"
+    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:(?:is|are|was)(?!n['’]t)|=|:|equals|to\s+be|will\s+be|would\s+be|：)+"
     r"\s*\**\s*(?:that\s+)?"
     r"|\banswer\s*:\s*|答案(?:是|为|：|:)\s*",
     re.IGNORECASE,

@@ -28,6 +28,8 @@ _BASED = re.compile(r"\s*(\w+?)\s*_\s*\{?\s*(?:\\text\s*\{)?\s*(\d{1,2})[\s}]*")
 _JOINED = re.compile(
     r"\\text\s*\{\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:lor|land|vee|wedge)(?![A-Za-z])"
 )
+_CONNECTIVES = {"lor": "or", "vee": "or", "land": "and", "wedge": "and", "\u2228": "or", "\u2227": "and"}
+_CONNECTIVE = re.compile(r"(?:(?<=\\)(?:lor|vee|land|wedge)(?![A-Za-z])|[\u2227\u2228])")
 
 
 def reference_answer(text: str) -> str:
@@ -123,7 +125,8 @@ def _is_equation_of_numbers(text: str) -> bool:
 def _same_number(expected: Number, answer: Number) -> bool:
     if answer.computed and not expected.computed:
         return False
-    if expected.unit and answer.unit and expected.unit != answer.unit:
+    units = tuple("%" if number.percent else number.unit for number in (expected, answer))
+    if all(units) and units[0] != units[1]:
         return False
     if _same_value(expected.value, answer.value):
         return True
@@ -161,6 +164,9 @@ def _verified(gold: str, given: str) -> bool | None:
     """Return math-verify's verdict, where the two answers are of one kind."""
     from math_verify import parse, verify
 
+    connectives = [{_CONNECTIVES[sign] for sign in _CONNECTIVE.findall(text)} for text in (gold, given)]
+    if all(connectives) and connectives[0] != connectives[1]:
+        return False
     gold, given = (_listed(unwrapped(_undelimited(text))) for text in (gold, given))
     if _is_equation_of_numbers(given) and read_number(gold) is not None:
         texts = given.split("=")

@@ -44,9 +44,26 @@ _BOUND_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _BOUND_AFTER = re.compile(
-    r"^\W*(?:\w+\s+)?(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than\b"
+    r"^\W*at (?:least|most)\b|^\W*(?:\w+\s+)?(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than\b"
     r"|^\W*(?:or|and)\s+(?:more|less|fewer|greater|larger|smaller|higher|lower|above|below|over|under|beyond|up)"
     r"\b|\b(?:squared|cubed|factorial|times|plus|minus|divided|multiplied|raised|to the power|is wrong|incorrect)\b",
+    re.IGNORECASE,
+)
+_CHANGED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|cannot|instead of|rather than|unlike)(?:\s+(?:be|equal|to|exactly|just|simply))*"
+    r"|\w+n't(?:\s+(?:be|equal|to|exactly|just|simply))*"
+    r"|\b(?:twice|thrice|double|triple|half|divisible by|(?:half|third|quarter|square|cube|root|power|factorial|log"
+    r"|logarithm|reciprocal|inverse|opposite|multiples?|factors?|divisors?|digits?|remainder) of))\W*$",
+    re.IGNORECASE,
+)
+"""Words right before a number by which another number is meant, or this one is denied."""
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+_NEAR = 64
+"""Characters before a number in which such words end."""
+_CHANGED_AFTER = re.compile(
+    r"^\s*(?:squared|cubed|factorial)\b|^\s*(?:st|nd|rd|th)\s+(?:prime|term|power|root|multiple)\b"
+    r"|^\W*and (?:an?\s+|one\s+|two\s+|three\s+)?(?:half|thirds?|quarters?|fourths?|fifths?)\b"
+    r"|^\W*(?:is|was)\s+(?:wrong|incorrect|false|not\s+(?:it|right|correct|the answer))\b",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
@@ -113,7 +130,7 @@ def last_number_in(text: str) -> Number | None:
     token = tokens[-1]
     head, tail = shown[: token.start], shown[token.end :]
     head, negative, bullet = _signed(head)
-    if token.number is None or _operator_before(head) or _operator_after(tail):
+    if token.number is None or _operator_before(head) or _operator_after(tail) or _is_changed(head, tail):
         return None
     number = token.number
     if not negative:
@@ -124,7 +141,7 @@ def last_number_in(text: str) -> Number | None:
 
 
 def _without_marks(text: str) -> str:
-    return _MARKS.sub("", text)
+    return _MARKS.sub("", _STRUCK.sub("", text))
 
 
 def _right_side(text: str) -> str | None:
@@ -152,7 +169,13 @@ def _alone(token: NumberToken, text: str) -> Number | None:
         rest = rest.removesuffix("!")
     if _FOREIGN.search(head) or _FOREIGN.search(rest):
         return None
-    if _BOUND_BEFORE.search(head) or _BOUND_AFTER.search(tail) or _NEGATION.search(head) or _NEGATION.search(tail):
+    if (
+        _is_changed(head, tail)
+        or _BOUND_BEFORE.search(head)
+        or _BOUND_AFTER.search(tail)
+        or _NEGATION.search(head)
+        or _NEGATION.search(tail)
+    ):
         return None
     words = _WORD.findall(head)
     if words and len(words[-1]) == 1 and words[-1] not in "aI" and not re.search(r"[:,.]\W*$|^\W*[A-J]\W*$", head):
@@ -161,6 +184,11 @@ def _alone(token: NumberToken, text: str) -> Number | None:
     if not negative:
         return number
     return number._replace(value=-number.value, others=tuple(-other for other in number.others))
+
+
+def _is_changed(head: str, tail: str) -> bool:
+    """Return whether words around a number deny it, or make another one of it."""
+    return _CHANGED_BEFORE.search(head[-_NEAR:]) is not None or _CHANGED_AFTER.search(tail) is not None
 
 
 def _signed(head: str) -> tuple[str, bool, bool]:
@@ -177,7 +205,9 @@ def _signed(head: str) -> tuple[str, bool, bool]:
 
 def _operator_before(head: str) -> bool:
     before = head.rstrip(f" {NARROW}$€£¥₹(~")
-    return bool(re.search(r"[-+*×/^<>≤≥≠±√\\|]$|\\(?:div|pm|mp|neq?|leq?|geq?|lt|gt|sqrt|in)$|\d\s*:$|!=$", before))
+    if re.search(r"\d(?::|\s+:\s*)$", head):  # a ratio, a time
+        return True
+    return bool(re.search(r"[-+*×/^<>≤≥≠±√\\|]$|\\(?:div|pm|mp|neq?|leq?|geq?|lt|gt|sqrt|in)$|!=$", before))
 
 
 def _operator_after(tail: str) -> bool:

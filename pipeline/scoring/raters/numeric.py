@@ -16,7 +16,10 @@ from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["last_number", "numeric"]
 
-_CLAUSE_END = re.compile(r"[,;(]\s|\s(?:because|since|as|so|which|from|given|when|if)\s|\s[-–—]\s")
+_CLAUSE_END = re.compile(
+    r"[,;]\s|\s\(|\s(?:because|since|as|so|which|from|given|when|if|but|not|rather than|instead of|out of|of the)\s"
+    r"|\s[-–—]\s"
+)
 
 
 @rater(bounds=(0.0, 1.0), version="2")
