@@ -159,6 +159,9 @@ class Session:
             turn = await self._turn()
             parsed = await self._parsed(turn)
         except LachesisError as error:
+            if self.replies and isinstance(error, PromptTooLongError):  # by what was added to it: the task itself fits
+                self.finish_reason = "length"
+                raise SampleEnded from error
             self.failure = error
             raise
         self._append(turn)

@@ -239,12 +239,12 @@ class Engine:
         joined_ns = time.perf_counter_ns()
         for request in joining:
             request.joined_ns = joined_ns
+        self._rows += [row for request in joining for row in request.rows]  # first, so that a failure reaches them
         scored = [request for request in joining if request.params.prompt_logprobs is not None]
         top_k = [request.params.prompt_logprobs or 0 for request in scored]
         found = score_prompts(self._model, [r.prompt for r in scored], top_k, apart=self._score_apart)
         for request, scores in zip(scored, found, strict=True):
             request.prompt_logprobs = scores
-        self._rows += [row for request in joining for row in request.rows]
         self._batch.prefill([request.prompt for request in joining], [len(request.rows) for request in joining])
 
     def _next_token(self) -> None:

@@ -26,6 +26,7 @@ from lachesis.schemas.errors import (
     DataError,
     EnvironmentCodeError,
     InfrastructureError,
+    PromptTooLongError,
     SchemaError,
     ServerAwayError,
 )
@@ -376,6 +377,24 @@ async def test_a_loop_without_end_is_stopped_by_a_cut_turn() -> None:
         Endless(), FakeInference(lambda _, call: replies[call]), n=1, sampling=SamplingParams(max_tokens=4)
     )
     assert learned(group, 0)[1::2] == ["a<end>", "much"]
+
+
+async def test_a_conversation_that_outgrows_the_server_ends_there_and_stands() -> None:
+    class Short(FakeInference):
+        async def tokenize(self, messages: object, **given: object) -> list[int]:
+            if len(str(messages)) > 1000:
+                raise PromptTooLongError("the text has more characters than a context holds")
+            return await super().tokenize(messages, **given)  # type: ignore[arg-type]
+
+    class Flood(Ask):
+        async def rollout(self, task: Task, session: Session) -> None:
+            while True:
+                await session.generate()
+                session.add("x" * 2000)
+
+    group = await group_of(Flood(), Short(lambda *_: "a"))
+    assert learned(group, 0)[1::2] == ["a<end>"]
+    assert group.sequences.finish_reasons == ["length", "length"]
 
 
 class Tools(Ask):

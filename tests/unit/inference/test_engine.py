@@ -251,6 +251,15 @@ def test_closing_fails_what_is_unfinished(start_engine):
         engine.submit([1], SamplingParams())
 
 
+def test_prompts_that_cannot_be_scored_fail_their_request(start_engine, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("lachesis.pipeline.inference.engine.score_prompts", fails)
+    with start_engine() as engine, pytest.raises(InfrastructureError, match="out of memory"):
+        engine.submit([1], SamplingParams(prompt_logprobs=0)).result(WAIT)
+
+
 def test_a_failing_model_fails_every_request_and_the_engine(start_engine, policy):
     with start_engine() as engine:
         engine.pause("keep").result(WAIT)
