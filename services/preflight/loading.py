@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -57,15 +57,17 @@ class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
 def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, prompts: bool = False) -> None:
     """Load everything, and write a line of JSON to `out` when each begins and when it ends.
 
+    What cannot be loaded has one finding: nothing else is tried with it.
+
     `models`: check the models, too, and sample a token of each that is to be served and whose check did not fail.
     `prompts`: look through the prompts, too, as the policy's chat template renders them.
     """
     failed: set[str] = set()
     further = [
         *((_models(config), model_loads(config, failed)) if models else ()),
-        *([_prompts(config)] if prompts else ()),
+        *([_prompts(config, failed)] if prompts else ()),
     ]
-    for setting, load in chain(_loads(config), *further):
+    for setting, load in chain(_loads(config, failed), *further):
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
         state: Literal["ok", "failed", "doubtful"] = "ok"
@@ -88,17 +90,18 @@ def _write(out: BinaryIO, finding: LoadFinding) -> None:
     out.flush()
 
 
-def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Callable[[], str]]]:
     for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
         for name, env in named.items():
             if not env.is_foreign:
                 yield f"{table}.{name}", _environment(config, name, env)
     yield "scoring", _ensemble(partial(EnvironmentScorer, config.scoring, None))
     for name, env in config.environments.items():
-        if env.scoring is not None or env.success_rater is not None or config.advantage_of(name).weights:
+        own = env.success_rater is not None or config.advantage_of(name).weights
+        if env.scoring is not None or (own and "scoring" not in failed):
             yield f"environments.{name}.scoring", _ensemble(partial(load_scorer, config, name))
     for name, env in config.evaluation.items():
-        if env.scoring is not None or env.success_rater is not None:
+        if env.scoring is not None or (env.success_rater is not None and "scoring" not in failed):
             scoring, settings = env.scoring or config.scoring, env
             yield f"evaluation.{name}.scoring", _ensemble(partial(EnvironmentScorer, scoring, settings))
     for name in config.environments:
@@ -106,7 +109,7 @@ def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
         if advantage.estimator not in ESTIMATORS:
             yield f"environments.{name}.advantage", partial(_estimator, advantage)
     for name, env in config.environments.items():
-        if not env.is_foreign:
+        if not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, tried", partial(_try, config, name)
     yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
 
@@ -157,7 +160,7 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
     return load
 
 
-def _prompts(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+def _prompts(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Callable[[], str]]]:
     policy = PolicyPrompts(config)
 
     def look(name: str) -> str:
@@ -173,7 +176,7 @@ def _prompts(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
         return found.text
 
     for name, env in config.environments.items():
-        if policy.known and not env.is_foreign:
+        if policy.known and not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, prompts", partial(look, name)
 
 

@@ -81,6 +81,9 @@ def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFin
     setting = finding.setting
     if finding.state == "ok":
         return ok(setting, f"{finding.text} (loaded in {finding.seconds:.1f} s)")
+    if finding.state == "late" and ", " in setting:
+        mend = "see with `lachesis env verify` what takes so long; nothing after it was looked at"
+        return warn(setting, f"did not end within {load_s:g} s", mend)
     if finding.state == "late":
         ready_s = config.services.ready_s
         return warn(

@@ -231,6 +231,27 @@ async def test_a_kind_that_is_not_there_is_told_once(here: Path) -> None:
     assert "scoring" in {one.check for one in findings if one.level == "OK"}
 
 
+def test_an_environment_that_cannot_be_loaded_has_one_finding(here: Path) -> None:
+    save_tokenizer(build_character_tokenizer(max_length=64), here / "model")
+    settings = msgspec.structs.replace(config(params={"path": "missing"}), model=str(here / "model"))
+    of_shop = {name: one.state for name, one in found(settings, prompts=True).items() if "shop" in name}
+    assert of_shop == {"environments.shop": "failed"}
+
+
+def test_raters_that_cannot_be_loaded_have_one_finding() -> None:
+    broken = found(config(raters=[{"rater": "shop.py:unbounded"}], success_rater="unbounded"))
+    assert [name for name, one in broken.items() if one.state == "failed"] == ["scoring"]
+
+
+async def test_a_check_that_does_not_end_is_not_said_to_be_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(*_: Any, **__: Any) -> list[LoadFinding]:
+        return [LoadFinding(setting="environments.shop, tried", state="late")]
+
+    monkeypatch.setattr("lachesis.services.preflight.start.check_loads", late)
+    (finding,) = [one async for one in check_start(config(), [], load_s=8.0) if one.check.startswith("environments")]
+    assert finding.text == "did not end within 8 s"
+
+
 async def test_without_environments_nothing_is_loaded() -> None:
     (finding,) = [one async for one in check_start(RunConfig(mode="observe"), [], load_s=1.0) if one.level == "FAIL"]
     assert finding.text == "empty, so nothing would be generated"
