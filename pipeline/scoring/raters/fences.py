@@ -21,14 +21,16 @@ _MAX_BLOCKS = 64
 """Blocks at the end of an answer that are looked at."""
 _MAX_LONGER = 4
 """Closing fences that are tried further on, where a program holds fences itself."""
+_MAX_NESTED = 4
+"""Blocks of Markdown, each in the one before, that are looked into."""
 _LINES = re.compile(r"\r\n|\r|\n")
-_QUOTE = re.compile(r"[ \t]*(?:>[ \t]?)+")
+_QUOTE = re.compile(r"(?<![ \t])[ \t]*(?:>[ \t]?)+")
 _FENCE = re.compile(r"(?P<before>[^\n]*?)(?P<fence>`{3,}|(?<![^ \t>])~{3,})(?P<info>[^`\n]*)")
-_CLOSING = re.compile(r"[ \t]*[`~]{3,}[ \t]*$")
+_CLOSING = re.compile(r"(?<![ \t])[ \t]*[`~]{3,}[ \t]*$")
 _ONE_LINE = re.compile(r"[^`\n]*(?P<fence>`{3,})[ \t]*(?P<code>[^`\n]+?)[ \t]*(?P=fence)[^`\n]*")
 _LABEL = re.compile(r"[\s{.\[]*([^\s:{},;=()\[\]]*)")
 _PYTHON = re.compile(r"i?python[\d.]*|py[\d.]*|pypy[\d.]*|cpython|sage", re.IGNORECASE)
-_LISTED = re.compile(r"[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+")
+_LISTED = re.compile(r"(?<![ \t])[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+")
 _MARKDOWN = frozenset({"markdown", "md", "mdx", "commonmark"})
 _TAGGED = re.compile(r"<(answer|code|solution|python)>(.*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _VALUES = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.operator,
@@ -63,7 +65,7 @@ def program_in(completion: str) -> str | None:
     return blocks[-1].text
 
 
-def fenced_blocks(text: str) -> list[FencedBlock]:
+def fenced_blocks(text: str, nested: int = _MAX_NESTED) -> list[FencedBlock]:
     """Return the fenced blocks of a text in their order; those in a block of Markdown instead of it."""
     lines = _LINES.split(text)
     blocks: list[FencedBlock] = []
@@ -82,8 +84,8 @@ def fenced_blocks(text: str) -> list[FencedBlock]:
             continue
         ends = _ends(lines, at + 1, opening["fence"])
         block = _block(lines, at, ends[0], opening)
-        if block.label in _MARKDOWN:
-            blocks += fenced_blocks(block.text)
+        if nested and block.label in _MARKDOWN:
+            blocks += fenced_blocks(block.text, nested - 1)
         else:
             longer = tuple(_block(lines, at, end, opening).text for end in ends[1:])
             blocks.append(block._replace(longer=longer))

@@ -33,7 +33,8 @@ def test_there_are_a_hundred_formats() -> None:
     "completion",
     ["```" * 100_000, "```\n" * 50_000, "```python\n" * 30_000, "> " * 100_000 + "```", "~~~\n```\n" * 30_000,
      "```python\n" + "(" * 60_000, "```python\n" + "-" * 60_000 + "1", "```python\n" + "lambda:" * 8_000 + "1",
-     "<answer>" * 50_000, "a ```\n" * 30_000],
+     "<answer>" * 50_000, "a ```\n" * 30_000, "```markdown\n" * 20_000 + "```\n" * 20_000, " " * 60_000 + "```\nx=1\n",
+     "```\n" + "\t" * 60_000 + "x"],
 )  # fmt: skip
 def test_hostile_text_is_read_before_the_time_limit_of_a_test(completion: str) -> None:
     program_in(completion)
