@@ -1,4 +1,4 @@
-"""Finds what a model only thought in its answer, by `<think>...</think>` and the like, and what it answers behind that.
+"""Finds what a model only thought, by `<think>...</think>` and the like, and its answer after that.
 
 A chat template may open the thought in the prompt, so an answer may hold the closing marker alone: then everything
 before it is thought. A thought that is not closed goes on to the end.
@@ -51,7 +51,10 @@ def answer_part(completion: str) -> str:
 
 
 def opened_thought(prompt: str) -> str:
-    """Return the marker by which a prompt, or its end, opens a thought that the answer goes on with; "" without."""
+    """Return the marker by which a prompt, or its end, opens a thought; "" if it opens none.
+
+    The answer then begins in that thought.
+    """
     found = _AT_END.search(prompt[-_TAIL_CHARS:])
     return "" if found is None else found.group().rstrip()
 
