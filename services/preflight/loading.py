@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -62,7 +62,7 @@ def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, pr
     `models`: check the models, too, and sample a token of each that is to be served and whose check did not fail.
     `prompts`: look through the prompts, too, as the policy's chat template renders them.
     """
-    failed: set[str] = set()
+    failed: dict[str, str] = {}  # by setting, what was wrong
     further = [
         *((_models(config), model_loads(config, failed)) if models else ()),
         *([_prompts(config, failed)] if prompts else ()),
@@ -81,7 +81,7 @@ def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, pr
             state, text = "failed", _describe(error)
         seconds = time.monotonic() - started
         if state == "failed":
-            failed.add(setting)
+            failed[setting] = text
         _write(out, LoadFinding(setting=setting, state=state, text=text[:_MAX_TEXT], seconds=seconds))
 
 
@@ -160,7 +160,7 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
     return load
 
 
-def _prompts(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Callable[[], str]]]:
+def _prompts(config: RunConfig, failed: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], str]]]:
     policy = PolicyPrompts(config)
 
     def look(name: str) -> str:
@@ -168,6 +168,10 @@ def _prompts(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, C
             found = anyio.run(policy.check, name)
         except ModuleNotFoundError as error:
             return f"not looked at: tokenizers need the package {error.name!r}"
+        except LachesisError as error:
+            if str(error) in failed.values():
+                return "not looked at, since the tokenizer cannot be loaded"
+            raise
         text = "; ".join(problem.text for problem in found.problems)
         if any(problem.fatal for problem in found.problems):
             raise ConfigError(text)

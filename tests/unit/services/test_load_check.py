@@ -285,6 +285,9 @@ def test_a_model_whose_check_failed_is_not_sampled_from(here: Path) -> None:
     every = found(msgspec.convert(settings, RunConfig), models=True)
     assert every["model"].state == "failed"
     assert "inference.policy" not in every
+    (here / "broken" / "tokenizer.json").write_text("{")
+    every = found(msgspec.convert(settings, RunConfig), models=True, prompts=True)
+    assert [name for name, one in every.items() if one.state == "failed"] == ["model"]
     own = {**settings, "inference": {"policy": {"model": "good"}}}
     every = found(msgspec.convert(own, RunConfig), models=True)
     assert (every["model"].state, every["inference.policy"].state) == ("failed", "ok"), "it serves another model"
