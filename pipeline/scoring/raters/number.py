@@ -52,8 +52,8 @@ _BOUND_AFTER = re.compile(
 _CHANGED_BEFORE = re.compile(
     r"(?:\b(?:not|never|cannot|instead of|rather than|unlike)(?:\s+(?:be|equal|to|exactly|just|simply))*"
     r"|\w+n't(?:\s+(?:be|equal|to|exactly|just|simply))*"
-    r"|\b(?:twice|thrice|double|triple|half|divisible by|(?:half|third|quarter|square|cube|root|power|factorial|log"
-    r"|logarithm|reciprocal|inverse|opposite|multiples?|factors?|divisors?|digits?|remainder) of))\W*$",
+    r"|\b(?:twice|thrice|double|triple|half|divisible by|(?:half|third|quarter|square|cube|(?:square|cube) root|log"
+    r"|factorial|logarithm|reciprocal|inverse|opposite|multiples?|divisors?|digits) of))[^\w:=]*$",
     re.IGNORECASE,
 )
 """Words right before a number by which another number is meant, or this one is denied."""
