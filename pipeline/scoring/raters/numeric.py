@@ -17,8 +17,8 @@ from lachesis.pipeline.tasks.thoughts import answer_part
 __all__ = ["last_number", "numeric"]
 
 _CLAUSE_END = re.compile(
-    r"[,;]\s|\s\(|\s(?:because|since|as|so|which|from|given|when|if|but|and not|not|rather than|instead of|out of|of the)\s"
-    r"|\s[-–—]\s"
+    r"[,;]\s|\s\(|\s[-–—]\s"
+    r"|\s(?:because|since|as|so|which|from|given|when|if|but|and not|not|rather than|instead of|out of|of the)\s"
 )
 
 
