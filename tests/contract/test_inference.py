@@ -383,7 +383,7 @@ async def test_tools_that_the_chat_template_does_not_read_are_refused_by_the_ref
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     body = {"messages": HI, "tools": [tool], "max_tokens": 5}
     async with world.http() as http:
-        if "reference" not in request.node.name:
+        if request.node.callspec.id != "reference":
             answer = await post(http, "/v1/chat/completions", **body)
             assert answer["choices"][0]["message"]["role"] == "assistant"
             return
