@@ -21,6 +21,8 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["admit_promoted", "named_raters"]
 
 _PLAIN = (bool, int, float, str)
+_PATTERN = "pattern"
+"""A regular expression, which runs as code does: one that backtracks without end would hold the scorer up."""
 
 
 def named_raters(config: RunConfig) -> list[RaterConfig]:
@@ -62,5 +64,6 @@ def _takes_any_params(asked: RaterConfig) -> bool:
     A text in which something was masked is not the one that the revision was judged with.
     """
     return isinstance(find_rater(asked.rater), FunctionRater) and all(
-        value is None or (isinstance(value, _PLAIN) and MASK not in str(value)) for value in asked.params.values()
+        value is None or (name != _PATTERN and isinstance(value, _PLAIN) and MASK not in str(value))
+        for name, value in asked.params.items()
     )

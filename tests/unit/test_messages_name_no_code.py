@@ -103,7 +103,8 @@ def test_a_promotion_brings_in_no_code(code):
         {"rater": "reward_model", "params": {"url": "http://evil", "model": "m"}},
         {"rater": "math", "params": {"workers": 100_000}},
         {"rater": "exact_match", "params": {"pattern": {"$ref": "file:///etc/passwd"}}},
-        {"rater": "exact_match", "params": {"pattern": "--token ***"}},  # masked: not what it was judged with
+        {"rater": "exact_match", "params": {"pattern": "(a+)+$"}},  # would hold the scorer up
+        {"rater": "numeric", "params": {"tolerance": "***"}},  # masked: not what it was judged with
         {"rater": "/here/mine.py:mine", "params": {}},
         {"rater": "/here/mine.py:mine", "params": {"api_key": "***", "url": "https://evil", "scale": 2.0}},
         {"rater": "/here/mine.py:mine", "params": {"api_key": "***", "url": "https://judge", "scale": 3.0}},
@@ -122,8 +123,8 @@ def test_what_the_configuration_names_may_be_promoted_and_its_own_words_count():
     [mine, length] = admitted(one).raters
     assert (mine.rater, mine.params, mine.weight) == (MINE.rater, MINE.params, 2.0)
     assert length.rater == "length"
-    [plain] = admitted(asked([{"rater": "exact_match", "params": {"ignore_case": True, "pattern": "x"}}])).raters
-    assert plain.params == {"ignore_case": True, "pattern": "x"}
+    [plain] = admitted(asked([{"rater": "exact_match", "params": {"ignore_case": True}}])).raters
+    assert plain.params == {"ignore_case": True}
     estimator = asked(advantage={"estimator": "/there/mine.py:estimate", "params": {"clip": 0.5}})
     assert config_under_promotion(estimator, CONFIG).advantage_of("sums").estimator == "/here/mine.py:estimate"
     with pytest.raises(ConfigError, match="with these parameters"):
