@@ -38,9 +38,9 @@ def _scoring_takes(seconds: float) -> None:
 
     score = EnvironmentScorer.score
 
-    async def slowly(self: Any, *arguments: Any) -> Any:
+    async def slowly(self: Any, *arguments: Any, **named: Any) -> Any:
         await anyio.sleep(seconds)
-        return await score(self, *arguments)
+        return await score(self, *arguments, **named)
 
     EnvironmentScorer.score = slowly  # type: ignore[method-assign]
 

@@ -54,6 +54,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("runs", "start", TOKEN), ("runs", "show", TOKEN), ("mcp", "--policy", TOKEN), ("mcp", "--http", TOKEN),
     ("serve", TOKEN), ("serve", "demo"), ("serve", "demo", "--checkpoint", TOKEN),
     ("eval", TOKEN), ("eval", "best"), ("eval", "--server", TOKEN), ("eval", "x", "--env", TOKEN),
+    ("plan", "--model", TOKEN), ("plan", "--device", TOKEN),
 )  # fmt: skip
 
 
