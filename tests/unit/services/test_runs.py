@@ -47,7 +47,7 @@ def state(phase: str, process: ProcessRecord = HERE) -> SupervisorState:
         ("stopping", {"state": state("stopping"), "supervisor_runs": True}),
         ("stopping", {"state": state("ended"), "supervisor_runs": True}),
         ("restarting", {"state": state("running"), "keeper_runs": True}),
-        ("restarting", {"keeper_runs": True}),
+        ("starting", {"keeper_runs": True}),
         ("interrupted", {"state": state("running"), "ended": "finished"}),
         ("interrupted", {"state": state("stopping")}),
         ("elsewhere", {"state": state("running"), "supervisor_runs": None}),
