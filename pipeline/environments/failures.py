@@ -6,6 +6,7 @@ row; the log has each reason once, with the traceback of the environment's own c
 
 import logging
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class GroupFailures:
         self._too_long: dict[int, None] = {}
         self._longest_first = ""
         self._thought_calls = 0
+        self._failed_samples = 0
+        self._first_failed = ""
         self._logged: set[str] = set()
 
     @property
@@ -46,8 +49,11 @@ class GroupFailures:
     def is_too_long(self, index: int) -> bool:
         return index in self._too_long
 
-    def count_made(self, thought_calls: int) -> None:
-        """Count a group that was made, and the tool calls of its samples that were only thought of."""
+    def count_made(self, thought_calls: int, failed_samples: Sequence[str] = ()) -> None:
+        """Count a group that was made, and the tool calls of its samples that were only thought of.
+
+        `failed_samples`: what failed in the environment's code, one text for each sample that was left out for it.
+        """
         self.in_a_row = 0
         self.made += 1
         self._service.set_note("failure", None)
@@ -57,6 +63,17 @@ class GroupFailures:
             self._service.set_note(
                 f"{self._env} thought calls",
                 f"{self._env}: {self._thought_calls} tool calls were only thought of, and not run",
+            )
+
+        if failed_samples:
+            self._first_failed = self._first_failed or " ".join(failed_samples[0].split())
+            self._failed_samples += len(failed_samples)
+            self._service.vitals.metrics[f"environment/{self._env}/failed_samples"] = self._failed_samples
+            self._service.set_problem(
+                f"{self._env} failed samples",
+                f"environment {self._env}: {self._failed_samples} samples of {self.made} groups were left out because "
+                f"its code failed on them, the first: {self._first_failed}; what is trained on lacks such answers; "
+                f"`lachesis dev {self._env}` shows it without a run",
             )
 
     def count_too_long(self, index: int, item: str, error: PromptTooLongError) -> None:

@@ -362,7 +362,8 @@ class _Producer:
             await self._give_back(draw.claim, failed=True)
             self.failures.count_failed(str(draw.item), error, MAX_FAILURES)
             return None
-        self.failures.count_made(sum(session.thought_calls for session in draft.sessions))
+        thought_calls = sum(session.thought_calls for session in draft.sessions)
+        self.failures.count_made(thought_calls, [failed.error for failed in draft.failures])
         self.counter += draw.claim is None
         return group, data, spans
 

@@ -47,6 +47,17 @@ def test_each_reason_is_logged_once(failures: GroupFailures, caplog: pytest.LogC
     assert failures.in_a_row == 0
 
 
+def test_samples_that_the_code_of_an_environment_cost_are_counted_and_named(failures: GroupFailures) -> None:
+    service: Any = failures._service
+    failures.count_made(0)
+    assert not service.vitals.problems
+    failures.count_made(0, ["E.reward: [1] is\nno number", "E.reward: [2] is no number"])
+    assert service.vitals.metrics["environment/e/failed_samples"] == 2
+    (problem,) = service.vitals.problems.values()
+    assert "2 samples of 2 groups were left out" in problem
+    assert "the first: E.reward: [1] is no number" in problem
+
+
 def test_groups_that_fail_in_a_row_end_the_environment_with_the_reason(failures: GroupFailures) -> None:
     failures.count_failed("a", EnvironmentCodeError("E.reward: no\nnumber"), 2)
     with pytest.raises(EnvironmentCodeError, match="environment e: 2 groups in a row failed, and none was made before"):
