@@ -104,7 +104,7 @@ def test_what_is_no_estimator_is_refused_before_anything_runs(code: Path, name: 
         load_estimator(config)
     run = RunConfig(environments={"sums": EnvironmentConfig(kind="x", advantage=config)})
     with pytest.raises(ConfigError, match=says):
-        dict(_loads(run))["environments.sums.advantage"]()
+        dict(_loads(run, set()))["environments.sums.advantage"]()
 
 
 def test_a_place_that_does_not_exist_and_params_of_a_built_in_one_are_refused(tmp_path: Path) -> None:
