@@ -203,12 +203,8 @@ async def test_rollouts_alone_that_went_back_are_refused(broker, regrown):
                 await run_batcher(Service(bus, "batcher", RUN), make_config())
 
 
-@pytest.mark.parametrize("stage", ["normalizer", "batcher"])
-async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_refused_by_who_derived_from_them(
-    broker, make_lab, monkeypatch, stage
-):
-    """The rollouts under the old sequences are others: what was derived from the lost ones must not count for them."""
-    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+async def went_back_alone(broker, make_lab, stream):
+    """Settle sixteen groups and take `stream` back to when there were eight; return what publishes eight more."""
     made = iter(range(1000))
 
     async def publish(bus):
@@ -221,7 +217,17 @@ async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_
         await broker.save()
         async with living(broker):
             await until_settled(bus, await publish(bus))
-    await broker.go_back(subjects.ROLLOUTS)
+    await broker.go_back(stream)
+    return publish
+
+
+@pytest.mark.parametrize("stage", ["normalizer", "batcher"])
+async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_refused_by_who_derived_from_them(
+    broker, make_lab, monkeypatch, stage
+):
+    """The rollouts under the old sequences are others: what was derived from the lost ones must not count for them."""
+    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    publish = await went_back_alone(broker, make_lab, subjects.ROLLOUTS)
     async with await broker.connect(stage) as bus:
         await publish(bus)
         with pytest.RaisesGroup(
@@ -235,19 +241,7 @@ async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_
 
 async def test_annotations_that_went_back_and_grew_again_are_refused_by_the_batcher(broker, make_lab, monkeypatch):
     monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
-    made = iter(range(1000))
-
-    async def publish(bus):
-        lab = make_lab(bus)
-        return [await lab.store(lab.group(next(made), env=ENV, samples=4)) for _ in range(8)]
-
-    async with await broker.connect() as bus:
-        async with living(broker):
-            await until_settled(bus, await publish(bus))
-        await broker.save()
-        async with living(broker):
-            await until_settled(bus, await publish(bus))
-    await broker.go_back(subjects.EVENTS)
+    await went_back_alone(broker, make_lab, subjects.EVENTS)
     async with await broker.connect("batcher") as bus:
         for number in range(200):
             letter = DeadLetter(
