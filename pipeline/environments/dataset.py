@@ -84,7 +84,7 @@ class Dataset(Environment):
             about["answer"] = self._answer(column(row, name, where), where)
         if self._tests is not None:
             try:
-                about["tests"] = program_tests(_plain(column(row, self._tests, where), where))
+                about["tests"] = program_tests(_plain(column(row, self._tests, where), where), row)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from error
         if self._metadata:

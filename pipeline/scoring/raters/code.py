@@ -6,13 +6,16 @@ process of the code is alive.
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import anyio
 
 from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.pipeline.scoring.raters.fences import program_in
+from lachesis.pipeline.scoring.raters.program import program_in
 from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
+from lachesis.pipeline.tasks.assertions import imported_packages
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -22,11 +25,11 @@ _MAX_CODE_BYTES = 1 << 16
 
 
 class CodeRater(Rater):
-    """The code is the last Python block of the answer, or the last block that compiles (see `fences`). Tests come from
-    the task: `tests`, a list of {input, output} for a program that reads standard input, or of {assert}, lines of
-    Python that are run after the code, or what data sets have instead of these (see `program_tests`). Assertions run in
-    the interpreter that ran the code, so code that sets out to deceive them can; standard input and output leave it no
-    way.
+    """The code is the last program of the answer: of its Python blocks, else of those that compile (see `program`).
+    Tests come from the task: `tests`, a list of {input, output} for a program that reads standard input, or of
+    {assert}, lines of Python that are run after the code, or what data sets have instead of these (see
+    `program_tests`). Assertions run in the interpreter that ran the code, so code that sets out to deceive them can;
+    standard input and output leave it no way.
 
     `time_s` (of processor), `memory_mb` and `processes` hold for each test, `total_s` for all of a sample: what goes
     beyond has failed, since that is the answer's own doing. With `packages` the code can import what is installed
@@ -53,6 +56,7 @@ class CodeRater(Rater):
         self.needs_s = total_s + 1.0
         self._total_s = total_s
         limits = SandboxLimits(wall_s=total_s, cpu_s=time_s, memory_bytes=memory_mb << 20, processes=processes)
+        self._packages = packages
         self._sandbox = Sandbox(limits, required=required, packages=packages)
 
     async def rate(self, sample: Sample) -> float | None:
@@ -64,7 +68,8 @@ class CodeRater(Rater):
         if not given:
             return None
         try:
-            tests = program_tests(given)
+            tests = program_tests(given, sample.task)
+            self._check_imports(tests)
         except ConfigError as error:
             raise DataError(f"item {sample.item}: {error}") from error
         code = program_in(sample.text)
@@ -74,15 +79,29 @@ class CodeRater(Rater):
                 passed += await self._passes(str(code), test)
         return passed / len(tests)
 
+    def _check_imports(self, tests: Sequence[Mapping[str, str]]) -> None:
+        """Raise `ConfigError` where a test imports what its sandbox does not have: no program could pass."""
+        for name in sorted(set().union(*(imported_packages(test.get("assert", "")) for test in tests))):
+            if not self._packages:
+                raise ConfigError(
+                    f"a test of code imports {name!r:.60}, and the sandbox has the standard library alone: give the "
+                    "rater packages = true, or tests without it"
+                )
+            if find_spec(name) is None:
+                raise ConfigError(f"a test of code imports {name!r:.60}, which {sys.executable} does not have")
+
     async def _passes(self, code: str, test: Mapping[str, str]) -> bool:
         # the seal is printed after the assertions: a program that exits early has not passed them
         seal = os.urandom(16).hex()
-        program = f"{code}\n\n{test['assert']}\nprint({seal!r})\n" if "assert" in test else code
+        program = code
+        if "assert" in test:
+            before = "" if "from __future__" in code else test.get("before", "")
+            program = f"{before}\n{code}\n\n{test['assert']}\nprint({seal!r})\n"
         try:
-            data = program.encode()
+            size, data = len(code.encode()), program.encode()
         except UnicodeEncodeError:  # half a character is no program
             return False
-        if len(data) > _MAX_CODE_BYTES:
+        if size > _MAX_CODE_BYTES:
             return False
         output = await self._sandbox.run(data, test.get("input", "").encode())
         if output is None:

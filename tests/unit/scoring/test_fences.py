@@ -3,14 +3,17 @@
 A line of `code_formats.jsonl` is [what it is, completion, program], null where there is no program.
 """
 
+import base64
 import json
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lachesis.pipeline.scoring.rater import Sample
 from lachesis.pipeline.scoring.raters.code import CodeRater
-from lachesis.pipeline.scoring.raters.fences import program_in
+from lachesis.pipeline.scoring.raters.program import program_in
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -40,6 +43,7 @@ def test_hostile_text_is_read_before_the_time_limit_of_a_test(completion: str) -
     program_in(completion)
 
 
+PACKED = base64.b64encode(zlib.compress(b"x" * 100)).decode()
 DOUBLED = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
 
 
@@ -48,7 +52,6 @@ DOUBLED = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
     [
         (DOUBLED, DOUBLED),
         (json.dumps(DOUBLED), DOUBLED),
-        ([json.dumps(DOUBLED[0])[1:-1]], [{"assert": '"input": "4", "output": "8"'}]),
         ({"inputs": ["4", "5"], "outputs": ["8", "10"]}, DOUBLED),
         (json.dumps({"input": ["4", "5"], "output": ["8", "10"]}), DOUBLED),
         ([{"stdin": "4", "expected_output": "8"}], DOUBLED[:1]),
@@ -76,7 +79,18 @@ def test_tests_are_read_in_the_forms_of_data_sets(written: object, tests: list[d
         ([{"expected": "8"}], "a test of code has"),
         ([{"input": "4", "output": 8}], "a test of code has"),
         ({"inputs": ["4"], "outputs": ["8", "10"]}, "1 inputs and 2 outputs"),
-        ({"fn_name": "f", "inputs": [[1]], "outputs": [2]}, "call the function 'f' by name"),
+        ({"fn_name": "f"}, "calls 'f' with None"),
+        ({"fn_name": "f(1)", "inputs": [[1]], "outputs": [2]}, "no name of one"),
+        ({"fn_name": "f", "inputs": [1], "outputs": [2]}, "calls 'f' with 1"),
+        ([{"fn_name": "f", "input": "1,", "output": "2"}], "no JSON"),
+        ([{"input": "1", "output": "2", "testtype": "functional"}], "'functional' and names no function"),
+        (PACKED, "packed .*pickle.*as JSON"),
+        ("def check(candidate):\n    assert candidate(1)", "give entry_point beside it"),
+        (["f(1) == 2"], "asserts nothing"),
+        (["x = f(1)"], "asserts nothing"),
+        (["assert f(1) = 2"], "no program could pass"),
+        (json.dumps(DOUBLED[0])[1:-1], "no program could pass"),
+        ("import pytest\n@pytest.mark.parametrize('a', [1])\ndef test_f(a):\n    assert f(a)", "written for pytest"),
         ({"inputs": [[1, 2]], "outputs": ["2"]}, "a test of code has"),
     ],
 )
@@ -85,11 +99,59 @@ def test_other_tests_are_refused(written: object, says: str) -> None:
         program_tests(written)
 
 
+CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+CASE = (
+    "import unittest\n\n\nclass Case(unittest.TestCase):\n    def test(self):\n        self.assertEqual(add(1, 2), 3)\n"
+)
+RUN = [
+    ({"tests": {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}}, 2),
+    ({"tests": json.dumps({"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]})}, 1),  # so APPS writes it
+    ({"tests": '[{"input": "1\\n2", "output": "3", "testtype": "functional"}]', "metadata": '{"func_name": "add"}'}, 1),
+    ({"tests": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]}, 1),
+    ({"tests": CHECK, "entry_point": "add"}, 1),
+    ({"tests": {"prompt": "def add(a, b):", "test": CHECK, "entry_point": "add"}}, 1),
+    ({"tests": {"test_list": ["assert add(x, 2) == 3"], "test_setup_code": "x = 1"}}, 1),
+    ({"tests": "['assert add(1, 2) == 3', 'assert add(1, 1) == 2']"}, 2),
+    ({"tests": CASE}, 1),
+    ({"tests": f"{CASE}\n\nif __name__ == '__main__':\n    unittest.main()\n"}, 1),
+    ({"tests": "from solution import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"}, 1),
+]
+
+
+@pytest.mark.parametrize(("task", "number"), RUN)
+async def test_the_tests_of_data_sets_tell_right_from_wrong(task: dict[str, Any], number: int) -> None:
+    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    right, wrong = (f"```python\ndef add(a, b):\n    return a {sign} b\n```" for sign in "+-")
+    assert await rater.rate(Sample(prompt="", completion=right, task=task)) == 1.0
+    assert await rater.rate(Sample(prompt="", completion=wrong, task=task)) == 0.0
+    read = program_tests(task["tests"], task)
+    assert len(read) == number
+    assert program_tests(read, task) == read
+
+
+async def test_a_method_and_the_imports_of_a_prompt_are_found() -> None:
+    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    method = "```python\nclass Solution:\n    def add(self, a: List[int], b):\n        return [*a, b]\n```"
+    begun = {"prompt": "from typing import List\n\ndef add(a, b):\n", "entry_point": "Solution().add"}
+    check = "def check(candidate):\n    assert candidate([1], 2) == [1, 2]\n"
+    assert await rater.rate(Sample(prompt="", completion=method, task={"tests": check, **begun})) == 1.0
+    called = {"fn_name": "Solution().add", "inputs": [[[1], 2]], "outputs": [[1, 2]]}
+    plain = method.replace(": List[int]", "")
+    assert await rater.rate(Sample(prompt="", completion=plain, task={"tests": called})) == 1.0
+
+
+async def test_a_test_that_imports_what_the_sandbox_lacks_is_refused() -> None:
+    task = {"tests": "import numpy\nassert f(1) == 2"}
+    sample = Sample(prompt="", completion="```python\ndef f(x): return x + 1\n```", task=task)
+    with pytest.raises(DataError, match=r"imports 'numpy'.*packages = true"):
+        await CodeRater().rate(sample)
+
+
 async def test_a_right_program_passes_whatever_stands_around_it() -> None:
     rater = CodeRater(time_s=1, total_s=2, memory_mb=256)
     answer = "First:\n```\n8\n```\n```Python\r\nprint(int(input()) * 2)\r\n```\nOutput:\n```\n8\n```"
     task = {"tests": json.dumps({"inputs": ["4", "5"], "outputs": ["8", "10"]})}
     assert await rater.rate(Sample(prompt="", completion=answer, task=task)) == 1.0
     assert await rater.rate(Sample(prompt="", completion=f"<think>{answer}", task=task)) == 0.0
-    with pytest.raises(DataError, match=r"item sums-7: .*by name"):
+    with pytest.raises(DataError, match=r"item sums-7: .*calls 'f' with None"):
         await rater.rate(Sample(prompt="", completion=answer, task={"tests": {"fn_name": "f"}}, item="sums-7"))

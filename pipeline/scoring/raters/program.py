@@ -1,0 +1,185 @@
+"""Finds the program in a completion: the last block of Python that is more than a value, an import or an example.
+
+Blocks labelled Python come first, then those without a label. A block that only uses what an earlier one defines shows
+how to use it: the earlier one is the answer. What does not compile and is not labelled Python is no candidate. A text
+without any block is the program itself, or holds it between lines of prose.
+"""
+
+import ast
+import builtins
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lachesis.pipeline.scoring.raters.fences import PYTHON_LABEL, CodeBlock, code_blocks
+from lachesis.pipeline.scoring.raters.sessions import statements_of_session
+from lachesis.pipeline.tasks.thoughts import answer_part
+
+__all__ = ["program_in"]
+
+_MAX_CODE_CHARS = 1 << 16
+_MAX_BLOCKS = 64
+"""Blocks at the end of an answer that are looked at."""
+_MAX_STARTS = 8
+_MAX_ENDS = 16
+"""Lines of a text without fences at which a program may begin and end."""
+_LINES = re.compile(r"\r\n|\r|\n")
+_MAX_ENDS_OF_TURN = 8
+_END_OF_TURN = re.compile(
+    r"(?:<[|\uff5c][\w\u2581]{1,40}[|\uff5c]>|</s>|<eos>|<end_of_turn>|<turn\|>|[\u200b\u2060\ufeff])\s*\Z"
+)
+_TAGGED = re.compile(r"<(answer|code|solution|python)>(.*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_NAMED_FIRST = re.compile(r"\s*python3?[ \t]*\n", re.IGNORECASE)
+_FIRST_LINE = re.compile(
+    r"[ \t]*(?:(?:async )?def |class |import |from \w[\w.]* import |@\w|if |for |while |with |try:|"
+    r"[A-Za-z_][\w, ]* = |print\()"
+)
+_BUILTINS = frozenset(dir(builtins))
+
+_VALUES = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Tuple, ast.List, ast.Set,
+    ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.JoinedStr, ast.AnnAssign, ast.operator,
+    ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context, ast.Expr, ast.Module)  # fmt: skip
+_DOES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.AsyncFor, ast.While, ast.If,
+    ast.With, ast.AsyncWith, ast.Try, ast.Match, ast.Delete, ast.Raise)  # fmt: skip
+_ACTS = frozenset({"print", "input", "open", "exec", "eval", "stdin", "stdout"})
+
+
+class _Candidate(NamedTuple):
+    """A block as a program. `tree` None: it does not compile."""
+
+    code: str
+    tree: ast.Module | None
+    is_python: bool
+    label: str
+
+
+def program_in(completion: str) -> str | None:
+    """Return the Python program that a completion gives as its answer; None without any."""
+    text = _without_end_of_turn(answer_part(completion))
+    blocks = [block for block in code_blocks(text) if block.text.strip()][-_MAX_BLOCKS:]
+    if not blocks:
+        return _unfenced("\n".join(_LINES.split(text)))
+    candidates = [_candidate(block) for block in blocks]
+    own = [one for one in candidates if one.is_python]
+    unlabelled = [one for one in candidates if not one.label and one.tree is not None]
+    others = [one for one in candidates if one.tree is not None]
+    for least in (2, 1, 0):
+        for among in (own, unlabelled, others) if least else (own,):
+            chosen = _last(among, least)
+            if chosen is not None and (least or among):
+                return chosen.code
+    return blocks[-1].text
+
+
+def _without_end_of_turn(text: str) -> str:
+    text = text.rstrip()
+    for _ in range(_MAX_ENDS_OF_TURN):
+        found = _END_OF_TURN.search(text, max(0, len(text) - 64))
+        if found is None:
+            break
+        text = text[: found.start()].rstrip()
+    return text
+
+
+def _last(candidates: Sequence[_Candidate], least: int) -> _Candidate | None:
+    """Return the last candidate that does at least so much, and does not merely use an earlier one."""
+    strong = [one for one in candidates if _strength(one) >= least]
+    for at in range(len(strong) - 1, -1, -1):
+        if at == 0 or not _uses(strong[at], strong[:at]):
+            return strong[at]
+    return None
+
+
+def _strength(candidate: _Candidate) -> int:
+    """Return 2 for a program that defines or does something, 1 for statements such as an import or a call, 0 for values
+    alone, as what a program printed. What was meant to be Python and does not compile counts as a program."""
+    if candidate.tree is None:
+        return 2
+    nodes = list(ast.walk(candidate.tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if any(isinstance(node, _DOES) for node in nodes) or not names.isdisjoint(_ACTS):
+        return 2
+    is_value = all(isinstance(node, _VALUES) and getattr(node, "value", node) is not None for node in nodes)
+    return 0 if is_value else 1
+
+
+def _uses(candidate: _Candidate, earlier: Sequence[_Candidate]) -> bool:
+    """Return whether a program cannot run without a function or a class of an earlier one."""
+    if candidate.tree is None:
+        return False
+    nodes = list(ast.walk(candidate.tree))
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)} | _BUILTINS
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    missing = read - bound - _defined(candidate.tree)
+    return any(one.tree is not None and not missing.isdisjoint(_defined(one.tree)) for one in earlier)
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    return {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+
+
+def _candidate(block: CodeBlock) -> _Candidate:
+    """Return a block as a program, up to a later fence if only so it compiles."""
+    is_python = PYTHON_LABEL.fullmatch(block.label) is not None
+    for text in (block.text, *block.longer):
+        for code in _readings(text):
+            tree = _tree(code)
+            if tree is not None:
+                return _Candidate(code, tree, is_python, block.label)
+    return _Candidate(block.text, None, is_python, block.label)
+
+
+def _readings(text: str) -> Iterator[str]:
+    """Yield the ways in which a text may be meant as a program."""
+    session = statements_of_session(text)
+    if session is not None:
+        yield session
+    named = _NAMED_FIRST.match(text)
+    if named is not None:
+        yield textwrap.dedent(text[named.end() :])
+    yield text
+    yield textwrap.dedent(text)
+    yield text.replace("\u00a0", " ")
+
+
+def _unfenced(text: str) -> str | None:
+    """Return the program that a text without fences is, that stands in a tag, or between lines of prose."""
+    tagged = list(_TAGGED.finditer(text))
+    found = _candidate(CodeBlock("", (tagged[-1][2] if tagged else text).strip("\n")))
+    if found.tree is not None:
+        return found.code if _strength(found) else None
+    return _between_prose(text.split("\n"))
+
+
+def _between_prose(lines: list[str]) -> str | None:
+    """Return the longest program that begins at one of the first lines that look like Python, and ends before a blank
+    line or at the end."""
+    starts = [at for at, line in enumerate(lines) if _FIRST_LINE.match(line)][:_MAX_STARTS]
+    for start in starts:
+        ends = [at for at in range(start + 1, len(lines)) if not lines[at].strip()] + [len(lines)]
+        for end in reversed(ends[:_MAX_ENDS]):
+            code = textwrap.dedent("\n".join(lines[start:end])).strip("\n")
+            found = _candidate(CodeBlock("", code))
+            if found.tree is not None and _strength(found) == 2:
+                return found.code
+    return None
+
+
+def _tree(code: str) -> ast.Module | None:
+    if len(code) > _MAX_CODE_CHARS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(code)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
+        return None
