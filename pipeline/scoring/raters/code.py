@@ -38,7 +38,7 @@ class CodeRater(Rater):
     """
 
     name = "code"
-    version = "2"
+    version = "3"
     bounds = (0.0, 1.0)
 
     def __init__(

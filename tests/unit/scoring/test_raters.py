@@ -106,7 +106,11 @@ def test_repetition():
 @pytest.mark.parametrize(
     ("text", "most"),
     [("你好" * 50, 0.1), ("ありがとう" * 30, 0.1), ("สวัสดี" * 30, 0.1), ("ha" * 100, 0.1), ("=" * 200, 0.1),
-     ("你好，" * 50, 0.1), ("你好 " * 50, 0.1), ("안녕 " * 50, 0.1), ("the cat " * 50, 0.1), ("a,b," * 100, 0.1)],
+     ("你好，" * 50, 0.1), ("你好 " * 50, 0.1), ("안녕 " * 50, 0.1), ("the cat " * 50, 0.1), ("a,b," * 100, 0.1),
+     ("ha" * 15, 0.1), ("a" * 30, 0.1), ("1" * 31, 0.1), ("=-" * 14, 0.1), ("-" * 30, 0.1), ("1," * 15, 0.1),
+     ("lol" * 8, 0.2), ("Sure!" + "a" * 25, 0.1), ("?!" * 10, 0.2), ("a" * 12, 0.2), ("0" * 25, 0.1),
+     ("😂" * 15, 0.1), ("❤️" * 10, 0.2), ("🇫🇷" * 8, 0.2), ("안녕하세요" * 5, 0.3), ("ㅋ" * 12, 0.2), ("ه" * 13, 0.1),
+     ("สวัสดี" * 5, 0.3), ("こんにちは" * 6, 0.2), ("да" * 12, 0.1), ("क" * 20, 0.1), (r"\n" * 15, 0.1)],
 )  # fmt: skip
 def test_repetition_is_seen_in_every_script(text, most):
     assert rate("repetition", text) < most
@@ -115,7 +119,11 @@ def test_repetition_is_seen_in_every_script(text, most):
 @pytest.mark.parametrize(
     "text",
     ["今天天气很好，我们一起去公园散步吧。", "吾輩は猫である。名前はまだ無い。", "ผมชอบกินข้าวผัดมาก",
-     "the quick brown fox jumps over a lazy dog", "https://example.org/a/path/to/some-page?query=1234567890"],
+     "the quick brown fox jumps over a lazy dog", "https://example.org/a/path/to/some-page?query=1234567890",
+     "1000000", "0.3333333333333333", "1,000,000,000,000,000", "10" * 8, "1" + "0" * 30, "hahaha", "-----",
+     "The sum is 5.\n-----\nDone", "| a | b |\n|---|---|\n| 1 | 2 |", "# " + "-" * 76 + "\nimport os, of which more",
+     "+------+------+\n| a    | b    |", "if x:\n        y = 1\n        z = 2", "Name: ______________",
+     "مرحبا كيف حالك اليوم", "안녕하세요 저는 학생입니다", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
 )  # fmt: skip
 def test_what_does_not_repeat_itself_is_rated_well(text):
     assert rate("repetition", text) > 0.9
