@@ -50,7 +50,7 @@ class GroupFailures:
         return index in self._too_long
 
     def count_made(self, thought_calls: int, failed_samples: Sequence[str] = ()) -> None:
-        """Count a group that was made, and the tool calls of its samples that were only thought of.
+        """Count a group that was made, and the tool calls of its samples that were only thought of or shown.
 
         `failed_samples`: what failed in the environment's code, one text for each sample that was left out for it.
         """
@@ -62,7 +62,8 @@ class GroupFailures:
             self._service.vitals.metrics[f"environment/{self._env}/thought_calls"] = self._thought_calls
             self._service.set_note(
                 f"{self._env} thought calls",
-                f"{self._env}: {self._thought_calls} tool calls were only thought of, and not run",
+                f"{self._env}: {self._thought_calls} tool calls were only thought of, or shown in a block of code, and "
+                "not run",
             )
 
         if failed_samples:

@@ -307,8 +307,8 @@ def build_group(
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
     `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
-    away from some, and `thought_calls` (by sample) where tool calls were only thought of. Raises SchemaError, for one
-    when the server's weight versions are not policy versions.
+    away from some, and `thought_calls` (by sample) where tool calls were only thought of or shown. Raises
+    SchemaError, for one when the server's weight versions are not policy versions.
     """
     versions: list[str] = []
     spans = []

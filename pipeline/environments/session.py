@@ -48,7 +48,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     tool_errors: list[str] = []
     """What was wrong with tool calls that cannot be read."""
     thought_calls: int = 0
-    """Tool calls that the model only thought of, between `<think>` and `</think>` say; none of them is run."""
+    """Tool calls that the model only thought of, between `<think>` and `</think>` say, or shows in a block of code;
+    none of them is run."""
 
 
 class SharedFirstTurn:
@@ -130,7 +131,7 @@ class Session:
 
     @property
     def thought_calls(self) -> int:
-        """Tool calls of all turns that the model only thought of, and that were not run."""
+        """Tool calls of all turns that the model only thought of or showed, and that were not run."""
         return sum(reply.thought_calls for reply in self.replies)
 
     @property
@@ -209,12 +210,13 @@ class Session:
         A template may open a thought in the prompt, and special tokens may mark thoughts, which the text does not
         show: where a call is not seen to be thought, both are looked at.
         """
-        if CALL_MARKER not in turn.text or thought_spans(turn.text):
+        if CALL_MARKER not in turn.text:
             return parse_tool_calls(turn.text)
-        said = turn.token_ids[:-1] if turn.finish_reason == "stop" else turn.token_ids
         opened = bool(await self._requests.opened_by(self.tokens))
-        whole = await self._requests.detokenize(said)
-        return parse_tool_calls(turn.text, whole=whole, opened=opened)
+        if thought_spans(turn.text):
+            return parse_tool_calls(turn.text, opened=opened)
+        said = turn.token_ids[:-1] if turn.finish_reason == "stop" else turn.token_ids
+        return parse_tool_calls(turn.text, whole=await self._requests.detokenize(said), opened=opened)
 
     def _seeded(self, turn: object) -> SamplingParams:
         return msgspec.structs.replace(self._sampling, seed=derive_seed(self._sampling.seed, self.sample, turn))

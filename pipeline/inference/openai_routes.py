@@ -3,7 +3,7 @@
 Guarantees that `return_token_ids` and `logprobs` are those of the tokens as they were sampled, never of a text that was
 read again; that a stream's pieces are the text of the answer in one piece; and that the work of a client that hangs up
 is dropped. Tools are told to the model by its chat template, and calls are read as `<tool_call>{...}</tool_call>`,
-unless they were only thought of.
+unless they were only thought of or shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-Guarantees that nothing which the model only thought is a call, however its template marks thoughts (`thoughts`); such
-calls are counted. Arguments are an object, or the text of one, as OpenAI's routes write it.
+Guarantees that nothing which the model only thought is a call, however its template marks thoughts (`thoughts`), nor
+what it shows in a block of code between other text; such calls are counted. Arguments are an object, or the text of
+one, as OpenAI's routes write it.
 """
 
 import re
@@ -18,6 +19,7 @@ __all__ = ["CALL_MARKER", "ParsedCalls", "parse_tool_calls", "text_without_calls
 CALL_MARKER = "<tool_call>"
 _CLOSER = "</tool_call>"
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*$", re.MULTILINE)
 _MAX_CALLS = 16
 _MAX_READ = 4 * _MAX_CALLS
 """Calls of one text that are looked at for markers of thoughts in their arguments."""
@@ -34,7 +36,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ParsedCalls(NamedTuple):
-    """The calls of one turn, what was wrong with those that cannot be read, and how many were only thought of."""
+    """The calls of one turn, what was wrong with those that cannot be read, and how many were only thought or shown."""
 
     calls: list[ToolCall]
     errors: list[str]
@@ -54,7 +56,9 @@ def parse_tool_calls(text: str, *, whole: str = "", opened: bool = False) -> Par
     calls: list[ToolCall] = []
     errors: list[str] = []
     thoughts = thought_spans(text, _readable(text), opened=opened)
-    for match in (match for part in _said(text, thoughts) for match in _CALL.finditer(part)):
+    shown = _shown(text, thoughts)
+    skipped = sorted([*thoughts, *shown])
+    for match in (match for part in _said(text, skipped) for match in _CALL.finditer(part)):
         if len(calls) + len(errors) == _MAX_CALLS:
             errors.append(f"more than {_MAX_CALLS} tool calls in one turn; the others were not run")
             break
@@ -62,23 +66,46 @@ def parse_tool_calls(text: str, *, whole: str = "", opened: bool = False) -> Par
             calls.append(_read(match[1].strip()))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             errors.append(f"this tool call is not valid: {error}")
-    thought = sum(text.count(CALL_MARKER, start, end) for start, end in thoughts)
-    return ParsedCalls(calls, errors, thought)
+    if shown and not calls and not errors:
+        errors.append("a tool call in a block of code is an example, and is not run: write it without the block")
+    return ParsedCalls(calls, errors, sum(text.count(CALL_MARKER, start, end) for start, end in skipped))
 
 
 def text_without_calls(text: str, *, opened: bool = False) -> str:
-    """Return what a model wrote beside its tool calls. What it thought stays as it is."""
+    """Return what a model wrote beside its tool calls. What it thought, or only shows, stays as it is."""
     left, place = [], 0
-    for start, end in thought_spans(text, _readable(text), opened=opened):
+    thoughts = thought_spans(text, _readable(text), opened=opened)
+    for start, end in sorted([*thoughts, *_shown(text, thoughts)]):
         left += [_CALL.sub("", text[place:start]), text[start:end]]
         place = end
     return "".join([*left, _CALL.sub("", text[place:])]).strip()
 
 
-def _said(text: str, thoughts: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield the parts of an answer that are not thought."""
+def _shown(text: str, thoughts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the blocks of code, outside of thoughts, that show a call. A block that is all that is said is no example.
+
+    A fence in the text of a call, which has no line ends, opens no block.
+    """
+    blocks: list[tuple[int, int]] = []
+    beside: list[str] = []
     place = 0
-    for start, end in thoughts:
+    for start, end in [*thoughts, (len(text), len(text))]:
+        while (opening := _FENCE.search(text, place, start)) is not None:
+            closing = re.compile(rf"^[ \t]*{opening[1]}[ \t]*$", re.MULTILINE).search(text, opening.end(), start)
+            beside.append(text[place : opening.start()])
+            place = start if closing is None else closing.end()
+            blocks.append((opening.start(), place))
+        beside.append(text[place:start])
+        place = end
+    if not "".join(beside).strip():
+        return []
+    return [(start, end) for start, end in blocks if CALL_MARKER in text[start:end]]
+
+
+def _said(text: str, skipped: list[tuple[int, int]]) -> Iterator[str]:
+    """Yield the parts of an answer that are neither thought nor shown."""
+    place = 0
+    for start, end in skipped:
         yield text[place:start]
         place = end
     yield text[place:]

@@ -55,7 +55,7 @@ async def print_group(console: Console, bus: Bus, config: RunConfig, entry: Ledg
         console.print(f"sample {failed['sample']} is left out: {failed['error']}")
     for i, count in enumerate(found.group.metadata.get("thought_calls", [])):
         if count:
-            console.print(f"sample {i}: {count} tool calls were only thought of, and not run")
+            console.print(f"sample {i}: {count} tool calls were only thought of or shown, and not run")
     if ref is None:
         outcome = entry.outcomes[0]
         reason = f" ({outcome.reason})" if outcome.reason else ""

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
 from lachesis.pipeline.config.field_types import check_field_types
+from lachesis.pipeline.tasks.thoughts import thought_opener
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["BOXED", "MAX_LENGTH_BOUNTY", "FormatMarker", "RewardConfig", "is_tag"]
@@ -30,10 +31,10 @@ class FormatMarker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What a completion may have, and what that is worth to a sample that failed."""
 
     marker: str
-    r"""A tag, "<think>": opened and closed exactly once, in this order; after </think> there must be text, other tags
-    must hold some. Or '\boxed', also as '\boxed{' or '\boxed{}': the last \boxed{} after </think> is closed and not
-    empty. Or any other text, "####" or "Answer:" say, of at most 256 characters: it occurs after </think>, to the
-    letter."""
+    r"""What opens a thought, "<think>" or "[THINK]" (`tasks.thoughts` has them all): opened and closed exactly once,
+    with text after it. Any other tag, "<answer>": opened and closed exactly once, with text in it. Or '\boxed', also
+    as '\boxed{' or '\boxed{}': the last \boxed{} after the thought is closed and not empty. Or any other text,
+    "####" or "Answer:" say, of at most 256 characters: it occurs after the thought, to the letter."""
     reward: Annotated[float, Meta(gt=0)] = 0.05
     """The bonus, in units of the score. Default 0.05."""
 
@@ -47,7 +48,10 @@ class FormatMarker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not self.marker.strip():
             raise ConfigError(f"reward_config.format_markers: {self.marker!r} is no text that could be looked for")
         element = _ELEMENT.fullmatch(self.marker)
-        if element is not None:
+        opener = thought_opener(self.marker)
+        if opener:
+            force_setattr(self, "marker", opener)
+        elif element is not None:
             force_setattr(self, "marker", element[1])
         elif _BOX.fullmatch(self.marker):
             force_setattr(self, "marker", BOXED)

@@ -8,7 +8,6 @@ r = env + s min(cap, sum_j w_j f_j + length) for failed samples alone, r <= min_
 predicates of the completion alone: no reference, no rating.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,13 +17,12 @@ from numpy.typing import NDArray
 from lachesis.pipeline.rewards.config.shaping import BOXED, RewardConfig, is_tag
 from lachesis.pipeline.scoring.logic.signals import distinct_share
 from lachesis.pipeline.scoring.raters.boxed import boxed
+from lachesis.pipeline.tasks.thoughts import answer_part, closes_thought, has_one_thought, thought_opener
 from lachesis.schemas.annotations import GroupShaping
 
 __all__ = ["ShapingSample", "has_marker", "length_bonus", "shape"]
 
 _ENDED = {"stop", "tool"}
-_THINK = "<think>"
-_THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +62,14 @@ def shape(samples: Sequence[ShapingSample], config: RewardConfig, min_success: f
 
 def has_marker(completion: str, marker: str) -> bool:
     """Return whether a completion has the marker; see `FormatMarker`."""
+    if thought_opener(marker):
+        return has_one_thought(completion, marker)
     if is_tag(marker):
         return _has_element(completion, marker)
-    if _THINK in completion and _THINK_END not in completion:
-        return False  # it was cut off while thinking
     if marker == BOXED:
         return bool(boxed(completion))
-    return marker in completion[max(0, completion.rfind(_THINK_END)) :]
+    answer = answer_part(completion)
+    return marker in (completion if answer and closes_thought(marker) else answer)
 
 
 def _has_element(completion: str, tag: str) -> bool:
@@ -78,8 +77,7 @@ def _has_element(completion: str, tag: str) -> bool:
     opening, closing = completion.split(tag), completion.split(end_tag)
     if len(opening) != 2 or len(closing) != 2 or len(opening[0]) > len(closing[0]):
         return False
-    text = closing[1] if tag == _THINK else opening[1].partition(end_tag)[0]
-    return re.search(r"\S", text) is not None
+    return opening[1].partition(end_tag)[0].strip() != ""
 
 
 def length_bonus(tokens: NDArray[np.int32], finish_reason: str, config: RewardConfig) -> float:

@@ -41,6 +41,27 @@ READ = [
     (call(1, "</think>") + TWO, [1, 2], 0),
     (f"<think>a</think>{ONE}</think>{TWO}", [1, 2], 0),
     (ONE + TWO, [1, 2], 0),
+    (f"<think><think>{NINE}</think>{NINE}</think>{ONE}", [1], 2),
+    (f"<think>a<think>b<think>{NINE}</think>{NINE}</think>{NINE}</think>{ONE}", [1], 3),
+    (f"<think><think>{NINE}</think><think>{NINE}</think>{NINE}</think>{ONE}", [1], 3),
+    (f"<think>a<think>{NINE}</think>{NINE}", [], 2),
+    (f"<think>\n<think>{NINE}</think>{ONE}", [1], 1),  # opened by the template and again by the model
+    (f"<think><reasoning>{NINE}</reasoning>{NINE}</think>{ONE}", [1], 2),
+    (f"<think><reasoning>{NINE}</think>{ONE}", [1], 1),
+    (f"<thinking><thinking>{NINE}</thinking>{NINE}</thinking>{ONE}", [1], 2),
+    (f"[THINK][THINK]{NINE}[/THINK]{NINE}[/THINK]{ONE}", [1], 2),
+    (f"<seed:think><seed:think>{NINE}</seed:think>{NINE}</seed:think>{ONE}", [1], 2),
+    (f"<|begin_of_thought|>{NINE}<|begin_of_thought|><|end_of_thought|>{NINE}<|end_of_thought|>{ONE}", [1], 2),
+    (f"<|channel|>analysis<|message|>{NINE}<|end|><|channel|>analysis<|message|>{NINE}<|end|>{ONE}", [1], 2),
+    (f"<think>{call(9, '</think>')}{NINE}</think>{ONE}", [1], 2),
+    (f"<think>{NINE}</think></think>{ONE}", [1], 1),
+    (f"<mm:think>{NINE}</mm:think>{ONE}", [1], 1),
+    (f"<think>{NINE}</think><|START_ACTION|>{ONE}<|END_ACTION|>", [1], 1),
+    (f"<think>x</think>The form is\n```xml\n{NINE}\n```\nand now: {ONE}", [1], 1),
+    (f"<think>x</think>\n```xml\n{ONE}\n```\n", [1], 0),  # all that is said
+    (call(1, "```\nx\n```") + call(2, "a\n```"), [1, 2], 0),
+    (f"Code:\n```python\nx = 1\n```\n{ONE}", [1], 0),
+    (f"<think>```\n{NINE}</think>{ONE}", [1], 1),
 ]
 
 
@@ -86,6 +107,26 @@ def test_special_tokens_may_mark_thoughts_that_the_text_does_not_show() -> None:
     assert [json.loads(one.arguments)["a"] for one in found.calls] == [1]
 
 
+@pytest.mark.parametrize("fence", ["```", "```xml", "~~~", "  ````"])
+def test_a_call_that_is_shown_in_a_block_of_code_is_not_run_and_is_told(fence: str) -> None:
+    text = f"<think>x</think>For example:\n{fence}\n{NINE}\n{fence.rstrip('xml')}\nThat is the form."
+    found = parse_tool_calls(text)
+    assert (found.calls, found.thought) == ([], 1)
+    assert "in a block of code is an example, and is not run" in found.errors[0]
+    assert text_without_calls(text) == text
+
+
+def test_thoughts_within_a_thought_that_the_prompt_opened() -> None:
+    for text, calls, thought in [
+        (f"{NINE}<think>{NINE}</think>{NINE}</think>{ONE}", [1], 3),
+        (f"<think>{NINE}</think>{ONE}", [1], 1),
+        (f"<reasoning>{NINE}</reasoning>{NINE}</think>{ONE}", [1], 2),
+        (f"a{NINE}", [], 1),
+    ]:
+        found = parse_tool_calls(text, opened=True)
+        assert ([json.loads(one.arguments)["a"] for one in found.calls], found.thought) == (calls, thought)
+
+
 def test_what_is_left_beside_the_calls_keeps_the_thoughts_whole() -> None:
     assert text_without_calls(f"<think>{NINE}</think> so {ONE}") == f"<think>{NINE}</think> so"
     assert text_without_calls(f"so {ONE}", opened=True) == f"so {ONE}"
@@ -107,6 +148,8 @@ def test_arguments_may_be_the_text_of_an_object() -> None:
 def test_many_openings_are_read_in_time() -> None:
     assert parse_tool_calls("<tool_call>" * 10_000 + "</tool_call>").calls == []
     assert parse_tool_calls("<think></think>" * 10_000 + ONE).calls
+    assert not parse_tool_calls(("<think>" * 50 + "</think>" * 49) * 300 + "<think>" + ONE).calls
+    assert not parse_tool_calls("<reasoning><think>" * 10_000 + ONE).calls
 
 
 class Box(Environment):
@@ -148,6 +191,14 @@ async def test_a_session_runs_what_is_said_and_counts_what_is_thought() -> None:
     env = Box()
     says = f"<think>{NINE}{NINE}</think>{ONE}"
     group = await collect(FakeInference(lambda prompt, number: "done" if "<tool>" in prompt else says), env)
+    assert env.ran == [1, 1]
+    assert group.metadata["thought_calls"] == [2, 2]
+
+
+async def test_a_thought_in_a_thought_that_the_template_opened_does_not_end_it() -> None:
+    env = Box()
+    says = f"so <think>{NINE}</think>{NINE}</think>{ONE}"
+    group = await collect(Thinker(lambda prompt, number: "done" if "<tool>" in prompt else says), env)
     assert env.ran == [1, 1]
     assert group.metadata["thought_calls"] == [2, 2]
 

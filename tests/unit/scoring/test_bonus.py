@@ -68,6 +68,40 @@ def test_any_other_text_is_looked_for_after_the_thinking(text, found):
     assert has_marker(text, "####") is found
 
 
+@pytest.mark.parametrize(
+    ("marker", "closer"),
+    [("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"),
+     ("<seed:think>", "</seed:think>"), ("◁think▷", "◁/think▷"), ("<|START_THINKING|>", "<|END_THINKING|>"),
+     ("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|think|>", "<|/think|>")],
+)  # fmt: skip
+def test_every_marker_of_thoughts_is_one(marker, closer):
+    settings = FormatMarker(marker=f"{marker}...{closer}")
+    assert settings.marker == FormatMarker(marker=marker).marker == marker
+    assert has_marker(f"{marker}a{closer} b", marker)
+    for text in (
+        f"{marker}a",
+        f"{marker}a{closer} ",
+        f"{closer}a{marker} b",
+        f"{marker}a{closer}{marker}b{closer}c",
+        "b",
+    ):
+        assert not has_marker(text, marker)
+    thought = f"{marker}#### 1 \\boxed{{1}}{closer} two"
+    assert not has_marker(thought, "####")
+    assert not has_marker(thought, "\\boxed")
+    assert has_marker(f"{thought} #### 2 \\boxed{{2}}", "####")
+    assert has_marker(f"{thought} #### 2 \\boxed{{2}}", "\\boxed")
+    assert not has_marker(f"{marker} #### 2", "####")
+
+
+def test_a_thought_in_a_channel_of_its_own():
+    thought = "<|channel|>analysis<|message|>#### 1<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert has_marker(f"{thought}2<|return|>", "<|channel|>analysis")
+    assert not has_marker("<|channel|>analysis<|message|>a", "<|channel|>analysis")
+    assert not has_marker(f"{thought}2", "####")
+    assert has_marker(f"{thought}#### 2", "####")
+
+
 def test_a_text_is_no_pattern_and_the_end_of_thinking_may_be_one():
     assert has_marker("Answer: 4", "Answer:")
     assert not has_marker("answer: 4", "Answer:")

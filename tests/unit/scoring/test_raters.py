@@ -123,7 +123,8 @@ def test_repetition_is_seen_in_every_script(text, most):
      "1000000", "0.3333333333333333", "1,000,000,000,000,000", "10" * 8, "1" + "0" * 30, "hahaha", "-----",
      "The sum is 5.\n-----\nDone", "| a | b |\n|---|---|\n| 1 | 2 |", "# " + "-" * 76 + "\nimport os, of which more",
      "+------+------+\n| a    | b    |", "if x:\n        y = 1\n        z = 2", "Name: ______________",
-     "مرحبا كيف حالك اليوم", "안녕하세요 저는 학생입니다", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
+     "مرحبا كيف حالك اليوم", "안녕하세요 저는 학생입니다",
+     "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
 )  # fmt: skip
 def test_what_does_not_repeat_itself_is_rated_well(text):
     assert rate("repetition", text) > 0.9
