@@ -2,9 +2,12 @@
 
 import math
 import numbers
+import re
 from typing import Any
 
-__all__ = ["finite_number", "real_number"]
+__all__ = ["finite_number", "real_number", "without_addresses"]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def real_number(value: Any) -> float:
@@ -39,7 +42,12 @@ def finite_number(value: Any) -> float:
     return number
 
 
+def without_addresses(text: str) -> str:
+    """Return a text without the places of objects in memory, which make two texts of one failure."""
+    return _ADDRESS.sub("", text)
+
+
 def _shown(value: Any) -> str:
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return f"{value!r:.80} of type {name}"
+    return f"{without_addresses(repr(value)):.80} of type {name}"

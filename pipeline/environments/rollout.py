@@ -249,6 +249,9 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
                 await env.rollout(task, session)
             if session.failure is None:
                 return _checked(env, session, await _reward(env, task, session))
+    except SystemExit as error:  # a library's way to give up; it ends a sample, never the service
+        left = EnvironmentCodeError(f"its code ends the process: SystemExit({error.code!r:.80})")
+        return left.with_traceback(error.__traceback__)
     except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
         raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
         if session.failure is None:

@@ -22,6 +22,7 @@ from lachesis.pipeline.health.ledger_reader import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
+from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
 from lachesis.pipeline.health.webhook import AlertWebhook
 from lachesis.pipeline.ledger.audit import LedgerProblem
 from lachesis.pipeline.runtime.commitlog import RestoredState
@@ -286,6 +287,9 @@ class AlertWriter(StatefulStage[AlertEvent]):
         self.service.vitals.emitted += 1
         figures = self.service.vitals.metrics
         for result in event.results:
+            if result.check == UnpaidBonuses.name:
+                problem = f"environment {self.env}: {result.reason}" if result.severity == "warn" else None
+                self.service.set_problem(f"{self.env} unpaid bonuses", problem)
             if result.value is not None:
                 figures[f"health/{self.env}/{result.check}"] = result.value
         standing = event.standing

@@ -23,6 +23,7 @@ import anyio.to_thread
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.cures import with_cure
 from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.real_number import without_addresses
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArguments
 from lachesis.pipeline.scoring.loader import EnsembleRater
@@ -211,7 +212,7 @@ class _MemberCalls:
 
     def _failure_text(self, error: BaseException) -> str:
         log_failure(f"rater {self.member.name}", error)
-        return with_cure(f"{type(error).__name__}: {error}"[:_MAX_DETAIL], error)
+        return with_cure(without_addresses(f"{type(error).__name__}: {error}")[:_MAX_DETAIL], error)
 
     def _given_up(self, argument: Any, failure: BaseException, tried: str) -> Rating:
         self._breaker.failed(anyio.current_time())

@@ -101,7 +101,7 @@ class EnvironmentScorer:
             samples = samples_of(group)
             ratings = await self._ensemble.runner.rate_group(samples)
             for name, column in ratings.items():
-                self.unrated.count(name, column)
+                self.unrated.count(name, column, group.item)
             scores = self._ensemble.ensemble.score(ratings)
             self._log_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
@@ -110,7 +110,7 @@ class EnvironmentScorer:
         else:
             scores, problems = _own_rewards(group)
             for name, rewards in scores.ratings.items():
-                self.unrated.count(name, [_as_rating(value, problems.get(name)) for value in rewards])
+                self.unrated.count(name, [_as_rating(value, problems.get(name)) for value in rewards], group.item)
             for name, problem in problems.items():
                 self._log_once(f"environment {group.env}, reward {name}: {problem}")
             if self._explains:

@@ -37,6 +37,7 @@ log = logging.getLogger("lachesis")
 _POLICY_EVERY_S = 1.0
 _UNRATED_GROUPS = 3
 """Groups in a row without any rating of a rater, after which it is named."""
+_NOT_TRAINED_ON = "Answers without a score are not trained on, so what is learned is a selection"
 _AGREEMENT_EVERY_GROUPS = 8
 """Groups from one look at how far raters agree to the next."""
 
@@ -126,7 +127,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 
 
 class _UnratedReport:
-    """Names the raters of which no answer of the last groups has a rating: more groups will not help."""
+    """Names the raters of which no answer of the last groups has a rating, or that fail on many answers."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -134,12 +135,12 @@ class _UnratedReport:
 
     def report(self, env: str, scorer: EnvironmentScorer) -> None:
         """Say in the heartbeat which raters of `env` rate nothing, and take back what no longer holds."""
-        found = scorer.unrated.without_rating(_UNRATED_GROUPS)
+        found = {rater: f"{why}. {_NOT_TRAINED_ON}" for rater, why in scorer.unrated.failing().items()}
+        for rater, why in scorer.unrated.without_rating(_UNRATED_GROUPS).items():
+            found[rater] = f"{why}. Groups without scores are not trained on"
         for rater, why in found.items():
             what = f"rater {rater}" if scorer.versions else f"reward {rater}"
-            self._service.set_problem(
-                f"{env} {rater} unrated", f"environment {env}, {what}: {why}. Groups without scores are not trained on"
-            )
+            self._service.set_problem(f"{env} {rater} unrated", f"environment {env}, {what}: {why}")
         for rater in self._named[env] - found.keys():
             self._service.set_problem(f"{env} {rater} unrated", None)
         self._named[env] = set(found)

@@ -1,6 +1,7 @@
 """Whatever is one real number is a reward, a rating and a score; whatever is not is refused, and says what it is."""
 
 import re
+import sys
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -68,6 +69,20 @@ async def test_what_is_no_real_number_is_refused_by_what_it_is(value: Any) -> No
     with pytest.raises(EnvironmentCodeError, match=r"Paying: reward environment is .*a reward is a finite number"):
         await rewards(value)
     assert to_rating(value, (0.0, 1.0)).status in {"error", "nonfinite"}
+
+
+async def test_code_that_ends_the_process_ends_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Paying, "reward", lambda *_: sys.exit(3))
+    with pytest.raises(EnvironmentCodeError, match=r"its code ends the process: SystemExit\(3\)"):
+        await rewards(1.0)
+
+
+def test_the_same_failure_has_the_same_words() -> None:
+    assert (
+        to_rating(object(), None).detail
+        == to_rating(object(), None).detail
+        == ("returned <object object> of type object, which is not a real number")
+    )
 
 
 async def test_several_rewards_have_texts_as_names() -> None:

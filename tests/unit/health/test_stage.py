@@ -16,7 +16,7 @@ from lachesis.pipeline.health.stage import run_health
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
-from lachesis.schemas.annotations import Commit, GroupSignals, RewardEvent, ScoreEvent
+from lachesis.schemas.annotations import Commit, GroupShaping, GroupSignals, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.errors import FencedError, InfrastructureError
@@ -247,6 +247,28 @@ async def test_a_request_is_applied_once(lab, groups):
             await train(lab, groups, 16)
             await lab.until(judged(lab, 1 + groups.seq // 16))
     assert [event.source for event in await alerts(lab)].count("resume") == 1
+
+
+async def test_a_bonus_that_nobody_earns_is_a_problem_until_somebody_does(lab, groups):
+    def scored(had):
+        markers = {"####": [had] * 8}
+        return groups.score(
+            shaping=GroupShaping(bonus=[0.0] * 8, succeeded=[False] * 8, ceiling=0.9, markers=markers, length=[0.0] * 8)
+        )
+
+    async with lab.running(health, "health") as service:
+        for had, windows in ((False, 8), (True, 9)):
+            for n in range(groups.seq, groups.seq + (128 if not had else 16)):
+                await publish(lab, groups, scored(had), n)
+
+            async def judged(least=windows):
+                return len(await alerts(lab)) >= least
+
+            await lab.until(judged)
+            problems = service.vitals.report().problems
+            assert len(problems) == (0 if had else 1)
+            if problems:
+                assert problems[0].startswith("environment sums: no sample of the last 128 groups has ####")
 
 
 async def test_what_cannot_be_read_is_passed_over(lab, groups):

@@ -32,6 +32,24 @@ def test_groups_in_a_row_are_counted_until_one_has_a_rating() -> None:
     assert unrated.without_rating(1) == {}
 
 
+def test_a_rater_that_fails_on_many_answers_but_not_all_is_named_with_an_example() -> None:
+    unrated = UnratedGroups()
+    for number in range(3):
+        unrated.count("m", [OK, BAD, BAD, NONE], f"q{number}")
+    assert unrated.failing() == {}  # too few answers to say
+    unrated.count("m", [OK, OK, BAD, BAD], "q3")
+    assert unrated.failing() == {
+        "m": "it failed on 8 of the newest 16 answers (50%), for one on sample 2 of item 'q3': error, E: no"
+    }
+    assert unrated.without_rating(3) == {}
+    for _ in range(8):
+        unrated.count("m", [OK, OK, OK, NONE])
+    assert unrated.failing() == {}
+    unrated.count("n", [NONE] * 9 + [OK] * 9)
+    unrated.count("n", [AWAY] * 18)
+    assert unrated.failing() == {}
+
+
 def test_abstaining_may_be_right_for_a_while() -> None:
     unrated = UnratedGroups()
     for _ in range(3):
@@ -122,6 +140,26 @@ def test_only_what_comes_again_with_every_answer_has_a_cure() -> None:
     assert cure_of(RuntimeError("asyncio.run() cannot be called from a running event loop")) is not None
     assert cure_of(RuntimeError("There is no current event loop in thread 'x'.")) is not None
     assert cure_of(ValueError("could not convert string to float: 'x'")) is None
+
+
+async def test_the_scorer_names_what_fails_on_many_answers(lab: Any) -> None:
+    named = ScoringConfig(raters=[RaterConfig(rater=f"{__name__}:sometimes")])
+    config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x", scoring=named)})
+    said = [
+        [Message(role="user", content="q"), Message(role="assistant", content=text)] for text in ("so", "\\boxed{1}")
+    ]
+    async with lab.running(lambda service: run_scorer(service, config), "scorer") as service:
+        for number in range(1, 9):
+            await lab.store(lab.group(number, task={}, messages=said))
+
+        async def all_scored() -> bool:
+            return sum(len(event.groups) for event in await lab.events("score", ScoreEvent, "sums")) == 8
+
+        await lab.until(all_scored)
+        (problem,) = service.vitals.report().problems
+    assert problem.startswith("environment sums, rater sometimes: it failed on 8 of the newest 16 answers (50%)")
+    assert "sample 0 of item" in problem
+    assert "ValueError: no answer" in problem
 
 
 async def test_the_scorer_names_what_rates_nothing_and_takes_it_back(lab: Any) -> None:
