@@ -134,7 +134,9 @@ def _read(text: str) -> ToolCall:
     """Return the call that JSON says. Raises `MsgspecError` or `ValueError`."""
     call = _decoder.decode(text)
     arguments = bytes(call.arguments).decode()
-    if arguments.startswith('"'):
+    if arguments == "null":
+        arguments = "{}"
+    elif arguments.startswith('"'):
         inner = _text_decoder.decode(arguments).strip() or "{}"
         try:
             _object_decoder.decode(inner)

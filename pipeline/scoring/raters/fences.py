@@ -31,7 +31,7 @@ _WRAPPED = re.compile(
     r"\[(?P<kind>PYTHON|CODE)\](?P<marked>.*?)(?:\[/(?P=kind)\]|\Z)"
     r"|\\begin\{(?P<env>lstlisting|[vV]erbatim|minted|python|pycode)\*?\}(?P<given>(?:\[[^\]\n]{0,200}\])?"
     r"(?:\{[^}\n]{0,40}\})?)(?P<typeset>.*?)(?:\\end\{(?P=env)\*?\}|\Z)"
-    r"|<pre[^>\n]{0,200}>\s{0,20}<code(?P<class>[^>\n]{0,200})>(?P<html>.*?)(?:</code>|\Z)"
+    r"|<pre[^>\n]{0,200}>\s{0,20}(?:<code(?P<class>[^>\n]{0,200})>)?(?P<html>.*?)(?:</code>|</pre>|\Z)"
     r"|<\|python_(?:tag|start)\|>(?P<run>.*?)(?:<\|eom_id\|>|<\|python_end\|>|\Z)"
     r"|<(?P<art>(?:ant)?artifact)\b(?P<about>[^>\n]{0,400})>(?P<made>.*?)(?:</(?P=art)>|\Z)",
     re.DOTALL | re.IGNORECASE,

@@ -93,17 +93,32 @@ def _last(candidates: Sequence[_Candidate], least: int) -> _Candidate | None:
 
 
 def _strength(candidate: _Candidate) -> int:
-    """Return 2 for a program that defines or does something, 1 for statements such as an import or a call, 0 for values
-    alone, as what a program printed. What was meant to be Python and does not compile counts as a program."""
+    """Return how much a block does.
+
+    2 for a program that defines or does something, and for what was meant to be Python and does not compile; 1 for
+    statements such as an import, a call or a signature; 0 for values alone, as what a program printed.
+    """
     if candidate.tree is None:
         return 2
     nodes = list(ast.walk(candidate.tree))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    if any(isinstance(node, _DOES) for node in nodes) or not names.isdisjoint(_ACTS):
+    acts = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    acts |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if any(isinstance(node, _DOES) and not _is_stub(node) for node in nodes) or not acts.isdisjoint(_ACTS):
         return 2
     is_value = all(isinstance(node, _VALUES) and getattr(node, "value", node) is not None for node in nodes)
     return 0 if is_value else 1
+
+
+def _is_stub(node: ast.AST) -> bool:
+    """Return whether a definition has no body, as in the signature that an answer quotes."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or getattr(node, "bases", ()):
+        return False
+    return all(
+        isinstance(one, ast.Pass)
+        or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+        or _is_stub(one)
+        for one in node.body
+    )
 
 
 def _uses(candidate: _Candidate, earlier: Sequence[_Candidate]) -> bool:
