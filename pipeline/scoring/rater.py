@@ -84,6 +84,9 @@ class Rater:
         """Return one rating a sample, in their order. May be `async def`."""
         raise NotImplementedError(f"{type(self).__name__} does not rate groups")
 
+    calls_at_once: int | None = None
+    """Calls that it can work on at once, if it has a bound of its own: further ones wait before their time begins."""
+
     @property
     def rates_groups(self) -> bool:
         """Whether `rate_group` is the method to call."""
@@ -102,6 +105,7 @@ class FunctionRater(Rater):
         bounds: tuple[float, float] | None = None,
         inline: bool = False,
         group: bool = False,
+        apart: Sequence[str] = (),
         params: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
@@ -110,9 +114,12 @@ class FunctionRater(Rater):
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.version = version
         self.bounds = bounds
-        self.inline = inline
         self.group = group
+        self.apart = tuple(apart)
         self.params = dict(params or {})
+        self.runs_apart = any(self.params.get(param) is not None for param in apart)
+        """Whether it is called in a worker process, because an answer could keep it busy for ever."""
+        self.inline = inline and not self.runs_apart
         self.call = partial(function, **self.params)
         """The function with its parameters bound."""
         self.__doc__ = function.__doc__
@@ -147,6 +154,7 @@ class FunctionRater(Rater):
             bounds=self.bounds,
             inline=self.inline,
             group=self.group,
+            apart=self.apart,
             params={**self.params, **params},
         )
 
@@ -161,6 +169,7 @@ def rater(
     name: str = "",
     inline: bool = False,
     group: bool = False,
+    apart: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], FunctionRater]: ...
 
 
@@ -173,15 +182,17 @@ def rater(
     name: str = "",
     inline: bool = False,
     group: bool = False,
+    apart: Sequence[str] = (),
 ) -> FunctionRater | Callable[[Callable[..., Any]], FunctionRater]:
     """Make a rater of a function: its first argument is the sample (with `group`, the list of samples).
 
-    Further keyword arguments are its parameters. Raises ConfigError if the bounds are not two finite rising numbers.
+    Further keyword arguments are its parameters; if one of `apart` is given, the rater is called in a worker process
+    (`worker_process`), for which it must be found under its name in its module. Raises ConfigError if the bounds are not two finite rising numbers.
     """
     check_bounds(bounds, name or getattr(function, "__name__", "rater"))
 
     def wrap(inner: Callable[..., Any]) -> FunctionRater:
-        return FunctionRater(inner, name=name, version=version, bounds=bounds, inline=inline, group=group)
+        return FunctionRater(inner, name=name, version=version, bounds=bounds, inline=inline, group=group, apart=apart)
 
     return wrap if function is None else wrap(function)
 

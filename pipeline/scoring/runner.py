@@ -8,9 +8,10 @@ tells (`is_outage`); the latter is not believed of a single argument that fails 
 A sync rater runs in a worker thread. A thread cannot be killed: after a timeout it is abandoned and goes on by itself.
 While as many abandoned calls of a rater still run as its concurrency allows, further calls count as timed out at once,
 so that a rater has fewer than twice that many threads. What may hang for good, or holds the interpreter lock, needs a
-process of its own.
+process of its own: a function that says so by its parameters (`runs_apart`) is called in worker processes.
 """
 
+import importlib
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArguments
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
+from lachesis.pipeline.scoring.worker_process import WorkerProcesses
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas.errors import InfrastructureError
@@ -36,6 +38,10 @@ __all__ = ["EnsembleRunner"]
 
 _MAX_DETAIL = 440
 """Characters kept of what a rater raised; how to mend it follows."""
+_APART_WORKERS = 2
+"""Worker processes of a function that is called in them."""
+_APART_BYTES = 256 << 20
+"""Memory of one of its calls, beyond what a worker has before its first one."""
 _MAX_REPEATED = 100
 """Characters of the last failure that calls which are not made repeat; a score carries 200 in all."""
 
@@ -79,6 +85,25 @@ def _key(argument: Any) -> int:
     return hash(tuple((sample.env, sample.item, sample.prompt, sample.completion) for sample in samples))
 
 
+class _CallsApart:
+    """Calls a function of ours in worker processes."""
+
+    def __init__(self, rater: FunctionRater) -> None:
+        self._workers = WorkerProcesses(_APART_WORKERS, _APART_BYTES)
+        self._what = f"rated an answer by {rater.name}"
+        self._function = rater.function.__module__, rater.function.__qualname__
+        self._params = rater.params
+
+    async def rate(self, argument: Any) -> Any:
+        return await self._workers.call(self._what, _rate_apart, *self._function, self._params, argument)
+
+
+def _rate_apart(module: str, name: str, params: dict[str, Any], argument: Any) -> Any:
+    """Call a function by its name, which stands for its rater in its module."""
+    found: FunctionRater = getattr(importlib.import_module(module), name)
+    return found.function(argument, **params)
+
+
 class _MemberCalls:
     """Calls of one rater: its concurrency limit, timeout, retries and abandoned threads."""
 
@@ -88,9 +113,12 @@ class _MemberCalls:
         self._policy = RetryPolicy(first_s=member.config.backoff_s, jitter=0.5, attempts=member.config.retries + 1)
         rater = member.rater
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
-        declared = self._function
+        declared, at_once_most = self._function, rater.calls_at_once
         if isinstance(rater, FunctionRater):
             self._function, declared = rater.call, rater.function
+            if rater.runs_apart:
+                self._function = declared = _CallsApart(rater).rate
+                at_once_most = _APART_WORKERS
         self._on_loop = rater.inline or inspect.iscoroutinefunction(declared)
         self.at_once = rater.inline and not inspect.iscoroutinefunction(declared)
         """Whether a call is a function's, on this thread: no task, slot or timeout could do anything for it."""
@@ -101,7 +129,7 @@ class _MemberCalls:
         self._last_failure = ""
         """In words, with the time since when it is away."""
         self._breaker = CircuitBreaker(member.config.breaker_failures, member.config.breaker_s)
-        self._slots = anyio.Semaphore(member.config.concurrency)
+        self._slots = anyio.Semaphore(min(member.config.concurrency, at_once_most or member.config.concurrency))
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
         self._abandoned = 0

@@ -6,13 +6,11 @@ from lachesis.pipeline.scoring.raters.answer import compiled
 __all__ = ["well_formed"]
 
 
-@rater(bounds=(0.0, 1.0), name="format", version="2")
+@rater(bounds=(0.0, 1.0), name="format", version="2", apart=("pattern",))
 def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = True) -> float:
     """Match the whole completion against `pattern`, behind a <think> that the prompt ends with.
 
     With `finished`, its finish reason must be "stop" as well.
-
-    The pattern is trusted: one that backtracks exponentially stops the process, thread or not.
     """
     if finished and sample.finish_reason != "stop":
         return 0.0

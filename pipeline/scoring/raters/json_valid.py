@@ -13,10 +13,10 @@ from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["json_valid"]
 
-_FENCED = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json[c5l]?)?[ \t]*\n(.*)\n[ \t]*\1", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json[c5l]?[ \t]*)?\n(.*)\n[ \t]*\1", re.DOTALL | re.IGNORECASE)
 
 
-@rater(bounds=(0.0, 1.0), version="2")
+@rater(bounds=(0.0, 1.0), version="2", apart=("pattern", "schema"))
 def json_valid(
     sample: Sample,
     *,

@@ -8,28 +8,19 @@ is killed, and another takes its place.
 import importlib.util
 from collections import OrderedDict
 
-import anyio
-import anyio.to_process
-
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.scoring.rater import Rater, Sample
 from lachesis.pipeline.scoring.raters.answer import reference
 from lachesis.pipeline.scoring.raters.boxed import boxed
-from lachesis.pipeline.scoring.raters.math_equal import equal_or_unsure, reference_answer
-from lachesis.pipeline.scoring.raters.math_worker import compare_within
+from lachesis.pipeline.scoring.raters.math_equal import equal, equal_or_unsure, reference_answer
+from lachesis.pipeline.scoring.worker_process import WorkerProcesses
 from lachesis.schemas.errors import ConfigError, StartupError
 
-__all__ = ["MathRater", "WorkerEndedError"]
+__all__ = ["MathRater"]
 
 _MAX_CACHED_ANSWERS = 4096
 _MAX_ANSWER_CHARS = 512
 _MIN_MEMORY_MB = 64
-_ATTEMPTS = 3
-"""Workers that are asked: one ends itself where those before have filled its memory."""
-
-
-class WorkerEndedError(Exception):
-    """Raised when workers ended, one after the other, while they compared the same answers."""
 
 
 class MathRater(Rater):
@@ -41,21 +32,21 @@ class MathRater(Rater):
     version = "2"
     bounds = (0.0, 1.0)
 
-    def __init__(self, *, workers: int = 2, memory_mb: int = 512) -> None:
+    def __init__(self, *, workers: int = 2, memory_mb: int = 256) -> None:
         if workers < 1:
             raise ConfigError(f"rater math: workers is {workers}; it must be at least 1.")
         if memory_mb < _MIN_MEMORY_MB:
             raise ConfigError(f"rater math: memory_mb is {memory_mb}; it must be at least {_MIN_MEMORY_MB}.")
         if importlib.util.find_spec("math_verify") is None:
             raise StartupError(f"rater math needs the package math-verify: {install_command('raters')}")
-        self._memory_bytes = memory_mb << 20
-        self._limiter = anyio.CapacityLimiter(workers)
+        self.calls_at_once = workers
+        self._workers = WorkerProcesses(workers, memory_mb << 20)
         self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
 
     async def rate(self, sample: Sample) -> float | None:
         """Return 1 or 0; one that takes too long is a missing rating.
 
-        0 also where an answer takes too much memory.
+        Raises `AnswerTooLargeError` where an answer takes too much memory: that is a missing rating too.
         """
         gold, given = reference(sample), boxed(sample.text)
         if gold is None:
@@ -66,23 +57,11 @@ class MathRater(Rater):
         if (gold, given) not in self._known:
             same = equal_or_unsure(gold, given)
             if same == "unsure":
-                same = await self._compare(gold, given)
+                what = f"compared {given[:80]!r} with {gold[:80]!r}"
+                same = await self._workers.call(what, equal, gold, given)
             if not isinstance(same, bool):
                 return None
             self._known[gold, given] = same
             if len(self._known) > _MAX_CACHED_ANSWERS:
                 self._known.popitem(last=False)
         return float(self._known[gold, given])
-
-    async def _compare(self, gold: str, given: str) -> bool | None:
-        for _ in range(_ATTEMPTS):
-            try:
-                return await anyio.to_process.run_sync(
-                    compare_within, gold, given, self._memory_bytes, cancellable=True, limiter=self._limiter
-                )
-            except anyio.BrokenWorkerProcess:
-                continue
-        raise WorkerEndedError(
-            f"{_ATTEMPTS} worker processes ended while they compared {given[:80]!r} with {gold[:80]!r}; is the machine "
-            "out of memory?"
-        )

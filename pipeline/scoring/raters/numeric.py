@@ -22,7 +22,7 @@ _CLAUSE_END = re.compile(
 )
 
 
-@rater(bounds=(0.0, 1.0), version="2")
+@rater(bounds=(0.0, 1.0), version="2", apart=("pattern",))
 def numeric(
     sample: Sample, *, pattern: str | None = None, rel_tol: float = 1e-6, abs_tol: float = 1e-9
 ) -> float | None:

@@ -10,10 +10,11 @@ import anyio
 import anyio.to_process
 import pytest
 
+from lachesis.pipeline.scoring import worker_process
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Sample
-from lachesis.pipeline.scoring.raters import math_worker
+from lachesis.pipeline.scoring.raters import math_rater
 from lachesis.pipeline.scoring.raters.boxed import boxed
 from lachesis.pipeline.scoring.raters.math_equal import equal
 from lachesis.pipeline.scoring.raters.math_rater import MathRater
@@ -96,27 +97,41 @@ async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> N
     assert after.value == 1.0
 
 
-def test_an_answer_that_takes_too_much_memory_is_wrong_and_the_limits_are_gone_afterwards(monkeypatch) -> None:
+async def test_an_answer_that_takes_too_much_memory_or_depth_is_missing_and_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(math_rater, "equal", hungry)
+    for given, why in (("2000+x", "the answer takes more than 256 MiB to rate"), ("x+1", "nested too deeply")):
+        (rating,) = (await math_runner(30.0).rate_group([sample(rf"\boxed{{{given}}}", "x+y")]))["math"]
+        assert (rating.value, rating.status) == (None, "error")
+        assert why in rating.detail
+
+
+def hungry(_: str, given: str) -> bool:
+    """Take a MiB for each unit of a number, or recurse without end."""
+    number = given.partition("+")[0]
+    return len(bytearray(int(number) << 20)) < 0 if number.isdigit() else hungry("", given)
+
+
+def test_the_limits_of_a_call_are_gone_afterwards(monkeypatch) -> None:
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_CPU)
     before = [resource.getrlimit(kind) for kind in kinds]
-    monkeypatch.setattr(math_worker, "_base_bytes", None)
-    monkeypatch.setattr(math_worker, "equal", lambda gold, given: len(bytearray(int(given) << 20)) > 0)
-    assert math_worker.compare_within("", "8", 256 << 20) is True
-    assert math_worker.compare_within("", "4096", 256 << 20) is False
+    monkeypatch.setattr(worker_process, "_base_bytes", None)
+    assert worker_process.call_within(256 << 20, bytearray, (8 << 20,))
+    with pytest.raises(worker_process.AnswerTooLargeError, match="more than 256 MiB"):
+        worker_process.call_within(256 << 20, bytearray, (4096 << 20,))
     assert [resource.getrlimit(kind) for kind in kinds] == before
 
 
-def test_a_worker_whose_memory_is_half_full_ends_before_it_compares(monkeypatch) -> None:
-    monkeypatch.setattr(math_worker, "_base_bytes", 1)
-    monkeypatch.setattr(math_worker.os, "_exit", ended := Mock(side_effect=SystemExit))
+def test_a_worker_whose_memory_is_half_full_ends_before_it_is_called(monkeypatch) -> None:
+    monkeypatch.setattr(worker_process, "_base_bytes", 1)
+    monkeypatch.setattr(worker_process.os, "_exit", ended := Mock(side_effect=SystemExit))
     with pytest.raises(SystemExit):
-        math_worker.compare_within("x", "y", 2)
+        worker_process.call_within(2, str, ("x",))
     ended.assert_called_once_with(0)
 
 
 async def test_a_worker_that_ended_is_replaced_and_its_answer_is_rated() -> None:
     rater = MathRater(workers=1)
     assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0
-    os.kill(await anyio.to_process.run_sync(os.getpid, limiter=rater._limiter), signal.SIGKILL)
+    os.kill(await anyio.to_process.run_sync(os.getpid, limiter=rater._workers.limiter), signal.SIGKILL)
     rater._known.clear()
     assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0
