@@ -187,7 +187,8 @@ def rater(
     """Make a rater of a function: its first argument is the sample (with `group`, the list of samples).
 
     Further keyword arguments are its parameters; if one of `apart` is given, the rater is called in a worker process
-    (`worker_process`), for which it must be found under its name in its module. Raises ConfigError if the bounds are not two finite rising numbers.
+    (`worker_process`), for which it must be found under its name in its module. Raises ConfigError if the bounds are
+    not two finite rising numbers.
     """
     check_bounds(bounds, name or getattr(function, "__name__", "rater"))
 

@@ -31,8 +31,9 @@ class CodeRater(Rater):
     `program_tests`). Assertions run in the interpreter that ran the code, so code that sets out to deceive them can;
     standard input and output leave it no way.
 
-    `time_s` (of processor), `memory_mb` and `processes` hold for each test, `total_s` for all of a sample: what goes
-    beyond has failed, since that is the answer's own doing. With `packages` the code can import what is installed
+    `time_s` (of processor), `memory_mb` and `processes` hold for each test, all processes of it together, and
+    `total_s`, of time and of processor time, for all of a sample: what goes beyond has failed, since that is the
+    answer's own doing. With `packages` the code can import what is installed
     beside the interpreter, otherwise the standard library alone. `required` names what the machine must grant:
     "namespaces", "seccomp", "cgroups", "landlock" (`sandbox.PROTECTIONS`); without it the rater does not start.
     """
@@ -73,10 +74,14 @@ class CodeRater(Rater):
         except ConfigError as error:
             raise DataError(f"item {sample.item}: {error}") from error
         code = program_in(sample.text)
-        passed = 0
+        passed, left_s = 0, float(self._total_s)
         with anyio.move_on_after(self._total_s):
             for test in tests if code is not None else ():
-                passed += await self._passes(str(code), test)
+                has_passed, used_s = await self._passes(str(code), test, left_s)
+                passed += has_passed
+                left_s -= used_s
+                if left_s <= 0:
+                    break
         return passed / len(tests)
 
     def _check_imports(self, tests: Sequence[Mapping[str, str]]) -> None:
@@ -90,7 +95,8 @@ class CodeRater(Rater):
             if find_spec(name) is None:
                 raise ConfigError(f"a test of code imports {name!r:.60}, which {sys.executable} does not have")
 
-    async def _passes(self, code: str, test: Mapping[str, str]) -> bool:
+    async def _passes(self, code: str, test: Mapping[str, str], cpu_s: float) -> tuple[bool, float]:
+        """Return whether a test has passed, and the seconds of processor time that it took."""
         # the seal is printed after the assertions: a program that exits early has not passed them
         seal = os.urandom(16).hex()
         program = code
@@ -100,12 +106,12 @@ class CodeRater(Rater):
         try:
             size, data = len(code.encode()), program.encode()
         except UnicodeEncodeError:  # half a character is no program
-            return False
+            return False, 0.0
         if size > _MAX_CODE_BYTES:
-            return False
-        output = await self._sandbox.run(data, test.get("input", "").encode())
+            return False, 0.0
+        output, used_s = await self._sandbox.run_within(data, test.get("input", "").encode(), cpu_s)
         if output is None:
-            return False
+            return False, used_s
         if "assert" in test:
-            return output.rstrip().endswith(seal)
-        return output.split() == test["output"].split()
+            return output.rstrip().endswith(seal), used_s
+        return output.split() == test["output"].split(), used_s

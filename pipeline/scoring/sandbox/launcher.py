@@ -6,14 +6,17 @@ Three processes. The launcher takes the request from standard input: the seccomp
 own input. It enters namespaces of its own and makes a root with the interpreter, /dev/null and one small writable
 folder. It starts the init, process 1 of the namespace: trusted code that starts the program and waits for it. The
 launcher kills the init at the deadline, when the scorer says so (a byte on standard input) or when the scorer is dead
-(standard input closes). With an init, whether killed or done, the kernel kills everything in its namespace. The
-launcher's wait for the init returns only when all of that is dead: the launcher's end means that nothing is alive.
+(standard input closes), and when all processes of the program together take more processor time or memory than it may.
+With an init, whether killed or done, the kernel kills everything in its namespace. The launcher's wait for the init
+returns only when all of that is dead: the launcher's end means that nothing is alive.
 
 Exit status 0 only if the program's was. Whatever could not be set up goes to standard error, which the program cannot
-reach. Only the standard library: it starts in a bare interpreter.
+reach, and behind `USED` the seconds of processor time that it took. Only the standard library: it starts in a bare
+interpreter.
 """
 
 import ctypes
+import math
 import os
 import resource
 import select
@@ -22,7 +25,11 @@ import sys
 import time
 
 FAILED, REFUSED = 1, 97
-SIGKILL = 9  # the module signal would cost a fifth of the launcher's start
+USED = "\0cpu "
+INIT_BYTES = 32 << 20
+MIN_PAUSE_S, MEMORY_PAUSE_S = 0.02, 0.01
+PAGE_BYTES, TICK_S = os.sysconf("SC_PAGE_SIZE"), 1 / os.sysconf("SC_CLK_TCK")
+SIGKILL, SIGCHLD = 9, 17  # the module signal would cost a fifth of the launcher's start
 NOBODY_UID = 65534
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -47,7 +54,9 @@ class LauncherSettings:
         given = dict(argument.split("=", 1) for argument in arguments)
         self.sizes = [int(size) for size in given["bytes"].split(",")]  # of filter, program and input
         self.wall_s = float(given["wall_s"])
-        self.cpu_s, self.memory_bytes, self.scratch_bytes, self.processes = map(int, given["limits"].split(","))
+        cpu_s, *others = given["limits"].split(",")
+        self.cpu_s = float(cpu_s)
+        self.memory_bytes, self.scratch_bytes, self.processes = map(int, others)
         self.python = given["python"]
         self.readable = lines(given["readable"])
         self.links = [fields(link) for link in lines(given["links"])]
@@ -256,7 +265,7 @@ def die_with(launcher: int) -> None:
 
 def limit(settings: LauncherSettings) -> None:
     for kind, value in (
-        (resource.RLIMIT_CPU, settings.cpu_s),
+        (resource.RLIMIT_CPU, math.ceil(settings.cpu_s)),
         (resource.RLIMIT_AS, settings.memory_bytes),
         (resource.RLIMIT_NPROC, settings.processes),
         (resource.RLIMIT_FSIZE, settings.scratch_bytes),
@@ -360,14 +369,128 @@ def be_init(settings: LauncherSettings, filter_code: bytes, groups: ControlGroup
         os._exit(REFUSED)
 
 
-def wait_for(init: int, deadline: float) -> int:
+class Usage:
+    """What the init and all processes below it take, read from the machine's /proc."""
+
+    def __init__(self, settings: LauncherSettings, proc: int, init: int) -> None:
+        self.settings = settings
+        self.proc = proc
+        self.init = init
+        self.cpu_s = 0.0
+        self.cpus = len(os.sched_getaffinity(0))
+        try:
+            read_at(proc, f"{init}/task/{init}/children")
+        except OSError:
+            self.lists_children = False
+        else:
+            self.lists_children = True
+
+    def pause_s(self) -> float | None:
+        """Return the seconds until the program can have taken more than it may; None: it has."""
+        settings, cpu_s = self.settings, 0.0
+        resident: dict[int, int] = {}
+        for pid, fields in self.processes():
+            cpu_s += sum(map(int, fields[11:15])) * TICK_S  # its own, and of those it waited for
+            resident[pid] = int(fields[21]) * PAGE_BYTES
+        self.cpu_s = max(self.cpu_s, cpu_s)  # the kernel does not count what it ends with the init
+        left_s = settings.cpu_s - cpu_s
+        if left_s <= 0:
+            return None
+        pause_s = max(MIN_PAUSE_S, left_s / self.cpus)
+        if settings.cgroups:
+            return pause_s
+        most = settings.memory_bytes + INIT_BYTES
+        is_near = sum(resident.values()) > most  # pages that processes share count for each of them here
+        if is_near and sum(self.own_bytes(pid, size) for pid, size in resident.items()) > most:
+            return None
+        if settings.folder and files_exceed(settings.folder + SCRATCH, settings.scratch_bytes):
+            return None
+        return min(pause_s, MEMORY_PAUSE_S)
+
+    def processes(self) -> "list[tuple[int, list[str]]]":
+        """Return the processes, each with its fields in /proc/PID/stat from the third on; one that ends is left out."""
+        found: list[tuple[int, list[str]]] = []
+        below = None if self.lists_children else self.all_children()
+        waiting = [self.init]
+        while waiting:
+            pid = waiting.pop()
+            try:
+                found.append((pid, stat_fields(self.proc, pid)))
+                waiting += self.children(pid) if below is None else below.get(pid, [])
+            except OSError:
+                continue
+        return found
+
+    def children(self, pid: int) -> list[int]:
+        folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc)
+        try:
+            return [
+                int(child) for thread in os.listdir(folder) for child in read_at(folder, f"{thread}/children").split()
+            ]
+        finally:
+            os.close(folder)
+
+    def all_children(self) -> "dict[int, list[int]]":
+        """Return the children of every process of the machine."""
+        found: dict[int, list[int]] = {}
+        for name in os.listdir(self.proc):
+            if name.isdigit():
+                try:
+                    found.setdefault(int(stat_fields(self.proc, int(name))[1]), []).append(int(name))
+                except OSError:
+                    continue
+        return found
+
+    def own_bytes(self, pid: int, most: int) -> int:
+        """Return the memory of a process, with its part of what it shares; `most` where the kernel does not say."""
+        try:
+            told = read_at(self.proc, f"{pid}/smaps_rollup").splitlines()
+        except PermissionError:
+            return most
+        except OSError:  # it has ended
+            return 0
+        return next((int(line.split()[1]) << 10 for line in told if line.startswith("Pss:")), most)
+
+
+def read_at(folder: int, path: str) -> str:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(file, 1 << 16).decode()
+    finally:
+        os.close(file)
+
+
+def stat_fields(proc: int, pid: int) -> list[str]:
+    return read_at(proc, f"{pid}/stat").rpartition(")")[2].split()
+
+
+def files_exceed(folder: str, limit_bytes: int) -> bool:
+    """Whether the files below a folder are too many, or take more of the disk than `limit_bytes`."""
+    size = number = 0
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            try:
+                size += os.lstat(f"{parent}/{name}").st_blocks * 512
+            except OSError:
+                continue
+            number += 1
+    return number > MAX_SCRATCH_INODES or size > limit_bytes
+
+
+def wait_for(init: int, deadline: float, usage: Usage) -> int:
     """Wait until the init ends or must end; return the exit status once nothing in the namespace is alive."""
     ended = os.pidfd_open(init)
     watch = select.poll()
     for file in (0, ended):
         watch.register(file, select.POLLIN)
-    ready = watch.poll(max(0, deadline - time.monotonic()) * 1000)
+    ready: list[tuple[int, int]] = []
+    while not ready and (pause_s := usage.pause_s()) is not None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        ready = watch.poll(min(left_s, pause_s) * 1000)
     if not any(file == ended for file, _ in ready):
+        usage.pause_s()
         os.kill(init, SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(init, 0)[1])
 
@@ -389,11 +512,15 @@ def main() -> int:
                 enter_namespaces(proc)
                 make_root(settings, program, text)
         launcher = os.pidfd_open(os.getpid())
+        libc.signal(SIGCHLD, None)  # children that are ignored would take their processor time with them
         init = os.fork()
         if init == 0:
             be_init(settings, filter_code, groups, proc, launcher)
         os.closerange(1, 2)  # the program's output ends with the program
-        status = wait_for(init, started + settings.wall_s)
+        usage = Usage(settings, proc, init)
+        status = wait_for(init, started + settings.wall_s, usage)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        os.write(2, f"{USED}{max(used.ru_utime + used.ru_stime, usage.cpu_s)}".encode())
         return 0 if status == 0 else FAILED
     finally:
         groups.remove()

@@ -33,7 +33,7 @@ PROTECTIONS = {
     "namespaces": "without them programs share the machine's process table, and Landlock alone guards its files",
     "landlock": "without it and namespaces a program can read and write whatever its user can",
     "seccomp": "without it a program can make every system call, and leave processes behind if there are no namespaces",
-    "cgroups": "without them each process of a program may use all of memory_mb",
+    "cgroups": "without them memory is summed every 10 ms, so that a program may take more for that long",
 }
 """What the kernel can grant -> what it means if it does not. Landlock matters only without namespaces."""
 
@@ -43,16 +43,18 @@ _MAX_OUTPUT_BYTES = 1 << 16
 _SCRATCH_BYTES = 16 << 20
 _OWN_MEMORY_BYTES = 32 << 20  # of the init, in the program's control group
 _OWN_PROCESSES = 2
+_USED = "\0cpu "
+"""As the launcher writes it."""
 _LAUNCH_S = 10.0
 """Seconds beyond a program's own after which the launcher ends it, should the scorer not have done so."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Of one program."""
+    """Of one program, all of its processes together."""
 
     wall_s: float
-    cpu_s: int
+    cpu_s: float
     memory_bytes: int
     processes: int
 
@@ -86,26 +88,32 @@ class Sandbox:
             )
 
     async def run(self, program: bytes, text: bytes) -> str | None:
-        """Return what a Python program printed, None if it failed or printed more than 64 KiB.
+        """Return what a Python program printed, as `run_within`, with all the processor time that programs have."""
+        return (await self.run_within(program, text, self._limits.cpu_s))[0]
 
-        `text` is its input.
+    async def run_within(self, program: bytes, text: bytes, cpu_s: float) -> tuple[str | None, float]:
+        """Return what a Python program printed, None if it failed or printed more than 64 KiB, and the seconds of
+        processor time that all of its processes took.
+
+        `text` is its input. It may take `cpu_s`, and no more than the limit of all programs.
 
         When this returns, raises or is cancelled, no process of the program is alive. Raises `InfrastructureError` if
         the sandbox could not be set up this time: that says nothing about the program.
         """
         with self._folder() as folder:
             pipe = subprocess.PIPE
-            command = self._command(folder, program, text)
+            cpu_s = min(cpu_s, self._limits.cpu_s)
+            command = self._command(folder, program, text, cpu_s)
             process = await anyio.open_process(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
             output = None
             try:
                 output = await _talk(process, self._filter + program + text)
             finally:
                 with anyio.CancelScope(shield=True):
-                    reason = await _end(process)
+                    reason, used_s = await _end(process)
             if reason:
                 raise InfrastructureError(f"the sandbox could not be set up: {reason}")
-            return output
+            return output, cpu_s if used_s is None else used_s
 
     def _choose(self) -> None:
         """Find out what the machine grants, by running a program and giving up what fails."""
@@ -139,7 +147,7 @@ class Sandbox:
         """Run a program; return why it failed, None if it did not."""
         program = b"print(6 * int(input()))"
         with self._folder() as folder:
-            command = self._command(folder, program, b"7")
+            command = self._command(folder, program, b"7", self._limits.cpu_s)
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             ) as process:
@@ -149,14 +157,14 @@ class Sandbox:
                     process.stdin.flush()
                 output, errors = process.stdout.read(), process.stderr.read()
                 process.wait()  # before its input closes, which would end it
-        return None if output.strip() == b"42" else errors.decode(errors="replace").strip() or "a test program failed"
+        return None if output.strip() == b"42" else _reason(errors)[0] or "a test program failed"
 
-    def _command(self, folder: str, program: bytes, text: bytes) -> list[str]:
+    def _command(self, folder: str, program: bytes, text: bytes, cpu_s: float) -> list[str]:
         limits, files = self._limits, self._files
         given = {
             "bytes": f"{len(self._filter)},{len(program)},{len(text)}",
             "wall_s": str(limits.wall_s + _LAUNCH_S),
-            "limits": f"{limits.cpu_s},{limits.memory_bytes},{_SCRATCH_BYTES},{limits.processes}",
+            "limits": f"{cpu_s},{limits.memory_bytes},{_SCRATCH_BYTES},{limits.processes}",
             "python": files.python,
             "readable": "\n".join(files.readable),
             "links": "\n".join("\t".join(link) for link in files.links),
@@ -204,8 +212,8 @@ async def _talk(process: anyio.abc.Process, request: bytes) -> str | None:
     return output.decode(errors="replace") if code == 0 else None
 
 
-async def _end(process: anyio.abc.Process) -> str:
-    """End the launcher, and with it everything of the program; return what it could not set up, if anything.
+async def _end(process: anyio.abc.Process) -> tuple[str, float | None]:
+    """End the launcher, and with it everything of the program; return as `_reason`.
 
     It is told by a byte: its input need not close yet if another process has inherited the other end.
     """
@@ -214,11 +222,17 @@ async def _end(process: anyio.abc.Process) -> str:
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         await process.stdin.send(b"\0")
     await process.stdin.aclose()
-    reason = b"".join([part async for part in process.stderr])
+    told = b"".join([part async for part in process.stderr])
     code = await process.wait()
     await process.aclose()
-    killed = f"its launcher was killed by signal {-code}" if code < 0 else ""
-    return reason.decode(errors="replace").strip() or killed
+    reason, used_s = _reason(told)
+    return reason or (f"its launcher was killed by signal {-code}" if code < 0 else ""), used_s
+
+
+def _reason(told: bytes) -> tuple[str, float | None]:
+    """Return what a launcher could not set up, if anything, and the seconds of processor time of its program."""
+    reason, marked, used_s = told.decode(errors="replace").partition(_USED)
+    return reason.strip(), float(used_s) if marked else None
 
 
 @contextmanager

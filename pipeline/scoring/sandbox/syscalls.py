@@ -2,8 +2,8 @@
 
 In: a machine's name. Out: the BPF program, as bytes. What a Python program needs for computing, for its own files,
 pipes and processes is allowed. There is no call for sockets, namespaces, mounts, memory without a name (`memfd_create`,
-System V), tracing, keys, devices, io_uring or BPF. A call the list does not know fails with ENOSYS, as on an older
-kernel, so the C library falls back to one that can be checked (`clone3` to `clone`).
+System V), tracing, keys, devices, io_uring or BPF, nor a handler of SIGCHLD. A call the list does not know fails with
+ENOSYS, as on an older kernel, so the C library falls back to one that can be checked (`clone3` to `clone`).
 """
 
 import errno
@@ -61,6 +61,7 @@ _OTHER_PROCESS_CALLS = {
 
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEW*: cgroup, uts, ipc, user, pid, net and mount
 _CLONE_THREAD = 0x10000
+_SIGCHLD = 17
 _ALLOWED_VALUES = {
     # call: (index of its argument, values). The kernel reads the lower 32 bits of each of these arguments, as we do.
     "prctl": (0, (15, 16)),  # PR_SET_NAME, PR_GET_NAME
@@ -104,6 +105,8 @@ def _allow(name: str, *, alone: bool) -> list[_Instruction]:
     if name == "clone":
         thread: list[_Instruction] = [(_JUMP_ANY_BIT, 1, 0, _CLONE_THREAD), refuse] if alone else []
         return [(_LOAD, 0, 0, _ARGUMENTS_OFFSET), *thread, (_JUMP_ANY_BIT, 0, 1, _NEW_NAMESPACE), refuse, allow]
+    if name == "rt_sigaction":  # who ignores the end of children hides their processor time
+        return [(_LOAD, 0, 0, _ARGUMENTS_OFFSET), (_JUMP_EQUAL, 0, 1, _SIGCHLD), refuse, allow]
     if name not in _ALLOWED_VALUES:
         return [allow]
     index, values = _ALLOWED_VALUES[name]

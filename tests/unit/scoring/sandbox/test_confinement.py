@@ -265,4 +265,4 @@ async def test_verdicts_leave_nothing_behind() -> None:
 
 
 def test_no_part_of_an_answer_is_on_a_command_line() -> None:
-    assert not re.search("PROGRAM|INPUT", " ".join(SANDBOX._command("", b"PROGRAM", b"INPUT")))
+    assert not re.search("PROGRAM|INPUT", " ".join(SANDBOX._command("", b"PROGRAM", b"INPUT", 1.0)))

@@ -33,7 +33,7 @@ def test_it_runs_without_what_is_not_required_and_warns(
     with caplog.at_level(logging.WARNING, "lachesis"):
         made = Sandbox(LIMITS, required=("namespaces", "seccomp"), packages=False)
     assert made.missing == {"cgroups": "none here"}
-    assert "no cgroups (none here): without them each process" in caplog.text
+    assert "no cgroups (none here): without them memory is summed" in caplog.text
     with pytest.raises(StartupError, match=r"no cgroups \(none here\)"):
         Sandbox(LIMITS, required=("cgroups",), packages=False)
 

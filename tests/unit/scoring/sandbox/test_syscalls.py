@@ -35,10 +35,31 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
 @pytest.mark.parametrize(
     ("machine", "numbers"),
     [
-        ("x86_64", {"read": 0, "futex": 202, "execve": 59, "clone": 56, "prctl": 157, "fcntl": 72, "prlimit64": 302}),
+        (
+            "x86_64",
+            {
+                "read": 0,
+                "futex": 202,
+                "execve": 59,
+                "clone": 56,
+                "prctl": 157,
+                "fcntl": 72,
+                "prlimit64": 302,
+                "sigaction": 13,
+            },
+        ),
         (
             "aarch64",
-            {"read": 63, "futex": 98, "execve": 221, "clone": 220, "prctl": 167, "fcntl": 25, "prlimit64": 261},
+            {
+                "read": 63,
+                "futex": 98,
+                "execve": 221,
+                "clone": 220,
+                "prctl": 167,
+                "fcntl": 25,
+                "prlimit64": 261,
+                "sigaction": 134,
+            },
         ),
     ],
 )
@@ -52,6 +73,7 @@ def test_what_is_allowed_and_what_is_not(machine: str, numbers: dict[str, int]) 
         REFUSED
     ] * 4
     assert [decide(machine, numbers["prlimit64"], pid) for pid in (0, 1)] == [ALLOW, REFUSED]
+    assert [decide(machine, numbers["sigaction"], signal) for signal in (2, 17)] == [ALLOW, REFUSED]
     assert decide(machine, 435) == UNKNOWN  # clone3
     assert decide(machine, numbers["read"] | 0x40000000) == UNKNOWN
     assert decide(machine, -1) == UNKNOWN
