@@ -77,6 +77,7 @@ class Options:
         from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
         from lachesis.services.run.known_runs import find_run
+        from lachesis.services.run.trusted import check_trusted
 
         for text in self.texts():
             if without_secrets(text) != text:
@@ -86,10 +87,12 @@ class Options:
                     "LACHESIS_NATS__URL"
                 )
         loaded = load(RunConfig, file=self.config_file(), environ=os.environ, sets=self.texts())
-        if loaded.config.folder or not self.names_run:
+        if loaded.config.folder:
             return loaded
-        folder = find_run(loaded.config.run, self.file)
+        folder = find_run(loaded.config.run, self.file) if self.names_run else None
         if folder is None:
+            if loaded.config.path.is_dir():
+                check_trusted(loaded.config.path)
             return loaded
         known = msgspec.structs.replace(loaded.config, folder=str(folder))
         return LoadedConfig(known, {**loaded.origins, "folder": "where the run was started"})

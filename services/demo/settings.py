@@ -19,6 +19,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import toml_value
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.private_files import share_files
+from lachesis.services.run.trusted import check_trusted
 
 __all__ = ["DEADLINES_S", "TEACHER_FOLDER", "DemoModel", "DemoOptions", "demo_config"]
 
@@ -72,6 +73,8 @@ def demo_config(options: DemoOptions) -> RunConfig:
     """
     run = options.run or time.strftime("demo-%Y%m%d-%H%M%S")
     folder = options.folder or Path("runs") / run
+    if options.folder is None and folder.is_dir():
+        check_trusted(folder.absolute())
     given: dict[str, Any] = {"run": run, "folder": str(folder), "seed": options.seed}
     if options.model == "smollm2":
         tasks = folder.absolute() / "tasks"

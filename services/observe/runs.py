@@ -31,6 +31,7 @@ from lachesis.services.run.supervisor_state import (
     SupervisorState,
     read_record,
 )
+from lachesis.services.run.trusted import is_trusted
 
 __all__ = ["LIVE_STATES", "RunOverview", "RunState", "look_at_folder", "look_at_runs", "state_of_run"]
 
@@ -91,7 +92,8 @@ def look_at_runs() -> list[RunOverview]:
     """Return the runs that this user started on this machine, and those in `runs/` here, newest first."""
     folders = {Path(record.folder): record.run for record in known_runs()}
     for folder in sorted(Path("runs").glob("*")):
-        if folder.name.isprintable() and run_file(folder) is not None:  # others have names that JSON cannot hold
+        is_named = folder.name.isprintable()  # others have names that JSON cannot hold
+        if is_named and run_file(folder) is not None and is_trusted(folder.absolute()):
             folders.setdefault(folder.absolute(), folder.name)
     found = [look_at_folder(name, folder) for folder, name in folders.items()]
     return sorted(found, key=lambda one: (-(one.started_ns or 0), one.run, one.folder))

@@ -17,6 +17,7 @@ from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.run.file import is_written_here
+from lachesis.services.run.trusted import check_trusted
 
 __all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run", "state_folder"]
 
@@ -79,10 +80,11 @@ def find_run(name: str, file: Path | None = None) -> Path | None:
     None if there is none.
 
     With the configuration `file` that it is asked for, only a run that was started with that file. Raises `ConfigError`
-    where several runs of that name are recorded.
+    where several runs of that name are recorded, and where others may have written what is in its folder.
     """
     here = Path("runs") / name
     if here.is_dir():
+        check_trusted(here.absolute())
         return here.absolute()
     found = [record for record in known_runs() if record.run == name]
     if file is not None:
@@ -92,7 +94,10 @@ def find_run(name: str, file: Path | None = None) -> Path | None:
             f"there are {len(found)} runs called {name!r}: {', '.join(record.folder for record in found)}; say which "
             "one by its own configuration, --config FOLDER/run.toml"
         )
-    return Path(found[0].folder) if found else None
+    if not found:
+        return None
+    check_trusted(Path(found[0].folder))
+    return Path(found[0].folder)
 
 
 def _configuration_in(record: Path) -> str | None:

@@ -1,0 +1,105 @@
+"""Says whether a run's folder may be used: nobody else may have written what is in it.
+
+The configuration in a folder names code, so a folder that another user made in the current one would run that user's
+code as this user, who may be root. Guarantees that a folder is used only if it, its configuration and the Python files
+beside it belong to this user or to root and nobody else can write them. The way out is a list of folders that the user
+trusts, whoever owns them: containers and network file systems may show a folder of one's own as another's.
+"""
+
+import os
+import pwd
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from lachesis.pipeline.small_files import read_small_text
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE
+
+__all__ = ["check_trusted", "is_trusted", "trusted_folders_file"]
+
+
+def check_trusted(folder: Path) -> None:
+    """Raise `ConfigError` with the way out where somebody else may have written what is in a run's folder."""
+    found = next(_doubts(folder), None)
+    if found is None or _is_listed(folder):
+        return
+    path, why = found
+    file = trusted_folders_file(os.environ)
+    listed = "" if file is None else f"; if you trust it as it is, add the line {folder.absolute()} to {file}"
+    raise ConfigError(
+        f"{path} {why}, and what lies in a run's folder is run as {_name(os.geteuid())}: it is not used. If it is "
+        f"yours, `chown -R {_name(os.geteuid())} {path}` and `chmod -R go-w {path}`; if it is another user's, let that "
+        f"user run the command, or name a folder of your own (--set folder=FOLDER){listed}"
+    )
+
+
+def is_trusted(folder: Path) -> bool:
+    """Whether `check_trusted` passes."""
+    return next(_doubts(folder), None) is None or _is_listed(folder)
+
+
+def trusted_folders_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the file that lists the folders which this user trusts, whoever owns them; None without a home."""
+    home = environ.get("XDG_CONFIG_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.config")
+    return Path(home) / "lachesis" / "trusted_folders" if home else None
+
+
+def _doubts(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what others may have written, and why."""
+    for path in (folder.absolute().parent, folder, folder / RUN_FILE, folder / EFFECTIVE_FILE, *_python_files(folder)):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield path, f"cannot be looked at ({error.strerror})"
+            continue
+        why = _doubt(found, sticky_is_enough=path == folder.absolute().parent)
+        if why is not None:
+            yield path, why
+
+
+def _doubt(found: os.stat_result, *, sticky_is_enough: bool) -> str | None:
+    if found.st_uid not in _own_users():
+        return f"belongs to the user {_name(found.st_uid)}"
+    if sticky_is_enough and found.st_mode & stat.S_ISVTX:  # nobody can replace what is another's
+        return None
+    if found.st_mode & stat.S_IWOTH:
+        return "can be written by every user"
+    if found.st_mode & stat.S_IWGRP and found.st_gid != found.st_uid:  # else a user's own group, by convention
+        return f"can be written by the group {found.st_gid}"
+    return None
+
+
+def _own_users() -> set[int]:
+    """Return root, this user, and who became root by sudo."""
+    users = {0, os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        users.add(int(os.environ["SUDO_UID"]))
+    return users
+
+
+def _python_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*.py"))
+    except OSError:
+        return []
+
+
+def _is_listed(folder: Path) -> bool:
+    file = trusted_folders_file(os.environ)
+    try:
+        if file is None or _doubt(file.stat(), sticky_is_enough=False) is not None:
+            return False
+        listed = [Path(line.strip()) for line in read_small_text(file).splitlines() if line.strip().startswith("/")]
+        return any(folder.resolve().is_relative_to(one.resolve()) for one in listed)
+    except OSError:
+        return False
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

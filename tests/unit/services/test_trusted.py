@@ -1,0 +1,110 @@
+"""A run's folder that others may have written is not used: what lies in it would run as this user."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.options import Options
+from lachesis.services.observe.runs import look_at_runs
+from lachesis.services.run import trusted
+from lachesis.services.run.known_runs import find_run
+
+STRANGER = 54321
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the run `mine` below the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    folder = tmp_path / "runs/mine"
+    folder.mkdir(parents=True, mode=0o755)
+    folder.parent.chmod(0o755)
+    folder.chmod(0o755)
+    for name, text in (("run.toml", 'run = "mine"\nfolder = "."\n'), ("env.py", "")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
+    return folder
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file belong to another user: by its owner, or where only root may do that by who asks."""
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, STRANGER)
+    else:
+        stat = Path.stat
+
+        def found(self: Path, *args: bool, **kwargs: bool) -> os.stat_result:
+            real = stat(self, *args, **kwargs)
+            return os.stat_result((*real[:4], STRANGER, *real[5:])) if self == path else real
+
+        monkeypatch.setattr(Path, "stat", found)
+
+
+def test_a_folder_of_ones_own_is_used(folder: Path) -> None:
+    assert find_run("mine") == folder
+    assert Options(run="mine").config().path == folder
+    assert [run.run for run in look_at_runs()] == ["mine"]
+
+
+@pytest.mark.parametrize("whose", [".", "..", "run.toml", "env.py"])
+def test_a_folder_of_another_user_is_not_used_and_the_error_says_how_to_mend_it(
+    folder: Path, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_away((folder / whose).resolve(), monkeypatch)
+    for use in (lambda: find_run("mine"), Options(run="mine").load, Options(sets=('run="mine"',)).load):
+        with pytest.raises(ConfigError, match=f"belongs to the user {STRANGER}.*chown.*trusted_folders"):
+            use()
+    assert look_at_runs() == []
+
+
+@pytest.mark.parametrize(("path", "mode"), [(".", 0o777), ("..", 0o777), ("run.toml", 0o666), ("env.py", 0o646)])
+def test_a_folder_that_others_can_write_is_not_used(folder: Path, path: str, mode: int) -> None:
+    (folder / path).chmod(mode)
+    with pytest.raises(ConfigError, match=r"can be written by every user.*chmod -R go-w"):
+        find_run("mine")
+
+
+def test_a_group_can_write_only_where_it_is_the_owners_own(folder: Path) -> None:
+    folder.chmod(0o775)
+    if folder.stat().st_gid != folder.stat().st_uid:
+        with pytest.raises(ConfigError, match="by the group"):
+            find_run("mine")
+    elif os.geteuid() == 0:
+        assert find_run("mine") == folder
+        os.chown(folder, 0, STRANGER)
+        with pytest.raises(ConfigError, match=f"by the group {STRANGER}"):
+            find_run("mine")
+
+
+def test_nobody_replaces_a_folder_below_one_that_is_sticky(folder: Path) -> None:
+    folder.parent.chmod(0o1777)
+    assert find_run("mine") == folder
+
+
+def test_a_list_of_the_users_own_is_the_way_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.chmod(0o777)
+    file = trusted.trusted_folders_file(os.environ)
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# mounted\n{folder.parent}\n")
+    file.chmod(0o600)
+    assert find_run("mine") == folder
+    assert trusted.is_trusted(folder)
+    file.write_text(f"{folder}x\nruns/mine\n")  # another folder, and one that depends on where one stands
+    assert not trusted.is_trusted(folder)
+    file.write_text(f"{folder}\n")
+    file.chmod(0o666)
+    assert not trusted.is_trusted(folder)
+
+
+def test_who_became_root_by_sudo_is_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_UID", str(STRANGER))
+    monkeypatch.setattr(trusted.os, "geteuid", lambda: 0)
+    assert STRANGER in trusted._own_users()
+    monkeypatch.setattr(trusted.os, "geteuid", lambda: 1)
+    assert STRANGER not in trusted._own_users()
