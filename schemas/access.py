@@ -12,7 +12,18 @@ from functools import partial
 from typing import Final
 
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.subjects import BUCKET, ENVIRONMENT, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
+from lachesis.schemas.subjects import (
+    BUCKET,
+    ENVIRONMENT,
+    EVENTS,
+    LEDGER,
+    REPLAY,
+    ROLLOUTS,
+    STREAMS,
+    TEACHER,
+    WEIGHTS,
+    value_subject,
+)
 
 __all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "identity_of", "roles"]
 
@@ -66,9 +77,10 @@ class Access:
     """Keys whose changes it is told of; `*` stands for one part of a key, `>` for the rest."""
     gets: tuple[str, ...] = ()
     """Streams, or the bucket, of which it fetches messages by sequence, or a subject's last; all that it reads, and the
-    bucket where it watches, are among them."""
+    bucket where it watches, are among them, unless it reads single keys."""
     rereads: tuple[tuple[str, str], ...] = ()
-    """(stream, subject) that it writes in several parts, and of which it reads the last one again."""
+    """(stream, subject) of which it reads the last message, and of the stream nothing else: what it writes in several
+    parts, and an environment's keys."""
     consumes: tuple[tuple[str, str], ...] = ()
     """(stream, durable name) of the competing consumers it belongs to."""
     inspects: tuple[tuple[str, str], ...] = ()
@@ -131,15 +143,17 @@ def _row(
     sets: tuple[str, ...] = (),
     trims: tuple[str, ...] = (),
     inspects: tuple[tuple[str, str], ...] = (),
+    by_key: bool = False,
 ) -> Access:
     """Return a service's row: what is its own, and what every one does: heartbeats, answers to the micro protocol,
-    and, for a single writer, the question whether another one runs."""
+    and, for a single writer, the question whether another one runs. `by_key`: of the bucket it reads those keys alone
+    that it watches or sets."""
     run, names = scope.run, roles(identity, scope.teachers)
     own = tuple(durable for stage, durable in _durables(scope).items() if stage == identity)
     attempts = tuple(keys.attempts(durable) for _, durable in own)
     all_gets = _merged(
         reads,
-        (BUCKET,) if watches or own else (),
+        (BUCKET,) if (watches or own) and not by_key else (),
         gets,
         tuple(stream for stream, _ in own),
     )
@@ -153,7 +167,7 @@ def _row(
         reads=reads,
         watches=watches,
         gets=all_gets,
-        rereads=rereads,
+        rereads=(*rereads, *((BUCKET, value_subject(run, key)) for key in (*watches, *sets) if by_key)),
         consumes=own,
         inspects=(*own, *inspects),
         sets=(*sets, *attempts),
@@ -296,6 +310,7 @@ def _services(scope: Scope) -> dict[str, Access]:
                 rereads=((ROLLOUTS, chunks(env)),),
                 watches=(policy, keys.curriculum(revision, env), policy_server),
                 sets=(keys.epoch(env),),
+                by_key=True,
             )
             for env in scope.environments
         },

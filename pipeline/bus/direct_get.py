@@ -9,14 +9,12 @@ from collections.abc import AsyncGenerator, Sequence
 
 import anyio
 import msgspec
-from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
-from lachesis.pipeline.bus.replies import plain_headers, to_ns
-from lachesis.pipeline.bus.server_link import PendingRequest, ServerLink, patience_s, status_of
-from lachesis.schemas.subjects import kind_of
+from lachesis.pipeline.bus.replies import direct_message
+from lachesis.pipeline.bus.server_link import PendingRequest, ServerLink, patience_s
 
 __all__ = ["DirectGetter"]
 
@@ -49,7 +47,7 @@ class DirectGetter:
                 wait_s = max(sent, heard) + self._patience_s - anyio.current_time()
                 msg = await self._link.settle(question, max(0.0, wait_s))
                 heard = heard if msg is None else anyio.current_time()
-                message = self._read(stream, msg)
+                message = direct_message(stream, msg)
                 if message is None:
                     message = await self._again(stream, seq)
                     largest = INLINE_BYTES
@@ -70,7 +68,7 @@ class DirectGetter:
             asked = len(wanted)
             async with self._link.series(f"$JS.API.DIRECT.GET.{stream}", _many(wanted, subject)) as answers:
                 while wanted:
-                    message = self._read(stream, await answers.next(self._patience_s))
+                    message = direct_message(stream, await answers.next(self._patience_s))
                     if message is None or message.seq > wanted[0]:
                         break  # that was all, or it is not there
                     if message.seq == wanted[0]:
@@ -87,25 +85,11 @@ class DirectGetter:
             if self._link.is_up
             else None
         )
-        return self._read(stream, msg) or await self._again(stream, seq)
+        return direct_message(stream, msg) or await self._again(stream, seq)
 
     async def _again(self, stream: str, seq: int) -> StoredMessage:
         # a replica may not have it yet, it or the connection may have been lost: the leader knows
         return await leader.by_sequence(self._link, stream, seq)
-
-    @staticmethod
-    def _read(stream: str, msg: Msg | None) -> StoredMessage | None:
-        headers = msg.headers if msg is not None else None
-        if msg is None or not headers or "Nats-Sequence" not in headers or status_of(msg) is not None:
-            return None
-        return StoredMessage(
-            kind_of(stream),
-            headers["Nats-Subject"],
-            int(headers["Nats-Sequence"]),
-            msg.data,
-            to_ns(headers["Nats-Time-Stamp"]),
-            plain_headers(headers),
-        )
 
 
 def _by_seq(seq: int) -> bytes:

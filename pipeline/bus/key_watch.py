@@ -16,11 +16,12 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import kv
 from lachesis.pipeline.bus.api import Entry
+from lachesis.pipeline.bus.key_read import reads_by_key
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import check_key
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError
-from lachesis.schemas.subjects import key_change
+from lachesis.schemas.subjects import BUCKET, key_change, stream_name
 
 __all__ = ["KeyWatch", "watch"]
 
@@ -29,6 +30,7 @@ log = logging.getLogger("lachesis")
 _READ_AGAIN_S = 5.0
 _BELIEVE_SILENCE_S = 12.0  # longer than a leader without a majority stays one
 _RETRY_S = 0.5
+_MAX_REPEATS = 4
 
 
 class KeyWatch:
@@ -41,6 +43,9 @@ class KeyWatch:
         self._key = key
         self._revision = 0
         self._older_since: float | None = None
+        self._lags = reads_by_key(link, stream_name(run, BUCKET))
+        """Whether a change may be said before the value can be read."""
+        self._repeats = 0
         self._changed = anyio.Event()
         self._changed.set()
 
@@ -58,6 +63,7 @@ class KeyWatch:
         while True:
             with anyio.move_on_after(_READ_AGAIN_S):
                 await self._changed.wait()
+            is_told = self._changed.is_set()
             self._link.check()
             self._changed = anyio.Event()  # before reading: what is stored meanwhile is said again
             try:
@@ -71,7 +77,12 @@ class KeyWatch:
                 self.change()
                 continue
             if entry is not None and self._is_news(entry):
+                self._repeats = 0
                 return entry
+            if is_told and self._lags and self._repeats < _MAX_REPEATS:
+                self._repeats += 1
+                await anyio.sleep(_RETRY_S)
+                self.change()
 
     def _is_news(self, entry: Entry) -> bool:
         """Whether `entry` is newer than all before. Raises `HistoryLostError` where it stays older for long.

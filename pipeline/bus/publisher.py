@@ -12,6 +12,7 @@ import anyio
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.key_read import last_of_key, reads_by_key
 from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
@@ -145,7 +146,10 @@ class Publisher:
             if last is not None and last.headers.get(MSG_ID_HEADER) == msg_id:
                 return last.seq
             found = 0 if last is None else last.seq
-            if 0 < found < expected:  # none at all: it was deleted, as chunks and keys are
+            # a copy that lags behind says nothing of history
+            if 0 < found < expected and not reads_by_key(
+                self._link, stream
+            ):  # none at all: it was deleted, as chunks and keys are
                 raise HistoryLostError(
                     f"{subject}: last sequence is {found}, but {expected} was stored: the broker lost history that it "
                     "had acknowledged, or its store was replaced by an older one"
@@ -173,7 +177,9 @@ class Publisher:
             return int(found["Nats-Sequence"])
 
     async def last(self, stream: str, subject: str, *, patient: bool = False) -> StoredMessage | None:
-        """Return the subject's last message, read from the stream's leader."""
+        """Return the subject's last message, read from the stream's leader where that may be asked."""
+        if reads_by_key(self._link, stream):
+            return await last_of_key(self._link, stream, subject, patient=patient)
         return await leader.last(self._link, stream, subject, patient=patient)
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
+from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, SIZE_HEADER
@@ -42,6 +43,7 @@ __all__ = [
     "StreamState",
     "SubjectsOverlapError",
     "decode_answer",
+    "direct_message",
     "error_in",
     "has_quorum",
     "lacks_leader",
@@ -290,6 +292,21 @@ def stored_message(stream: str, data: bytes, what: str) -> StoredMessage:
             headers[name.strip()] = value.strip()
     data = base64.b64decode(raw.data)
     return StoredMessage(kind_of(stream), raw.subject, raw.seq, data, to_ns(raw.time), plain_headers(headers))
+
+
+def direct_message(stream: str, msg: Msg | None) -> StoredMessage | None:
+    """Return the message in an answer to a direct get, None if it holds none."""
+    headers = msg.headers if msg is not None else None
+    if msg is None or not headers or "Nats-Sequence" not in headers or "Status" in headers:
+        return None
+    return StoredMessage(
+        kind_of(stream),
+        headers["Nats-Subject"],
+        int(headers["Nats-Sequence"]),
+        msg.data,
+        to_ns(headers["Nats-Time-Stamp"]),
+        plain_headers(headers),
+    )
 
 
 def plain_headers(headers: dict[str, str] | None) -> dict[str, str]:

@@ -92,6 +92,8 @@ def publications() -> Iterator[str]:
             yield f"$JS.API.DIRECT.GET.{store}.rl.blob.logprobs.one.{tail}"
         for subject in ("rl.rollout.one.words", "rl.weights.one.head", "$KV.lachesis_one.policy", "$KV.lachesis_one.>"):
             yield f"$JS.API.DIRECT.GET.{store}.{subject}"
+        if store == stream_name("one", BUCKET):
+            yield from (f"$JS.API.DIRECT.GET.{store}.{key}" for key in (*_KEYS, "$KV.lachesis_one.gateway.*", ">"))
         for name in names:
             yield from (f"$JS.API.{call}.{store}.{name}" for call in _CONSUMER_CALLS)
             yield f"$JS.API.CONSUMER.CREATE.{store}.{name}.rl.score.one.live.words"
