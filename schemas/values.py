@@ -4,6 +4,7 @@ The ranges are msgspec constraints, so the decoder refuses what breaks them and 
 does not look: `Event.check` is called by every writer of data that it did not make itself.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from numbers import Real
@@ -18,6 +19,7 @@ __all__ = [
     "Count",
     "Finite",
     "Seq",
+    "check_integers",
     "check_kind",
     "check_plain",
     "columns_of",
@@ -41,6 +43,9 @@ Seq = Annotated[int, Meta(ge=1, le=_MAX_INTEGER)]
 T = TypeVar("T")
 
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
+
+_LONG = re.compile(rb"[0-9]{19}")
+"""In what has none of it, every integer fits into 64 bits."""
 
 MAX_DEPTH: Final = 32
 """Levels of free-form data; raters and terminals walk it recursively."""
@@ -70,6 +75,28 @@ def check_plain(what: str, value: Any) -> None:
         level = below
     if level:
         raise SchemaError(f"{what}: nested deeper than {MAX_DEPTH} levels")
+
+
+def check_integers(what: str, data: bytes | memoryview) -> None:
+    """Raise `SchemaError` with its place where the JSON `data` holds an integer beyond 64 bits.
+
+    Nothing here counts so far, and msgpack cannot hold it. Data that is no JSON passes: its reader says so.
+    """
+    if _LONG.search(data) is None:
+        return
+    try:
+        level = [("", msgspec.json.decode(data))]
+    except _UNREADABLE:
+        return
+    while level:
+        place, value = level.pop()
+        if isinstance(value, dict):
+            level += [(f"{place}.{key!s:.40}" if place else f"{key!s:.40}", one) for key, one in value.items()]
+        elif isinstance(value, list):
+            level += [(f"{place}[{i}]", one) for i, one in enumerate(value)]
+        elif isinstance(value, int) and not -_MAX_INTEGER - 1 <= value <= 2 * _MAX_INTEGER + 1:
+            size = value.bit_length()
+            raise SchemaError(f"{what}: {place[-200:] or 'it'} is an integer of {size} bits; 64 is the most")
 
 
 def listed(what: str, values: Any) -> list[Any]:
@@ -130,7 +157,7 @@ def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max
 
 
 def text_length(value: Any) -> int:
-    """Return the characters of all texts in a free-form value, keys left out.
+    """Return the characters of all texts in a free-form value, keys among them; what is no text counts as one each.
 
     See `check_plain` for what it may be.
     """
@@ -139,10 +166,13 @@ def text_length(value: Any) -> int:
         item = level.pop()
         if isinstance(item, dict):
             level += item.values()
+            length += sum(map(len, item))
         elif isinstance(item, list | tuple):
             level += item
         elif isinstance(item, str):
             length += len(item)
+        elif item is not None:
+            length += 1
     return length
 
 
@@ -155,7 +185,8 @@ def unpack(what: str, data: bytes) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: bytes) -> T:
-    """Return the `kind` that the JSON `data` holds. Raises `SchemaError` naming `what`."""
+    """Return the `kind` that the JSON `data` holds. Raises `SchemaError` naming `what`, as `check_integers`, too."""
+    check_integers(what, data)
     try:
         return msgspec.json.decode(data, type=kind)
     except _UNREADABLE as error:

@@ -7,17 +7,21 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from lachesis.schemas.values import Finite
+from lachesis.schemas.values import Count, Finite
 
 __all__ = ["EnvironmentId", "RegisterEnv", "RegisterTrainer"]
 
+Tokens = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+"""A number of tokens or sequences."""
+Steps = Annotated[int, Meta(ge=-1, le=(1 << 53) - 1)]
+"""A number of optimizer steps; -1 means none to some trainers."""
 Text = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class RegisterEnv(Struct, frozen=True, kw_only=True):
     """An environment that announces itself."""
 
-    max_token_length: Annotated[int, Meta(ge=1)]
+    max_token_length: Tokens
     desired_name: Text
     weight: Finite
     group_size: Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -29,15 +33,15 @@ class RegisterTrainer(Struct, frozen=True, kw_only=True):
 
     wandb_group: Annotated[str, Meta(max_length=256)]
     wandb_project: Annotated[str, Meta(max_length=256)]
-    batch_size: Annotated[int, Meta(ge=1)]
-    max_token_len: int
+    batch_size: Tokens
+    max_token_len: Tokens
     checkpoint_dir: Annotated[str, Meta(max_length=4096)]
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
+    save_checkpoint_interval: Steps
+    starting_step: Steps
+    num_steps: Steps
 
 
 class EnvironmentId(Struct, frozen=True, kw_only=True):
     """Which environment is meant."""
 
-    env_id: int
+    env_id: Count

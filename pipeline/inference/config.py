@@ -33,6 +33,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Prompt tokens (padded) read in one pass, unless a single prompt is longer. Default 8192."""
     max_waiting_requests: PositiveInt = 256
     """Requests that may wait for a place; one more is refused with 503 and Retry-After. Default 256."""
+    max_top_logprobs: PositiveInt = 1 << 23
+    """Logprobs of likeliest tokens (`logprobs`, `prompt_logprobs`) that requests at work may hold, for all of their
+    tokens together: some 150 bytes each. One that asks for more is refused. Default 8,388,608."""
 
 
 class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,7 +27,13 @@ from lachesis.pipeline.inference.decoding_choice import choose_decoding, context
 from lachesis.pipeline.inference.placement import fitted
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
-from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow, TokenListener
+from lachesis.pipeline.inference.requests import (
+    GenerationRequest,
+    GenerationResult,
+    SampleRow,
+    TokenListener,
+    top_logprobs_of,
+)
 from lachesis.pipeline.inference.sampling import allowed_tokens, processed_logprobs, sample
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.inference.text import StopStrings
@@ -185,7 +191,14 @@ class Engine:
                 f"{len(prompt)} prompt tokens and max_tokens {params.max_tokens or 1} exceed the context of "
                 f"{self.max_model_len} tokens."
             )
-        return params.max_tokens or room
+        limit = params.max_tokens or room
+        if (wanted := top_logprobs_of(prompt, params, limit)) > self.config.max_top_logprobs:
+            raise DataError(
+                f"logprobs and prompt_logprobs ask for {wanted} logprobs of likeliest tokens, in {params.n} samples of up "
+                f"to {limit} tokens and a prompt of {len(prompt)}; {self.config.max_top_logprobs} are the most: lower "
+                "them, max_tokens or n."
+            )
+        return limit
 
     # In the engine's thread
 
@@ -225,13 +238,16 @@ class Engine:
         """Move waiting requests into the batch while places and the prefill budget last, oldest first."""
         joining: list[GenerationRequest] = []
         longest = 0
+        tops = sum(request.top_logprobs for request in {row.request for row in self._rows})
         with self._changed:
             while self._waiting:
                 request = self._waiting[0]
                 longest = max(longest, len(request.prompt))
                 places = self.config.max_running_sequences - len(self._rows) - sum(len(r.rows) for r in joining)
                 too_long = joining and longest * (len(joining) + 1) > self.config.max_prefill_tokens
-                if len(request.rows) > places or too_long:
+                tops += request.top_logprobs
+                too_many = (joining or self._rows) and tops > self.config.max_top_logprobs
+                if len(request.rows) > places or too_long or too_many:
                     break
                 joining.append(self._waiting.popleft())
         if not joining:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from lachesis.pipeline.inference.protocol import FinishReason, PromptLogprobs, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.text import StopStrings
 
-__all__ = ["GenerationRequest", "GenerationResult", "SampleResult", "SampleRow", "SampledToken", "TokenListener"]
+__all__ = [
+    "GenerationRequest",
+    "GenerationResult",
+    "SampleResult",
+    "SampleRow",
+    "SampledToken",
+    "TokenListener",
+    "top_logprobs_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,11 @@ class GenerationResult:
         )
 
 
+def top_logprobs_of(prompt: Sequence[int], params: SamplingParams, limit: int) -> int:
+    """Return how many logprobs of likeliest tokens a request may end with, of `limit` new tokens a sample."""
+    return params.n * limit * (params.logprobs or 0) + len(prompt) * (params.prompt_logprobs or 0)
+
+
 class GenerationRequest:
     """A prompt with its sampling parameters, `params.n` rows and the future of its result.
 
@@ -94,6 +107,8 @@ class GenerationRequest:
         self.params = params
         self.limit = limit
         self.stop = stop
+        self.top_logprobs = top_logprobs_of(prompt, params, limit)
+        self.stop_tokens = frozenset(params.stop_token_ids)
         self.listener = listener
         self.future: Future[GenerationResult] = Future()
         self.prompt_logprobs: PromptLogprobs | None = None
@@ -129,6 +144,7 @@ class SampleRow:
         self._spans: list[WeightVersionSpan] = []
         self._allowed: list[list[int]] = []
         self._stop_reason: int | str | None = None
+        self._stops = None if request.stop is None else request.stop.search()
 
     def append(
         self, token: int, logprob: float, top: list[tuple[int, float]], *, version: str, end_tokens: Container[int]
@@ -144,9 +160,9 @@ class SampleRow:
         self._spans.append(WeightVersionSpan(version=version, start=start, end=count + 1))
         if token in end_tokens and not params.ignore_eos:
             self.finish_reason = "stop"
-        elif token in params.stop_token_ids:
+        elif token in self.request.stop_tokens:
             self.finish_reason, self._stop_reason = "stop", token
-        elif self.request.stop is not None and (stop := self.request.stop.find(self.tokens)) is not None:
+        elif self._stops is not None and (stop := self._stops.append(token)) is not None:
             self.finish_reason, self._stop_reason = "stop", stop
         elif len(self.tokens) >= self.request.limit:
             self.finish_reason = "length"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-__all__ = ["Decode", "GrowingText", "SampleTexts", "StopStrings", "first_stop", "text_of"]
+__all__ = ["Decode", "GrowingText", "SampleTexts", "StopSearch", "StopStrings", "first_stop", "text_of"]
 
 Decode = Callable[[list[int]], str]
 """Text of token ids."""
 
-_SPARE_TOKENS = 4
-"""Tokens before the longest stop string that are decoded with it: a tokenizer may treat the first one differently."""
+_MAX_WAITING_TOKENS = 16
+"""Tokens without a whole character after which their text counts as it is; a character has four bytes at most."""
 _UNFINISHED = "�"
 """What a tokenizer shows of bytes that are no whole character yet."""
 
@@ -46,7 +46,7 @@ class SampleTexts(NamedTuple):
 
 
 class StopStrings:
-    """Texts that end a sample. A token is at least one byte of one, so few tokens have to be decoded to see it.
+    """Texts that end a sample; `search` looks for them in one.
 
     A stop string counts where it stands in the text without special tokens, and in the text with them.
     """
@@ -54,15 +54,54 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], decode: Decode, whole: Decode | None = None) -> None:
         self.stops = tuple(stops)
         self._decoders = [decode] if whole is None else [decode, whole]
-        self._tokens = max(len(stop.encode()) for stop in stops) + _SPARE_TOKENS
 
-    def find(self, tokens: Sequence[int]) -> str | None:
-        """Return the stop string that the last of `tokens` completes, None if none does."""
-        last = list(tokens[-self._tokens :])
-        for decode in self._decoders:
-            if (found := first_stop(decode(last), self.stops)) is not None:
+    def search(self) -> StopSearch:
+        """Return a search in a sample that begins."""
+        return StopSearch(self.stops, self._decoders)
+
+
+class StopSearch:
+    """Looks for stop strings in one sample as it grows. What a token costs does not grow with the sample or with them."""
+
+    def __init__(self, stops: Sequence[str], decoders: Sequence[Decode]) -> None:
+        self._stops = stops
+        self._kept = max(map(len, stops)) - 1
+        self._texts = [TextTail(decode) for decode in decoders]
+        self._tails = [""] * len(decoders)
+
+    def append(self, token: int) -> str | None:
+        """Return the stop string that `token` completes, None if it completes none."""
+        for i, text in enumerate(self._texts):
+            certain, piece = text.append(token)
+            seen = self._tails[i] + certain + piece
+            if (found := first_stop(seen, self._stops)) is not None:
                 return found[1]
+            self._tails[i] = (self._tails[i] + certain)[-self._kept :] if self._kept else ""
         return None
+
+
+class TextTail:
+    """Reads a growing sample's text piece by piece, decoding few tokens for each."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []  # those from which on the text is decoded
+        self._read = 0  # the text of so many of them is known; they are decoded for the spaces between
+
+    def append(self, token: int) -> tuple[str, str]:
+        """Return the text that is certain by now, and behind it what may still change: half a character."""
+        self._tokens.append(token)
+        piece = self.pending()
+        waiting = len(self._tokens) - self._read
+        if (not piece or piece.endswith(_UNFINISHED)) and waiting < _MAX_WAITING_TOKENS:
+            return "", piece
+        self._tokens, self._read = self._tokens[self._read :], waiting
+        return piece, ""
+
+    def pending(self) -> str:
+        """Return the text that is not certain yet."""
+        before = self._decode(self._tokens[: self._read])
+        return self._decode(self._tokens)[len(before) :]
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -106,7 +145,7 @@ class GrowingText:
         self._decode = decode
         self._whole = whole
         self._tokens: list[int] = []
-        self._start = self._read = 0  # the text so far has tokens[:read]; those from start on are decoded with the next
+        self._tail = TextTail(decode)
         self._text = ""
         self._end = 0
 
@@ -123,26 +162,17 @@ class GrowingText:
     def append(self, token: int) -> str:
         """Return the text that `token` makes certain; perhaps none."""
         self._tokens.append(token)
-        piece = self._next_text()
-        if piece and not piece.endswith(_UNFINISHED):
-            self._text += piece
-            self._start, self._read = self._read, len(self._tokens)
+        self._text += self._tail.append(token)[0]
         stop = first_stop(self._text[self._end :], self._stops)
         return self._show(len(self._text) - self._held if stop is None else self._end + stop[0])
 
     def finish(self, stop_reason: int | str | None) -> str:
         """Return what is left once the sample has ended."""
-        self._text += self._next_text()
-        self._read = len(self._tokens)
+        self._text += self._tail.pending()
         end = self._text.find(stop_reason) if isinstance(stop_reason, str) else -1
         if end < 0 and isinstance(stop_reason, str) and self._whole is not None:
             end = len(_text_before(self._tokens, stop_reason, self._decode, self._whole))
         return self._show(end if end >= 0 else len(self._text))
-
-    def _next_text(self) -> str:
-        """Return the text of the tokens that are not read yet: together with a few before, for the spaces between."""
-        before = self._decode(self._tokens[self._start : self._read])
-        return self._decode(self._tokens[self._start :])[len(before) :]
 
     def _show(self, end: int) -> str:
         start, self._end = self._end, max(self._end, end)

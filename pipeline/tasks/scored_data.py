@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.values import Finite
+from lachesis.schemas.values import Count, Finite, check_integers
 
 __all__ = ["ScoredData", "read_json"]
 
@@ -36,7 +36,7 @@ class ScoredData(Struct, frozen=True, kw_only=True):
     overrides: list[dict[str, Any]] | None = None
     group_overrides: dict[str, Any] | None = None
     images: Any = None
-    env_id: int | None = None
+    env_id: Count | None = None
     distill_token_ids: list[list[list[Token]]] | None = None
     distill_logprobs: list[list[list[Finite]]] | None = None
     turn_rewards: Any = msgspec.UNSET
@@ -44,7 +44,8 @@ class ScoredData(Struct, frozen=True, kw_only=True):
 
 
 def read_json(kind: type[T], data: bytes | memoryview) -> T:
-    """Return the `kind` that the JSON `data` holds. Raises `SchemaError`."""
+    """Return the `kind` that the JSON `data` holds. Raises `SchemaError`, as `check_integers`, too."""
+    check_integers("the body", data)
     try:
         return msgspec.json.decode(data, type=kind, strict=False)
     except UNREADABLE as error:

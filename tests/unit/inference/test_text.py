@@ -19,10 +19,10 @@ STOPS = st.lists(st.text(alphabet="ab</ é", min_size=1, max_size=4), max_size=3
 def sampled(text: str, stops: list[str]) -> tuple[list[int], str | None]:
     """Return the tokens of a sample that would have become `text`, and the stop string that ended it."""
     tokens: list[int] = []
-    ends = StopStrings(stops, decode) if stops else None
+    ends = StopStrings(stops, decode).search() if stops else None
     for token in text.encode():
         tokens.append(token)
-        if ends is not None and (stop := ends.find(tokens)) is not None:
+        if ends is not None and (stop := ends.append(token)) is not None:
             return tokens, stop
     return tokens, None
 
@@ -47,6 +47,21 @@ def test_the_pieces_of_a_stream_are_the_whole_text(text: str, stops: list[str]) 
         assert whole.startswith(shown)  # neither half a character nor the beginning of a stop string
         assert growing.shown == shown
     assert shown + growing.finish(stop) == whole
+
+
+@pytest.mark.parametrize("byte", [0x61, 0x80, 0xF0])
+def test_a_token_decodes_few_others_however_long_sample_and_stop_strings_are(byte: int) -> None:
+    decoded: list[int] = []
+
+    def counted(tokens: list[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    search, growing = StopStrings(["x" * 1000] * 16, counted, counted).search(), GrowingText(["x" * 1000], counted)
+    for _ in range(3000):
+        assert search.append(byte) is None
+        growing.append(byte)
+    assert max(decoded) <= 32
 
 
 def test_a_stop_token_is_no_part_of_the_text() -> None:

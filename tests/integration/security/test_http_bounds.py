@@ -1,0 +1,112 @@
+"""Every number and list of every HTTP body beyond its bound is refused by name: no route fails, and none is held up."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from integration.security.test_routes import KEY, TOKEN, application, gateway, inference
+
+__all__ = ["application", "gateway", "inference"]
+
+DEEP = "@deep"
+"""Stands for a value that is nested 5,000 levels deep."""
+LARGE = [1 << 63, 1 << 64, -(1 << 63) - 1, 1 << 70, -(1 << 70), 10**400, 1e308]
+SAMPLING = {
+    "n": 1, "temperature": 1.0, "top_p": 0.9, "max_tokens": 1, "seed": 1, "stop_token_ids": [1], "stop": ["x"],
+    "skip_special_tokens": True, "ignore_eos": False, "logprobs": 1, "prompt_logprobs": 1,
+}  # fmt: skip
+OPEN = {
+    "n": 1, "temperature": 1.0, "top_p": 0.9, "max_tokens": 1, "seed": 1, "stop_token_ids": [1], "stop": ["x"],
+    "stream": False, "stream_options": {"include_usage": True}, "user": "me", "metadata": {"a": 1}, "priority": 1,
+    "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "min_p": 0, "top_k": -1, "best_of": 1,
+    "min_tokens": 0, "repetition_penalty": 1,
+}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "n": 1}}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [CALL]}]
+INFERENCE: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {"prompt": "a", "add_special_tokens": True}),
+    ("/tokenize", {"messages": MESSAGES, "tools": [TOOL], "chat_template_kwargs": {"a": 1}}),
+    ("/detokenize", {"tokens": [1]}),
+    ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": SAMPLING, "request_id": "a"}),
+    ("/v1/chat/completions", {"messages": MESSAGES[:1], "logprobs": True, "top_logprobs": 1, "tools": [TOOL],
+                              "chat_template_kwargs": {"a": 1}, "max_completion_tokens": 1, **OPEN}),
+    ("/v1/completions", {"prompt": ["a", [1]], "logprobs": 1, "echo": False, **OPEN}),
+    ("/v1/completions", {"prompt": [1, 2], **OPEN}),
+    ("/generate", {"prompt": {"prompt_token_ids": [1]}, "n": 1, "max_tokens": 1, "seed": 1, "logprobs": 1,
+                   "prompt_logprobs": 1, "stop": ["x"], "stop_token_ids": [1], "min_tokens": 0}),
+    ("/generate", {"input_ids": [1], "return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 0,
+                   "rid": "a", "sampling_params": {"max_new_tokens": 1, "n": 1, "sampling_seed": 1,
+                                                   "stop_token_ids": [1], "min_new_tokens": 0}}),
+    ("/update_weights", {"update_info": {"path": "a", "version": "1-a-b"}}),
+    ("/finish_weight_update", {"weight_version": "1-a-b"}),
+]  # fmt: skip
+GATEWAY: list[tuple[str, dict[str, Any]]] = [
+    ("/register-env", {"max_token_length": 64, "desired_name": "words", "weight": 1.0, "group_size": 2,
+                       "min_batch_allocation": 0.5}),
+    ("/disconnect-env", {"env_id": 0}),
+    ("/register", {"wandb_group": "a", "wandb_project": "b", "batch_size": 4, "max_token_len": 64,
+                   "checkpoint_dir": "c", "save_checkpoint_interval": 1, "starting_step": 0, "num_steps": 10}),
+    ("/scored_data", {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [0.0, 1.0],
+                      "advantages": [[0.0, 0.0], [0.0, 0.0]], "ref_logprobs": [[0.0, 0.0], [0.0, 0.0]],
+                      "messages": [[{"role": "user", "content": "a", "n": 1}], [{"role": "user", "content": "a"}]],
+                      "generation_params": {"temperature": 1.0, "top_k": 1, "x": [1]},
+                      "inference_logprobs": [[1.0, -1.0], [1.0, -1.0]], "overrides": [{"a": 1}, {"b": 1}],
+                      "group_overrides": {"a": 1}, "images": None, "env_id": 0,
+                      "distill_token_ids": [[[1], [2]], [[1], [3]]],
+                      "distill_logprobs": [[[0.0], [0.0]], [[0.0], [0.0]]]}),
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of everything in a body."""
+    if path:
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[path[0]] = changed(copied[path[0]], path[1:], new)
+    return copied
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+async def ask(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
+    content = json.dumps(body).replace("Infinity", "1e999").replace(f'"{DEEP}"', '{"a":[' * 2500 + "1" + "]}" * 2500)
+    try:
+        return await http.post(path, content=content, headers={"authorization": f"Bearer {TOKEN}"})
+    except Exception as error:
+        raise AssertionError(f"{path} fails for {content[:600]}: {error!r}") from error
+
+
+async def check(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    for place in places(body):
+        for value in (*LARGE, float("inf"), DEEP, {"a": {"b": [[1]]}}):
+            answer = await ask(http, path, changed(body, place, value))
+            assert answer.status_code < 500, (path, place, str(value)[:50], answer.text[:300])
+
+
+@pytest.mark.parametrize(("path", "body"), INFERENCE)
+async def test_the_inference_server_refuses_numbers_beyond_their_range(
+    inference: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    assert KEY
+    await check(inference, path, body)
+
+
+@pytest.mark.parametrize(("path", "body"), GATEWAY)
+async def test_the_gateway_refuses_numbers_beyond_their_range(
+    gateway: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    await check(gateway, path, body)
