@@ -13,6 +13,7 @@ import msgspec
 
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.tasks.program_tests import program_tests
+from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.rows import DatasetRow, column, read_file, read_named
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
@@ -129,9 +130,9 @@ class Dataset(Environment):
             raise ConfigError(f"{where}: template {self._template!r:.80} cannot be filled: {error}") from error
 
     def _answer(self, value: Any, where: str) -> str:
-        if isinstance(value, dict | list) or value is None or not str(value).strip():
-            raise ConfigError(f"{where}: its answer is {value!r:.60}; give text or a number, or set answer to null")
-        text = str(value)
+        if value is None:
+            raise ConfigError(f"{where}: its answer is None; drop the row, or set answer to null")
+        text = reference_text(value, where)
         if self._answer_after is not None:
             _, mark, text = text.rpartition(self._answer_after)
             if not mark or not text.strip():

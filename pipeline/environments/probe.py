@@ -16,13 +16,16 @@ from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scoring.logic.unrated import ABSTAINED
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer
+from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import DataError, EnvironmentCodeError, InfrastructureError, leaves
+from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, leaves
 
 __all__ = ["ProbeFinding", "probe_environment"]
 
 _MAX_TOKENS = 4096
 _PROBE_S = 10.0
+_MAX_REFERENCES = 64
+"""Tasks of which the reference answer is looked at."""
 
 
 class ProbeFinding(NamedTuple):
@@ -33,22 +36,46 @@ class ProbeFinding(NamedTuple):
 
 
 async def probe_environment(env: Environment, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
-    """Return what fails on every scripted answer to the first task: the environment's code, or raters."""
+    """Return what fails on every scripted answer to a task: the environment's code, or raters.
+
+    The task is the first one; and of some others the first with a reference that is no single answer, if it has one.
+    """
     if isinstance(env, GroupEnvironment):
         return []  # its own code generates, with a model's tokens
     with anyio.move_on_after(_PROBE_S):
-        task = env.task(0)
-        answers = _answers(task)
-        inference = FakeInference(lambda _, call: answers[call % len(answers)])
-        try:
-            draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
-        except EnvironmentCodeError as error:
-            sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
-            return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
-        except (InfrastructureError, DataError):
-            return []
-        return await _probe_raters(draft, name, scorer)
+        found = await _probe_task(env, env.task(0), name, scorer)
+        odd = None if found else _task_of_odd_reference(env)
+        return found if odd is None else await _probe_task(env, odd, name, scorer)
     return []
+
+
+async def _probe_task(env: Environment, task: Task, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+    answers = _answers(task)
+    inference = FakeInference(lambda _, call: answers[call % len(answers)])
+    try:
+        draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
+    except EnvironmentCodeError as error:
+        sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
+        return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
+    except (InfrastructureError, DataError):
+        return []
+    return await _probe_raters(draft, name, scorer)
+
+
+def _task_of_odd_reference(env: Environment) -> Task | None:
+    """Return the first of some tasks, spread over all, whose answer is no single one; None without any."""
+    for place in range(_MAX_REFERENCES):
+        try:
+            task = env.task(place * (len(env) - 1) // (_MAX_REFERENCES - 1))
+        except Exception:  # noqa: BLE001 - other people's code; `env verify` and the run name it
+            return None
+        answer = task.task.get("answer")
+        try:
+            if answer is not None:
+                reference_text(answer, task.item)
+        except ConfigError:
+            return task
+    return None
 
 
 async def _probe_raters(draft: GroupDraft, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:

@@ -5,6 +5,7 @@ import unicodedata
 from functools import lru_cache
 
 from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
@@ -14,9 +15,14 @@ _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
 
 def reference(sample: Sample) -> str | None:
-    """Return the reference answer as text; None if the task has none, and then a rater abstains."""
+    """Return the reference answer as text; None if the task has none, and then a rater abstains.
+
+    Raises `ConfigError` if it is no single answer, a list say: that is the task's fault, and no sample pays for it.
+    """
     answer = sample.task.get("answer")
-    return None if answer is None else same_text(str(answer))
+    if answer is None:
+        return None
+    return same_text(reference_text(answer, f"item {sample.item or '?'} of environment {sample.env or '?'}"))
 
 
 def given(sample: Sample, pattern: str | None) -> str | None:

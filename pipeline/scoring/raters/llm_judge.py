@@ -7,8 +7,10 @@ them and speak to the judge, and only what the judge itself writes is read for a
 import re
 import secrets
 from functools import cached_property
+from typing import Any
 
 import httpx
+import msgspec
 
 from lachesis.pipeline.config.secrets import key_in_variable
 from lachesis.pipeline.scoring.rater import Rater, Sample, check_bounds
@@ -88,7 +90,8 @@ class LLMJudge(Rater):
         mark = f"answer-{secrets.token_hex(8)}"
         low, high = self.bounds or (0.0, 1.0)
         asked = [f"Rubric:\n{self._rubric}", f"Task:\n{sample.prompt}"]
-        expected = reference(sample)
+        answer = sample.task.get("answer")
+        expected = _as_json(answer) if isinstance(answer, list | dict) else reference(sample)
         if expected is not None:
             asked.append(f"Reference answer:\n{expected}")
         asked.append(f"<{mark}>\n{sample.completion}\n</{mark}>")
@@ -101,6 +104,11 @@ class LLMJudge(Rater):
             "temperature": 0.0,
             "max_tokens": self._max_tokens,
         }
+
+
+def _as_json(answer: list[Any] | dict[str, Any]) -> str:
+    """Return a reference of several values, which a model can read and other raters refuse."""
+    return msgspec.json.encode(answer).decode()
 
 
 def _content(answer: object) -> str:

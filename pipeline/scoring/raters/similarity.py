@@ -14,8 +14,7 @@ def similarity(sample: Sample, *, pattern: str | None = None) -> float | None:
         return None
     if answer is None:
         return 0.0
-    longest = max(len(expected), len(answer))
-    return 1.0 - levenshtein(expected, answer) / longest if longest else 1.0
+    return 1.0 - levenshtein(expected, answer) / max(len(expected), len(answer))
 
 
 def levenshtein(a: str, b: str) -> int:

@@ -1,0 +1,60 @@
+"""Turns the reference answer of a task into the text that raters compare with.
+
+Guarantees that what is no single answer (a list, a dictionary, bytes, a truth value, nan, an empty text) is refused,
+in words that say what came and how to mend it. Raters and the environment `dataset` share this one rule.
+"""
+
+import math
+from decimal import Decimal
+from typing import Any
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["reference_text"]
+
+_MAX_PLAIN_EXPONENT = 20
+"""Powers of ten up to which a number is written without an exponent."""
+_ABSENT = frozenset({"nan", "NaN", "NAN", "<NA>", "NaT"})
+"""What data frames print for a value that is missing."""
+
+
+def reference_text(value: Any, where: str) -> str:
+    """Return a reference as a person would write it: 18 for 18.0, 0.00001 for 1e-05.
+
+    `where` names the task. Raises `ConfigError` if the value is no single answer.
+    """
+    if isinstance(value, bool):
+        raise ConfigError(_refused(where, value, "write the words of the right answer instead, 'yes' or 'True' say"))
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise ConfigError(_refused(where, value, "decode it to text: value.decode()"))
+    if isinstance(value, dict):
+        raise ConfigError(_refused(where, value, "give the text or the number in it"))
+    if isinstance(value, list | tuple | set | frozenset):
+        cure = "give its one member" if len(value) == 1 else "give one text; several values of one answer as '1, 2'"
+        raise ConfigError(_refused(where, value, cure))
+    text = _number_text(value) if isinstance(value, int | float | Decimal) else str(value).strip()
+    if text is None or text in _ABSENT:
+        raise ConfigError(_refused(where, value, "it is a missing value: drop the row, or give no answer (None)"))
+    if not text:
+        raise ConfigError(_refused(where, value, "it is empty: drop the row, or give no answer (None)"))
+    return text
+
+
+def _refused(where: str, value: Any, cure: str) -> str:
+    kind = type(value).__name__
+    return f"{where}: its answer is {value!r:.60} ({kind}), but a reference is one text or number. Mend it: {cure}"
+
+
+def _number_text(value: float | Decimal) -> str | None:
+    """Return a number in digits, None if it is not finite."""
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return None
+    exact = value if isinstance(value, Decimal) else Decimal(float.__repr__(value))
+    if exact == 0:
+        return "0"
+    if abs(exact.adjusted()) > _MAX_PLAIN_EXPONENT:
+        return str(exact.normalize())
+    text = format(exact, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
