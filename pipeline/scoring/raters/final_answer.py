@@ -15,7 +15,8 @@ _MAX_ANSWER_CHARS = 512
 _TAGGED = re.compile(r"<answer>(?:(?!<answer>).){0,2048}?</answer>", re.DOTALL | re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t>*]*#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _SAID = re.compile(
-    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:(?:is|are|was)(?!n['’]t)|=|:|equals|to\s+be|will\s+be|would\s+be|：)+"
+    r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:(?:is|are|was)(?!n['’]t)|=|:|equals|(?:to|will|would|should|must)\s+be|"
+    r"(?:works|comes|turns)\s+out\s+(?:to\s+be|as|to)|comes\s+to|：)+"
     r"\s*\**\s*(?:that\s+)?"
     r"|\banswer\s*:\s*|答案(?:是|为|：|:)\s*",
     re.IGNORECASE,
@@ -35,6 +36,8 @@ class MarkedAnswer(NamedTuple):
     sure: bool
     rest: str = ""
     """What follows it."""
+    before: str = ""
+    """What stands before it, if it may change what it says: "I doubt that the answer is"."""
 
 
 def marked_answer(completion: str) -> MarkedAnswer | None:
@@ -54,9 +57,11 @@ def marked_answer(completion: str) -> MarkedAnswer | None:
         end = _SENTENCE.search(rest)
         sentence = rest if end is None else rest[: end.start()]
         if sentence.strip("*_ "):
-            return MarkedAnswer(sentence.strip(), False, rest[len(sentence) :])
+            return MarkedAnswer(sentence.strip(), False, rest[len(sentence) :], text[: said.end()])
     bold = None
     for found in _BOLD.finditer(text):
         if _VALUE.match(found[1] or found[2]):
             bold = found
-    return None if bold is None else MarkedAnswer((bold[1] or bold[2]).strip(), False, text[bold.end() :])
+    if bold is None:
+        return None
+    return MarkedAnswer((bold[1] or bold[2]).strip(), False, text[bold.end() :], text[: bold.start()])

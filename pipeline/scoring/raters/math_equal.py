@@ -14,7 +14,7 @@ from lachesis.pipeline.scoring.raters.notation import of_one_kind, same_notation
 from lachesis.pipeline.scoring.raters.number import Number, read_number
 from lachesis.pipeline.scoring.raters.words import same_words
 
-__all__ = ["equal", "equal_or_unsure", "reference_answer"]
+__all__ = ["equal", "equal_or_unsure", "is_equation_of_numbers", "reference_answer"]
 
 Verdict = bool | Literal["unsure"] | None
 _DOTS = re.compile(r"\\(?:[lc]?dots[cbmio]?)(?![A-Za-z])|\.\.\.|…")
@@ -108,7 +108,7 @@ def _against_number(expected: Number, gold: str, given: str) -> Verdict:
         if names[0] is not None and names[1] is not None and names[0][1] != names[1][1]:
             return False
         return _same_number(expected, answer)
-    if _is_equation_of_numbers(given):
+    if is_equation_of_numbers(given):
         sides = given.split("=")
         last = read_number(sides[-1])
         return "unsure" if last is not None and _same_number(expected, last) else False
@@ -116,7 +116,8 @@ def _against_number(expected: Number, gold: str, given: str) -> Verdict:
     return "unsure" if lone.replace(".", "", 1).isdigit() else False
 
 
-def _is_equation_of_numbers(text: str) -> bool:
+def is_equation_of_numbers(text: str) -> bool:
+    """Return whether an answer is an equation without names, 12 + 6 = 18 say."""
     return "=" in text and not re.search(
         r"[^\W\d_]", re.sub(r"\\(?:times|cdot|[dt]?frac|div|left|right|sqrt)", "", text)
     )
@@ -168,7 +169,7 @@ def _verified(gold: str, given: str) -> bool | None:
     if all(connectives) and connectives[0] != connectives[1]:
         return False
     gold, given = (_listed(unwrapped(_undelimited(text))) for text in (gold, given))
-    if _is_equation_of_numbers(given) and read_number(gold) is not None:
+    if is_equation_of_numbers(given) and read_number(gold) is not None:
         texts = given.split("=")
     else:
         gold, given = same_notation(gold, given)

@@ -1,4 +1,4 @@
-"""Reads numbers as people write them: the one that an answer holds, or the last one of a text.
+"""Reads the number that a short answer holds, as people write it.
 
 Guarantees that nothing is read from what might be an expression, a list, a range or a bound: an answer of several
 numbers or with an operator is None.
@@ -8,36 +8,27 @@ numbers or with an operator is None.
 
 import re
 
-from lachesis.pipeline.scoring.raters.latex import NARROW, plain
+from lachesis.pipeline.scoring.raters.hedges import hedge_around, is_assurance
+from lachesis.pipeline.scoring.raters.latex import plain
 from lachesis.pipeline.scoring.raters.number_words import spelled_out
 from lachesis.pipeline.scoring.raters.numerals import Number, NumberToken, number_tokens
+from lachesis.pipeline.scoring.raters.surroundings import (
+    is_changed,
+    operator_after,
+    operator_before,
+    signed,
+    unit_of,
+    without_marks,
+)
 
-__all__ = ["Number", "is_hedged", "last_number_in", "read_number"]
+__all__ = ["Number", "read_number"]
 
-_WINDOW = 2048
-"""Characters before the last digit of a text in which its last number is looked for."""
 _MAX_ANSWER_CHARS = 2048
 
-_MARKS = re.compile(r"(?<![\w*])\*{1,3}(?=\S)|(?<=\S)\*{1,3}(?![\w*])|(?<!\w)_{2}(?=\S)|(?<=\S)_{2}(?!\w)")
 _ENDING = re.compile(r"(?<![.])[.,;:。]$")
 _NAME = re.compile(r"\s*+(?:\\?[A-Za-z]++(?:\s*+_\s*+(?:\{\s*+\w++\s*+\}|\w))?'*+\s*+)++(?:\([-\w\s,=.]*+\))?\s*+")
 _COMMAND = re.compile(r"\\(?!(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle|triangle|therefore)(?![a-z]))")
 _RELATION = re.compile(r"\s*(?:(?<![<>!])=|~)\s*")
-_ATTACHED_UNITS = frozenset({
-    "m", "g", "s", "L", "cm", "mm", "km", "nm", "µm", "kg", "mg", "lb", "lbs", "oz",
-    "ft", "in", "yd", "mi", "mph", "kph", "hr", "hrs", "sec", "min", "ml", "mL", "cL", "gal",
-    "Hz", "kHz", "MHz", "GHz", "kW", "MW", "GB", "MB", "kB", "TB", "kJ", "Pa", "kPa", "mol",
-    "rad", "deg", "cc", "am", "pm", "st", "nd", "rd", "th", "USD", "EUR", "GBP", "CNY", "RMB",
-})  # fmt: skip
-_LONE_UNITS = _ATTACHED_UNITS | frozenset({"h", "J", "N", "W", "V", "A", "K", "C", "F", "l", "t", "a", "I", "yr"})
-_ENDS_ALIKE = {"meters": "m", "meter": "m", "metres": "m", "metre": "m", "centimeters": "cm", "centimetres": "cm",
-    "kilometers": "km", "kilometres": "km", "millimeters": "mm", "inches": "in", "inch": "in", "feet": "ft",
-    "foot": "ft", "seconds": "s", "sec": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h", "hr": "h",
-    "hrs": "h", "grams": "g", "gram": "g", "kilograms": "kg", "kilogram": "kg", "dollars": "$", "dollar": "$",
-    "usd": "$", "euros": "€", "euro": "€", "eur": "€", "pence": "p", "cents": "¢", "cent": "¢", "days": "day",
-    "weeks": "week", "months": "month", "years": "year", "degrees": "°", "degree": "°", "radians": "rad",
-    "liters": "L", "litres": "L", "l": "L", "miles": "mi", "mile": "mi", "yards": "yd", "yard": "yd"}  # fmt: skip
-_KNOWN_UNITS = frozenset(_ENDS_ALIKE.values()) | {"kg", "mg", "ml", "km", "cm", "mm", "lb", "oz", "£", "¥"}
 _BOUND_BEFORE = re.compile(
     r"(?:\bthan|\bat (?:least|most)|\bup to|\b(?:over|under|above|below|nearly|almost|between|exceeds?|exceeding|"
     r"beyond|within|until|every|root of|sum of|product of|of either))\W*$",
@@ -49,23 +40,6 @@ _BOUND_AFTER = re.compile(
     r"\b|\b(?:squared|cubed|factorial|times|plus|minus|divided|multiplied|raised|to the power|is wrong|incorrect)\b",
     re.IGNORECASE,
 )
-_CHANGED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|cannot|instead of|rather than|unlike)(?:\s+(?:be|equal|to|exactly|just|simply))*"
-    r"|\w+n't(?:\s+(?:be|equal|to|exactly|just|simply))*"
-    r"|\b(?:twice|thrice|double|triple|half|divisible by|(?:half|third|quarter|square|cube|(?:square|cube) root|log"
-    r"|factorial|logarithm|reciprocal|inverse|opposite|multiples?|divisors?|digits) of))[^\w:=]*$",
-    re.IGNORECASE,
-)
-"""Words right before a number by which another number is meant, or this one is denied."""
-_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
-_NEAR = 64
-"""Characters before a number in which such words end."""
-_CHANGED_AFTER = re.compile(
-    r"^\s*(?:squared|cubed|factorial)\b|^\s*(?:st|nd|rd|th)\s+(?:prime|term|power|root|multiple)\b"
-    r"|^\W*and (?:an?\s+|one\s+|two\s+|three\s+)?(?:half|thirds?|quarters?|fourths?|fifths?)\b"
-    r"|^\W*(?:is|was)\s+(?:wrong|incorrect|false|not\s+(?:it|right|correct|the answer))\b",
-    re.IGNORECASE,
-)
 _NEGATION = re.compile(
     r"\b(?:not|never|neither|nor|cannot|either|unless|no longer|except|without|\w+n't)\b"
     r"|\bor\s*$|^\s*(?:or|and|to)\s*$",
@@ -73,11 +47,6 @@ _NEGATION = re.compile(
 )
 _LISTED = re.compile(r",(?!\d{3}(?!\d))|;")
 _POINT = re.compile(r"[(\[][^()\[\]]*\d(?:,(?!\d{3}(?!\d))|;)[^()\[\]]*[)\]]")
-_HEDGE = re.compile(
-    r"\b(?:not|never|neither|nor|either|or|between|at (?:least|most)|up to)\b"
-    r"|\b(?:more|less|fewer|greater|smaller|other) than\b|\b\w+n't\b",
-    re.IGNORECASE,
-)
 _FOREIGN = re.compile(r"[*×/^+<>≤≥≠|&!=±√∑∫π∞\\{}\[\]]")
 _UNIT_TAIL = re.compile(
     r"[\s-]*(?:[A-Za-zµΩ°]+\.?)(?:\s*\^?\s*(?:\{\s*-?\d\s*\}|-?\d(?!\d)))?"
@@ -90,7 +59,7 @@ def read_number(text: str) -> Number | None:
     """Return the number that a short answer holds, in digits or words; None where it is not one alone."""
     if len(text) > _MAX_ANSWER_CHARS:
         return None
-    shown = _ENDING.sub("", _without_marks(plain(text)).strip(" \t\r\n~"))
+    shown = _ENDING.sub("", without_marks(plain(text)).strip(" \t\r\n~"))
     side = _right_side(_unbracketed(shown))
     if side is None:
         return None
@@ -113,37 +82,6 @@ def _unbracketed(text: str) -> str:
     return text
 
 
-def is_hedged(text: str) -> bool:
-    """Return whether a text denies, bounds or leaves open what it says."""
-    return _HEDGE.search(text) is not None
-
-
-def last_number_in(text: str) -> Number | None:
-    """Return the last number in a text; None if there is none, or it is a part of an expression."""
-    last = next((i for i in range(len(text) - 1, -1, -1) if text[i].isdecimal() or text[i] in "½¼¾⅓⅔"), None)
-    if last is None:
-        return None
-    shown = _without_marks(plain(text[max(0, last - _WINDOW) : last + 64]))
-    tokens = list(number_tokens(shown))
-    if not tokens:
-        return None
-    token = tokens[-1]
-    head, tail = shown[: token.start], shown[token.end :]
-    head, negative, bullet = _signed(head)
-    if token.number is None or _operator_before(head) or _operator_after(tail) or _is_changed(head, tail):
-        return None
-    number = token.number
-    if not negative:
-        return number
-    if bullet:
-        return number._replace(others=(*number.others, -number.value))
-    return number._replace(value=-number.value, others=tuple(-other for other in number.others))
-
-
-def _without_marks(text: str) -> str:
-    return _MARKS.sub("", _STRUCK.sub("", text))
-
-
 def _right_side(text: str) -> str | None:
     """Return what stands beside the equals signs, if all else are names; None if it is an equation."""
     sides = _RELATION.split(text)
@@ -158,8 +96,8 @@ def _right_side(text: str) -> str | None:
 def _alone(token: NumberToken, text: str) -> Number | None:
     """Return the only number of a text, if nothing about it changes what it says."""
     head, tail = text[: token.start], text[token.end :]
-    head, negative, _ = _signed(head)
-    if token.number is None or _operator_before(head) or _operator_after(tail):
+    head, negative, _ = signed(head)
+    if token.number is None or operator_before(head) or operator_after(tail):
         return None
     if negative is False and re.search(r"\b(?:minus|negative)\W*$", head, re.IGNORECASE):
         head, negative = re.sub(r"\b(?:minus|negative)\W*$", "", head, flags=re.IGNORECASE), True
@@ -170,7 +108,9 @@ def _alone(token: NumberToken, text: str) -> Number | None:
     if _FOREIGN.search(head) or _FOREIGN.search(rest):
         return None
     if (
-        _is_changed(head, tail)
+        hedge_around(head, tail) is not None
+        or is_assurance(token.number, head, tail)
+        or is_changed(head, tail)
         or _BOUND_BEFORE.search(head)
         or _BOUND_AFTER.search(tail)
         or _NEGATION.search(head)
@@ -180,55 +120,7 @@ def _alone(token: NumberToken, text: str) -> Number | None:
     words = _WORD.findall(head)
     if words and len(words[-1]) == 1 and words[-1] not in "aI" and not re.search(r"[:,.]\W*$|^\W*[A-J]\W*$", head):
         return None  # x 18: a product
-    number = token.number._replace(unit=_unit_of(head, tail))
+    number = token.number._replace(unit=unit_of(head, tail))
     if not negative:
         return number
     return number._replace(value=-number.value, others=tuple(-other for other in number.others))
-
-
-def _is_changed(head: str, tail: str) -> bool:
-    """Return whether words around a number deny it, or make another one of it."""
-    return _CHANGED_BEFORE.search(head[-_NEAR:]) is not None or _CHANGED_AFTER.search(tail) is not None
-
-
-def _signed(head: str) -> tuple[str, bool, bool]:
-    """Return what comes before the sign of a number, whether it is negative, and whether the sign may be a bullet."""
-    found = re.search(rf"([-+])([ {NARROW}]*)(?:(?:US)?[$€£¥₹])?[ {NARROW}]*$", head)
-    if found is None:
-        return head, False, False
-    before = head[: found.start()]
-    if re.search(r"[\w)}\]%°]\s?$", before) and not re.search(r"[^\W\d_]{2,}\s$", before):
-        return head, False, False  # an operator, or a hyphen
-    bullet = bool(found[2]) and (before.endswith("\n") or not before.strip())
-    return before, found[1] == "-", bullet and "\n" in before
-
-
-def _operator_before(head: str) -> bool:
-    before = head.rstrip(f" {NARROW}$€£¥₹(~")
-    if re.search(r"\d(?::|\s+:\s*)$", head):  # a ratio, a time
-        return True
-    return bool(re.search(r"[-+*×/^<>≤≥≠±√\\|]$|\\(?:div|pm|mp|neq?|leq?|geq?|lt|gt|sqrt|in)$|!=$", before))
-
-
-def _operator_after(tail: str) -> bool:
-    if re.match(r"\s*(?:[*×/^+±√<>≤≥π∞|]|\\(?!(?:ldots|dots|quad))|:\s*\d|[_{(\[]\s*\w)", tail):
-        return not re.match(r"\s*/\s*[A-Za-z]{2,}|\s*/\s*[hsd]\b|\s+\([^\d]*\)|\s*\*\s*$|\s*[<|]", tail)
-    if re.match(r"\s*-\s*$|\s*-\s*[\d(\\]|-[A-Za-z]\b|\s-\s[A-Za-z]\b", tail):
-        return True
-    attached = re.match(r"[^\W\d_]+", tail)
-    if attached is not None:
-        return len(attached[0]) < 3 and attached[0].isascii() and attached[0] not in _ATTACHED_UNITS
-    lone = re.match(r"\s+([A-Za-z])(?![A-Za-z'])", tail)
-    return lone is not None and lone[1] not in _LONE_UNITS
-
-
-def _unit_of(head: str, tail: str) -> str:
-    """Return the unit in one spelling, "" where none is known."""
-    symbol = re.search(r"[$€£¥]\s*$", head)
-    if symbol is not None:
-        return symbol[0].strip()
-    found = re.match(rf"[\s{NARROW}]*([$€£¥¢°]|[A-Za-zµ]+)", tail)
-    if found is None:
-        return ""
-    unit = _ENDS_ALIKE.get(found[1].lower(), found[1])
-    return unit if unit in _KNOWN_UNITS else ""

@@ -2,8 +2,9 @@
 
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
-__all__ = ["spelled_out"]
+__all__ = ["COUNTING", "SpelledNumber", "last_spelled_out", "spelled_out"]
 
 _UNITS = {
     "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
@@ -18,7 +19,7 @@ _PARTS = {
     "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
     "tenth": 10, "hundredth": 100, "halves": 2,
 }  # fmt: skip
-_COUNTING = {*_UNITS, *_TENS, *_LARGE, "hundred"}
+COUNTING = {*_UNITS, *_TENS, *_LARGE, "hundred"}
 _BEFORE = re.compile(
     r"(?:.*\b(?:is|are|was|equals|gives|be|get|has|have|answer)\b\W*|\W*|.*:\W*)", re.IGNORECASE | re.DOTALL
 )
@@ -28,26 +29,56 @@ _NOT = re.compile(
 _MAX_WORDS_AFTER = 3
 
 
+class SpelledNumber(NamedTuple):
+    """A number in letters, and what stands before and behind it."""
+
+    value: Fraction
+    head: str
+    tail: str
+
+
 def spelled_out(text: str) -> Fraction | None:
     """Return the number that a text of letters says, None where it says none, or not one alone."""
     if re.fullmatch(r"\W*(?:an?\s+|one\s+)?half\W*", text, re.IGNORECASE):
         return Fraction(1, 2)
-    words = list(re.finditer(r"[A-Za-z]+(?:n't)?", text))
-    lower = [word.group().lower() for word in words]
-    first = next((i for i, word in enumerate(lower) if word in _COUNTING), None)
-    if first is None:
+    words = _words(text)
+    found = _spelled_from(text, words, next((i for i, word in enumerate(words) if _counts(word)), len(words)))
+    if found is None:
+        return None
+    value, head, tail = found
+    after = re.findall(r"[A-Za-z]+", tail)
+    if not _BEFORE.fullmatch(head) or _NOT.search(head) or _NOT.search(tail) or len(after) > _MAX_WORDS_AFTER:
+        return None
+    if any(word.lower() in COUNTING for word in after) or re.search(r"[=+*/^<>\\\d]", tail + head):
+        return None
+    return value
+
+
+def last_spelled_out(text: str) -> SpelledNumber | None:
+    """Return the last number in letters; None without one, and where its words are several."""
+    words = _words(text)
+    first = next((i for i in range(len(words) - 1, -1, -1) if _counts(words[i])), len(words))
+    while first and (
+        _counts(words[first - 1]) or (_is_and(words[first - 1]) and first > 1 and _counts(words[first - 2]))
+    ):
+        first -= 1
+    return _spelled_from(text, words, first)
+
+
+def _spelled_from(text: str, words: list[re.Match[str]], first: int) -> SpelledNumber | None:
+    """Return the number whose first word is `words[first]`; None where the words are no number, or are past."""
+    if first == len(words):
         return None
     last = first
-    while last + 1 < len(lower) and (
-        lower[last + 1] in _COUNTING
-        or (lower[last + 1] == "and" and last + 2 < len(lower) and lower[last + 2] in _COUNTING)
+    while last + 1 < len(words) and (
+        _counts(words[last + 1]) or (_is_and(words[last + 1]) and last + 2 < len(words) and _counts(words[last + 2]))
     ):
         last += 1
-    value = _whole([word for word in lower[first : last + 1] if word != "and"])
+    value = _whole([word.group().lower() for word in words[first : last + 1] if not _is_and(word)])
     if value is None:
         return None
     result = Fraction(value)
-    part = lower[last + 1] if last + 1 < len(lower) else ""
+    part = words[last + 1].group().lower() if last + 1 < len(words) else ""
     if part in _PARTS or part.removesuffix("s") in _PARTS:
         result /= _PARTS.get(part) or _PARTS[part.removesuffix("s")]
         last += 1
@@ -55,12 +86,19 @@ def spelled_out(text: str) -> Fraction | None:
     sign = re.search(r"\b(?:minus|negative)\W*$|(?<!\w)-\s*$", head, re.IGNORECASE)
     if sign is not None:
         head, result = head[: sign.start()], -result
-    after = re.findall(r"[A-Za-z]+", tail)
-    if not _BEFORE.fullmatch(head) or _NOT.search(head) or _NOT.search(tail) or len(after) > _MAX_WORDS_AFTER:
-        return None
-    if any(word.lower() in _COUNTING for word in after) or re.search(r"[=+*/^<>\\\d]", tail + head):
-        return None
-    return result
+    return SpelledNumber(result, head, tail)
+
+
+def _words(text: str) -> list[re.Match[str]]:
+    return list(re.finditer(r"[A-Za-z]+(?:n't)?", text))
+
+
+def _counts(word: re.Match[str]) -> bool:
+    return word.group().lower() in COUNTING
+
+
+def _is_and(word: re.Match[str]) -> bool:
+    return word.group().lower() == "and"
 
 
 def _whole(words: list[str]) -> int | None:

@@ -70,6 +70,8 @@ class Number(NamedTuple):
     computed: bool = False
     """Whether it is written as an operation: a power, or a quotient that is a whole number."""
     others: tuple[Fraction, ...] = ()
+    bound: bool = False
+    """Whether it is said to be at most, or at least, that."""
 
 
 class NumberToken(NamedTuple):

@@ -10,8 +10,9 @@ from fractions import Fraction
 from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.pipeline.scoring.raters.answer import given, reference
 from lachesis.pipeline.scoring.raters.final_answer import MarkedAnswer, marked_answer
-from lachesis.pipeline.scoring.raters.math_equal import reference_answer
-from lachesis.pipeline.scoring.raters.number import Number, is_hedged, last_number_in, read_number
+from lachesis.pipeline.scoring.raters.last_number import last_number_in
+from lachesis.pipeline.scoring.raters.math_equal import is_equation_of_numbers, reference_answer
+from lachesis.pipeline.scoring.raters.number import Number, read_number
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["last_number", "numeric"]
@@ -20,6 +21,20 @@ _CLAUSE_END = re.compile(
     r"[,;]\s|\s\(|\s[-–—]\s"
     r"|\s(?:because|since|as|so|which|from|given|when|if|but|and not|not|rather than|instead of|out of|of the)\s"
 )
+
+_CONTINUED = re.compile(
+    r"^\s*[-–—,;]\s*(?:(?:and|or|to|maybe|perhaps|possibly)\s+)*(?:[A-Za-z]\s*=\s*)?[$€£(]*[-+−]?\d"
+    r"|^[\s,;]*(?:and/or|or|maybe|perhaps|possibly)\b|^\s*\(\s*(?:or\s+(?:maybe\s+)?)?[$€£]?\d[\d.,]*\s*\)",
+    re.IGNORECASE,
+)
+"""What makes a number one of several."""
+_LEFT_OPEN = re.compile(r"\b(?:could|might|may)\s+(?:also\s+|well\s+)?be\b[^.]*\d", re.IGNORECASE)
+_CORRECTED = re.compile(
+    r"(?:^|[.!?\n])\W*(?:wait|actually|no|hmm|correction|sorry|oops|scratch that|on second thought|I mean"
+    r"|let me re\w+)\b",
+    re.IGNORECASE,
+)
+_MAX_REST = 300
 
 
 @rater(bounds=(0.0, 1.0), version="2", apart=("pattern",))
@@ -54,15 +69,17 @@ def numeric(
             for wanted in _meant(expected, answer)
         )
 
+    if answer.computed and not expected.computed:
+        return 0.0
     if same([answer.value]):
-        return 1.0
+        return None if answer.bound else 1.0
     return None if same(answer.others) else 0.0
 
 
 def last_number(text: str) -> float | None:
     """Return the last number in `text`; None without one, and where it is a part of an expression."""
     number = last_number_in(text)
-    value = None if number is None else _float(number.value)
+    value = None if number is None or number.bound else _float(number.value)
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -71,7 +88,7 @@ def _reference_number(text: str) -> Number | None:
     number = read_number(answer)
     if number is None:
         number = last_number_in(answer)
-    return number if number is not None and math.isfinite(_float(number.value)) else None
+    return number if number is not None and not number.bound and math.isfinite(_float(number.value)) else None
 
 
 def _given_number(completion: str) -> Number | None:
@@ -80,22 +97,32 @@ def _given_number(completion: str) -> Number | None:
 
 
 def _of_mark(marked: MarkedAnswer) -> Number | None:
-    """Return the number of a marked answer. A mark that also stands elsewhere counts with what follows it."""
-    number = read_number(marked.text)
+    """Return the number of a marked answer. A mark that also stands elsewhere counts with what is around it."""
     if marked.sure:
-        return number
-    if number is None and not any(map(str.isdigit, marked.text)):
-        return last_number_in(marked.rest)
-    if number is None:
-        number = read_number(_CLAUSE_END.split(marked.text, maxsplit=1)[0])
-    if number is None:
-        number = None if is_hedged(marked.text) else last_number_in(marked.text)
-        if number is None:
-            return None
+        return last_number_in(marked.text) if is_equation_of_numbers(marked.text) else read_number(marked.text)
+    if not any(map(str.isdigit, marked.text)):
+        number = read_number(marked.text)
+        return last_number_in(marked.rest) if number is None else number
+    number = _offered(marked)
     after = last_number_in(marked.rest)
     if after is None:
         return number
+    if number is None or _CORRECTED.search(marked.rest[:_MAX_REST]):
+        return None if number is None else after
     return number._replace(others=(*number.others, after.value))
+
+
+def _offered(marked: MarkedAnswer) -> Number | None:
+    """Return the number of a sentence that says what the answer is, or of bold text, if it offers one alone."""
+    shown, remainder = marked.text, ""
+    if read_number(shown) is None and (end := _CLAUSE_END.search(shown)) is not None:
+        remainder = shown[end.start() :]
+        if _LEFT_OPEN.search(remainder):
+            return None
+        if read_number(shown[: end.start()]) is not None and not _CONTINUED.search(remainder):
+            shown = shown[: end.start()]
+    behind = (marked.text[len(shown) :] + marked.rest[:_MAX_REST]).split("(", 1)[0]
+    return last_number_in(marked.before[-_MAX_REST:] + shown, behind)
 
 
 def _meant(expected: Number, answer: Number) -> list[Fraction]:

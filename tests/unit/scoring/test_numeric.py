@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline.scoring.rater import Sample
-from lachesis.pipeline.scoring.raters.number import last_number_in, read_number
+from lachesis.pipeline.scoring.raters.last_number import last_number_in
+from lachesis.pipeline.scoring.raters.number import read_number
 from lachesis.pipeline.scoring.raters.numeric import numeric
 
 ANSWERS = [
