@@ -17,6 +17,7 @@ from lachesis.pipeline.scoring.raters.surroundings import (
     operator_after,
     operator_before,
     signed,
+    unit_of,
     without_marks,
 )
 
@@ -26,6 +27,8 @@ _WINDOW = 2048
 """Characters before the last digit of a text in which its last number is looked for."""
 _TAIL = 200
 _END_OF_TEXT = "\ue001"
+_POINT = re.compile(r"[(\[{]\s*-?\d+,(?!\d{3}(?!\d))\d+\s*[)\]}]")
+"""(12,18): a point, and no decimal comma."""
 _MAX_PARTS = 8
 """Numbers before the last one that are looked at, where those behind them turn out to be asides."""
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
@@ -166,7 +169,11 @@ def _read(token: NumberToken, shown: str) -> Number | None:
     if worded is not None and not negative:
         head, negative = head[: worded.start()], True
     number = token.number
-    if number is None or _is_operand(head, tail, shown, token):
+    if (
+        number is None
+        or _is_operand(head, tail, shown, token)
+        or _POINT.search(shown[max(0, token.start - 4) : token.end + 4])
+    ):
         return None
     start = max((found.end() for found in _SENTENCE_START.finditer(head)), default=0)
     end = _SENTENCE_END.search(tail)
@@ -176,7 +183,7 @@ def _read(token: NumberToken, shown: str) -> Number | None:
     hedge = hedge_around(head[start:], sentence)
     if hedge == "wrong":
         return None
-    number = number._replace(bound=hedge == "bound")
+    number = number._replace(bound=hedge == "bound", unit=unit_of(head, tail))
     if not negative:
         return number
     if bullet:

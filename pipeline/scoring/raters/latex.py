@@ -35,12 +35,22 @@ _NOTHING = re.compile(
     r"\\[!](?!=)|\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|bf|rm|it|sf|tt|normalsize|large|Large|"
     r"bfseries|itshape|null|phantom\{\})(?![A-Za-z])[.]?"
 )
-_BLANKS = re.compile(r"\\(?:[;:> ]|quad|qquad|enspace|hspace\*?\{[^{}]*\}|space|newline|\\)(?![A-Za-z])")
+_BLANKS = re.compile(r"\\(?:[;:> \\]|(?:quad|qquad|enspace|hspace\*?\{[^{}]*\}|space|newline)(?![A-Za-z]))")
+_GROUP_BLANK = re.compile(r"(?<=\d)\{\s*(?:\\[,;: ]|~| )\s*\}(?=\d)")
+_GROUP_SIGN = re.compile(
+    r"(?:\\(?:text|mathrm|mbox|mathord|mathpunct|mathbin)\s*)?\{\s*([,.:])\s*\}|\s*\\colon(?![A-Za-z])\s*"
+)
+_UNIT_FRACTION = re.compile(
+    r"\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}\s*\}"
+    r"\s*\{\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}\s*\}"
+    r"|\\mathrm\s*\{\s*\\[dt]?frac\s*\{([A-Za-z]+)\}\{([A-Za-z]+)\}\s*\}"
+)
+_MICRO = re.compile(r"\\(?:mu|micro)\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|degrees|textdegree)(?![A-Za-z])")
 _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|md|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|operatorname\*?|"
     r"boldsymbol|bm|pmb|underline|boxed|fbox|ensuremath|unit|si|fcolorbox\{[^{}]*\}\{[^{}]*\}|color(?:box)?\{[^{}]*\}|"
-    r"textcolor\{[^{}]*\})\s*\{([^{}]*)\}"
+    r"textcolor\{[^{}]*\})\s*\{((?:[^{}]|(?<=\^)\{[^{}]*\})*)\}"
 )
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _BRACED = re.compile(r"(?<![\^_A-Za-z}])\{\s*([-+]|[-+]?[\d.,]*\d)\s*\}")
@@ -99,7 +109,10 @@ def _lowered(found: re.Match[str]) -> str:
 def _structured(text: str) -> str:
     if "\\" not in text and "$" not in text and "{" not in text:
         return text
-    text = text.replace("{,}", ",").replace("{.}", ".").replace("\\$", "\ue000").replace("\\%", "%")
+    text = _GROUP_BLANK.sub(NARROW, text)
+    text = _GROUP_SIGN.sub(lambda found: found[1] or ":", text).replace("\\$", "\ue000").replace("\\%", "%")
+    text = _UNIT_FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]} ", text)
+    text = re.sub(r"\\(?:Omega|ohm)(?![A-Za-z])", "Ω", _MICRO.sub(r" µ\1 ", text))
     text = _DEGREES.sub("°", text)
     if "\\" in text:
         text = re.sub(r"(?<!\d)~|~(?!\d)", " ", text)  # a tie

@@ -50,7 +50,7 @@ _POINT = re.compile(r"[(\[][^()\[\]]*\d(?:,(?!\d{3}(?!\d))|;)[^()\[\]]*[)\]]")
 _FOREIGN = re.compile(r"[*×/^+<>≤≥≠|&!=±√∑∫π∞\\{}\[\]]")
 _UNIT_TAIL = re.compile(
     r"[\s-]*(?:[A-Za-zµΩ°]+\.?)(?:\s*\^?\s*(?:\{\s*-?\d\s*\}|-?\d(?!\d)))?"
-    r"(?:\s*(?:[/*×]|per)\s*[A-Za-z]+(?:\s*\^?\s*(?:\{\s*-?\d\s*\}|-?\d(?!\d)))?)*"
+    r"(?:(?:\s*(?:[/*×]|per)\s*|\s+(?=[A-Za-z]+\s*\^))[A-Za-z]+(?:\s*\^?\s*(?:\{\s*-?\d\s*\}|-?\d(?!\d)))?)*"
 )
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -75,6 +75,8 @@ def read_number(text: str) -> Number | None:
 
 def _unbracketed(text: str) -> str:
     """Return a text without brackets and quotes around all of it; a point or an interval as it is."""
+    if text.startswith("\\{") and text.endswith("\\}") and not _LISTED.search(text):
+        text = text[2:-2].strip()
     while text[:1] + text[-1:] in {"()", "[]", '""', "''"} and "(" not in text[1:-1] and len(text) > 2:
         if text[0] in "([" and _LISTED.search(text):
             break

@@ -71,6 +71,8 @@ def numeric(
 
     if answer.computed and not expected.computed:
         return 0.0
+    if answer.unit and expected.unit and answer.unit != expected.unit:
+        return 0.0
     if same([answer.value]):
         return None if answer.bound else 1.0
     return None if same(answer.others) else 0.0

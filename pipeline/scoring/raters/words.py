@@ -27,6 +27,14 @@ _NOTHING = frozenset({
     "dne", "no such number", "undefined", "nonexistent",
 })  # fmt: skip
 _EMPTY = re.compile(r"\s*(?:\\emptyset|\\varnothing|∅|\\\{\s*\\\}|\{\s*\})\s*")
+_INFINITE = re.compile(
+    r"(?P<sign>[-+]|(?:minus|negative|plus|positive)\s)?\s*(?:\\infty|∞|infinity|infinite|inf)\s*", re.IGNORECASE
+)
+_TIME = re.compile(
+    r"(?P<hours>\d{1,2})(?::(?P<minutes>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\b\.?)?(?:\s*o'clock)?", re.IGNORECASE
+)
+_HALF_DAY = 720
+"""Minutes."""
 _WORDS = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ぀-ヿ㐀-鿿가-힯]+(?:['’-][A-Za-z]+)*")
 _SHORT = frozenset({"no", "up", "on", "in", "he", "we", "ok", "it", "us"})
 _MATH_WORDS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "lim", "max", "min", "mod", "gcd", "lcm", "det",
@@ -37,8 +45,9 @@ _MATH_WORDS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "lim", "max", 
 def same_words(gold: str, given: str) -> bool | None:
     """Return whether two answers say the same in words; None where the reference is not words."""
     expected, shown = plain(gold), plain(given)
-    if "\\" in expected and not _EMPTY.fullmatch(gold):
-        return None
+    quantity = _same_quantity(expected, shown)
+    if quantity is not None or ("\\" in expected and not _EMPTY.fullmatch(gold)):
+        return quantity
     if _CHOICES.fullmatch(expected):
         return _letter(shown) == re.sub(r"[^A-Z]", "", expected)
     if _SEVERAL.fullmatch(expected):
@@ -46,6 +55,36 @@ def same_words(gold: str, given: str) -> bool | None:
     if _EMPTY.fullmatch(gold) or _key(expected) in _NOTHING:
         return bool(_EMPTY.fullmatch(given)) or _key(_said(shown)) in _NOTHING
     return _key(expected) in {_key(shown), _key(_said(shown))} if _is_words(expected, gold) else None
+
+
+def _same_quantity(expected: str, shown: str) -> bool | None:
+    """Return whether two answers are the same infinity or time of day; None where they are not of these kinds."""
+    infinite = _INFINITE.fullmatch(expected), _INFINITE.fullmatch(shown)
+    if infinite[0] is not None and infinite[1] is not None:
+        return _is_negative(infinite[0]) == _is_negative(infinite[1])
+    times = _TIME.fullmatch(expected), _TIME.fullmatch(shown)
+    if times[0] is None or times[1] is None:
+        return None
+    if times[0]["half"] or times[1]["half"]:
+        return _same_time(times[0], times[1])
+    return True if expected == shown else None
+
+
+def _is_negative(found: re.Match[str]) -> bool:
+    return (found["sign"] or "").strip().lower() in {"-", "minus", "negative"}
+
+
+def _same_time(expected: re.Match[str], shown: re.Match[str]) -> bool:
+    """Return whether two times of day are the same; one without a half of the day may be in either."""
+    minutes = _minutes(expected), _minutes(shown)
+    if minutes[0] == minutes[1]:
+        return True
+    return not expected["half"] and int(expected["hours"]) <= 12 and minutes[0] % _HALF_DAY == minutes[1] % _HALF_DAY
+
+
+def _minutes(found: re.Match[str]) -> int:
+    hours, half = int(found["hours"]), (found["half"] or "").lower()
+    return 60 * (hours % 12 + 12 * (half == "p") if half else hours) + int(found["minutes"] or 0)
 
 
 def _letter(text: str) -> str | None:
