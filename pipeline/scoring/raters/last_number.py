@@ -8,7 +8,8 @@ positive is worse than none.
 
 import re
 
-from lachesis.pipeline.scoring.raters.hedges import hedge_around, is_assurance, joins, rates_another
+from lachesis.pipeline.scoring.raters.hedges import hedge_around, is_assurance, rates_another
+from lachesis.pipeline.scoring.raters.joined import joins
 from lachesis.pipeline.scoring.raters.latex import plain
 from lachesis.pipeline.scoring.raters.number_words import COUNTING, last_spelled_out, spelled_out
 from lachesis.pipeline.scoring.raters.numerals import Number, NumberToken, number_tokens
@@ -31,13 +32,21 @@ _POINT = re.compile(r"[(\[{]\s*-?\d+,(?!\d{3}(?!\d))\d+\s*[)\]}]")
 """(12,18): a point, and no decimal comma."""
 _MAX_PARTS = 8
 """Numbers before the last one that are looked at, where those behind them turn out to be asides."""
+_OPERATION = re.compile(r"[-*+/^×±]|\b(?:x|times|by|plus|minus|over|divided)\b")
+_TAG = re.compile(r"</?[A-Za-z][\w-]{0,20}>|\[/?[A-Z]{2,20}\]")
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
 _ARROW = re.compile(
     r"(?:[-=]+>|→|⇒|⟹|⟶|➜|\\(?:to|[Rr]ightarrow|implies|Longrightarrow)(?![A-Za-z]))(?=\s*[$€£]?\s*[-+\d.])"
 )
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]+\*?\}")
+_NUMBER_BEFORE = re.compile(r"([-+*/×÷^=)]?)\s*[$€£]?\d[\d.,]*\s*$")
+_ITEMS = re.compile(
+    r"(?:^|[\s(])(?:1|a|i)[.)]\s*[$€£]?\d[\d.,]*\s*[\n,;\s]\s*\(?(?:2|b|ii)[.)]\s*[$€£]?\d[\d.,]*\s*$", re.IGNORECASE
+)
+"""(a) 12 (b) 18"""
 _VARIABLE_BEFORE = re.compile(r"(?:^|[\s(,])[A-Za-z]\s*$")
 _SENTENCE_START = re.compile(r"(?<!\bvs)(?<!approx)(?<!\be\.g)(?<!\bi\.e)(?<!\bca)[.!?](?=\s)|\n|。")
-_SENTENCE_END = re.compile(r"[.!](?=\s|$)|\?(?!\s*[Nn]o)|\n|。")
+_SENTENCE_END = re.compile(r"[.!](?=\s+[^a-z\s]|\s*$)|\?(?!\s*[Nn]o)|\n|。")
 _ROW = re.compile(r"^[ \t]*\|(?:[^|\n]*\|){2,}[ \t]*$")
 _BULLET = re.compile(r"(?:^|\n)[ \t]*[*•][ \t]+[$€£]?$")
 _SURE_ASIDE = re.compile(
@@ -45,11 +54,11 @@ _SURE_ASIDE = re.compile(
 )
 _CONTRAST = re.compile(
     r"^(?:\s*[A-Za-z°%$€£]+)?\s*[,(]?\s*(?:and\s+)?(?:not|rather than|instead of|as opposed to|unlike"
-    r"|down from|up from)\s+(?:just\s+|the\s+)?[$€£]?\s*$",
+    r"|down from|up from|was|previously|originally|formerly)\s+(?:just\s+|the\s+)?[$€£]?\s*$",
     re.IGNORECASE,
 )
 _OUT_OF = re.compile(
-    r"^(?:\s+[A-Za-z]+){0,2}\s+(?:out\s+)?of\s+(?:the\s+|all\s+|a\s+total\s+of\s+|these\s+|her\s+|his\s+)*$"
+    r"^(?:\s+(?!short|instead|more|less|ahead|because)[A-Za-z]+){0,2}\s+(?:out\s+)?of\s+(?:the\s+|all\s+|a\s+total\s+of\s+|these\s+|her\s+|his\s+)*$"
 )
 _WORD_BEFORE = re.compile(
     rf"\b(?:{'|'.join(sorted(COUNTING))})\b(?:\s+\w+)?,?\s+(?:to|or|and|plus|minus|times|by|versus|vs|over)\s+$"
@@ -85,8 +94,16 @@ def _readable(text: str) -> str:
     """Return plain text without calculations and assurances in brackets, and with one sign for all arrows."""
     if _HAS_ASIDE.search(text):
         text = _ASIDE.sub("", text)
-    shown = _CALCULATOR.sub("", _SURE_ASIDE.sub("", without_marks(plain(text))))
-    return _ARROW.sub(lambda found: ">=" if _VARIABLE_BEFORE.search(shown[: found.start()]) else "=", shown)
+    shown = _SURE_ASIDE.sub("", without_marks(plain(_CALCULATOR.sub("", _TAG.sub(" ", text)))))
+    shown = _ENVIRONMENT.sub("\n", shown).replace("&=", "=")
+    return _ARROW.sub(lambda found: _meaning_of_arrow(shown[: found.start()]), shown)
+
+
+def _meaning_of_arrow(before: str) -> str:
+    if _VARIABLE_BEFORE.search(before):
+        return ">="
+    number = _NUMBER_BEFORE.search(before)
+    return " to " if number is not None and not number[1] else "="
 
 
 def _without_asides(tokens: list[NumberToken], shown: str) -> list[NumberToken]:
@@ -132,7 +149,7 @@ def _offered(tokens: list[NumberToken], place: int, shown: str, depth: int = 0) 
             return _offered(tokens, place - 1, shown, depth + 1)
         if _OUT_OF.match(between) and token.number is not None:
             return _part_of(_offered(tokens, place - 1, shown, depth + 1), token.number)
-    number = _read(token, shown)
+    number = None if _ITEMS.search(shown[: token.end]) else _read(token, shown)
     if number is None or (before is not None and _are_joined(before, token, shown)):
         return None
     after = tokens[place + 1] if place + 1 < len(tokens) and not depth else None
@@ -151,7 +168,9 @@ def _are_joined(first: NumberToken, second: NumberToken, shown: str) -> bool:
     if not joins(shown[: first.start], between, shown[second.end :]):
         return False
     same = first.number is not None and second.number is not None and first.number.value == second.number.value
-    return not same or re.search(r"[-*+/^×±]", between) is not None
+    signs = [signed(shown[: token.start])[1] for token in (first, second)]
+    same = same and signs[0] == signs[1]
+    return not same or _OPERATION.search(between) is not None
 
 
 def _part_of(part: Number | None, whole: Number) -> Number | None:

@@ -37,12 +37,13 @@ _NUMBER = re.compile(
       | (?:\s+|\s+and\s+)(?P<part>\d+)\s*/\s*(?P<whole>\d+)
     )?
     (?:\s*(?P<percent>%|(?:percent|per\ cent|pct)(?![A-Za-z]))
-      | \s*(?P<scale>(?:hundred|thousand|million|billion|trillion)(?![A-Za-z])|[万萬亿億]))?
+      | \s*(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|bn|mn)(?![A-Za-z])|[万萬亿億]))?
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "lakh": 10**5, "crore": 10**7, "mn": 10**6, "bn": 10**9,
     "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8,
 }  # fmt: skip
 _GROUPED = [
@@ -57,7 +58,7 @@ _GROUPED = [
     re.compile(r"(?P<whole>\d+)(?P<decimals>)"),
 ]
 _NEAR = 8
-_PART_OF_NAME = re.compile(r"[A-Za-zÀ-ɏΑ-ω](?:_|\s?[\^_]\s?[{(]?\s?[-+]?)?$")
+_PART_OF_NAME = re.compile(r"[A-Za-zÀ-ɏΑ-ω](?:_|\s?[\^_]\s?[{(]?\s?[-+]?)?\Z")
 """x2, x_2, cm^2, s^{-1}"""
 
 

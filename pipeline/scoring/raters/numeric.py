@@ -28,12 +28,20 @@ _CONTINUED = re.compile(
     re.IGNORECASE,
 )
 """What makes a number one of several."""
-_LEFT_OPEN = re.compile(r"\b(?:could|might|may)\s+(?:also\s+|well\s+)?be\b[^.]*\d", re.IGNORECASE)
+_LEFT_OPEN = re.compile(
+    r"\b(?:could|might|may)\s+(?:also\s+|well\s+)?be\b[^.]*\d|\d[^.]*\b(?:otherwise|else)\b|\b(?:otherwise|else)\b[^.]*\d"
+    r"|^\s*\(\s*(?:maybe|perhaps|possibly|\d[\d.,]*\s+(?:at (?:most|least)|max))\b",
+    re.IGNORECASE,
+)
+_OR_ELSE = re.compile(r"^[.!?\s*_]*(?:or|alternatively|maybe|perhaps|possibly)\b[^.\n]{0,30}\d", re.IGNORECASE)
+_COMPARED = re.compile(r"\b(?:more|fewer|less) than\b")
 _CORRECTED = re.compile(
     r"(?:^|[.!?\n])\W*(?:wait|actually|no|hmm|correction|sorry|oops|scratch that|on second thought|I mean"
     r"|let me re\w+)\b",
     re.IGNORECASE,
 )
+_CHOICE = re.compile(r"^\(?[A-J]\)?\s*[-–—:.]\s+")
+"""The letter of a choice before what it says."""
 _MAX_REST = 300
 
 
@@ -105,6 +113,8 @@ def _of_mark(marked: MarkedAnswer) -> Number | None:
     if not any(map(str.isdigit, marked.text)):
         number = read_number(marked.text)
         return last_number_in(marked.rest) if number is None else number
+    if _OR_ELSE.match(marked.rest):
+        return None
     number = _offered(marked)
     after = last_number_in(marked.rest)
     if after is None:
@@ -116,14 +126,16 @@ def _of_mark(marked: MarkedAnswer) -> Number | None:
 
 def _offered(marked: MarkedAnswer) -> Number | None:
     """Return the number of a sentence that says what the answer is, or of bold text, if it offers one alone."""
-    shown, remainder = marked.text, ""
+    text = _CHOICE.sub("", marked.text)
+    shown, remainder = text, ""
     if read_number(shown) is None and (end := _CLAUSE_END.search(shown)) is not None:
         remainder = shown[end.start() :]
         if _LEFT_OPEN.search(remainder):
             return None
-        if read_number(shown[: end.start()]) is not None and not _CONTINUED.search(remainder):
-            shown = shown[: end.start()]
-    behind = (marked.text[len(shown) :] + marked.rest[:_MAX_REST]).split("(", 1)[0]
+        clause = shown[: end.start()]
+        if read_number(clause) is not None and not _CONTINUED.search(remainder) and not _COMPARED.search(clause):
+            shown = clause
+    behind = (text[len(shown) :] + marked.rest[:_MAX_REST]).split("(", 1)[0]
     return last_number_in(marked.before[-_MAX_REST:] + shown, behind)
 
 

@@ -24,9 +24,10 @@ _ENDS_ALIKE = {"meters": "m", "meter": "m", "metres": "m", "metre": "m", "centim
     "weeks": "week", "months": "month", "years": "year", "degrees": "°", "degree": "°", "radians": "rad",
     "liters": "L", "litres": "L", "l": "L", "miles": "mi", "mile": "mi", "yards": "yd", "yard": "yd"}  # fmt: skip
 _KNOWN_UNITS = frozenset(_ENDS_ALIKE.values()) | {"kg", "mg", "ml", "km", "cm", "mm", "lb", "oz", "£", "¥"}
+_ADVERB = r"(?:be|equal|to|exactly|just|simply|necessarily|quite|even|really|always|only|yet|actually|merely)"
 _CHANGED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|cannot|instead of|rather than|unlike)(?:\s+(?:be|equal|to|exactly|just|simply))*"
-    r"|\w+n't(?:\s+(?:be|equal|to|exactly|just|simply))*"
+    rf"(?:\b(?:not|never|cannot|instead of|rather than|unlike)(?:\s+{_ADVERB})*"
+    rf"|\w+n't(?:\s+{_ADVERB})*"
     r"|\b(?:twice|thrice|double|triple|half|divisible by|(?:half|third|quarter|square|cube|(?:square|cube) root|log"
     r"|factorial|logarithm|reciprocal|inverse|opposite|multiples?|divisors?|digits) of))[^\w:=]*$",
     re.IGNORECASE,
@@ -37,7 +38,7 @@ _NEAR = 64
 """Characters before a number in which such words end."""
 _CHANGED_AFTER = re.compile(
     r"^\s*(?:squared|cubed|factorial)\b|^\s*(?:st|nd|rd|th)\s+(?:prime|term|power|root|multiple)\b"
-    r"|^\W*and (?:an?\s+|one\s+|two\s+|three\s+)?(?:half|thirds?|quarters?|fourths?|fifths?)\b"
+    r"|^\W*and[\s-](?:an?\s+|a-|one\s+|two\s+|three\s+)?(?:half|thirds?|quarters?|fourths?|fifths?)\b"
     r"|^\W*(?:is|was)\s+(?:wrong|incorrect|false|not\s+(?:it|right|correct|the answer))\b",
     re.IGNORECASE,
 )
@@ -61,26 +62,28 @@ def signed(head: str) -> tuple[str, bool, bool]:
     before = head[: found.start()]
     if re.search(r"[\w)}\]%°]\s?$", before) and not re.search(r"[^\W\d_]{2,}\s$", before):
         return head, False, False  # an operator, or a hyphen
-    bullet = bool(found[2]) and (before.endswith("\n") or not before.strip())
-    return before, found[1] == "-", bullet and "\n" in before
+    bullet = before.endswith("\n") or bool(re.search(r"[^\W\d_]{2,}\s$", before))
+    return before, found[1] == "-", bullet and bool(found[2])
 
 
 def operator_before(head: str) -> bool:
     before = head.rstrip(f" {NARROW}$€£¥₹(~")
-    if re.search(r"\d(?::|\s+:\s*)$", head):  # a ratio, a time
+    if re.search(r"\d(?::|\s+:\s*)$|(?<![A-Za-z])[A-Za-z]\($", head):  # a ratio, a time; f(18)
         return True
-    return bool(re.search(r"[-+*×/^<>≤≥≠±√\\|]$|\\(?:div|pm|mp|neq?|leq?|geq?|lt|gt|sqrt|in)$|!=$", before))
+    return bool(
+        re.search(r"[-+*×/^<>≤≥≠±√∛∜\\|]$|\\not\s*=$|=/=$|\\(?:div|pm|mp|neq?|leq?|geq?|lt|gt|sqrt|in)$|!=$", before)
+    )
 
 
 def operator_after(tail: str) -> bool:
     if re.match(r"\s*(?:[*×/^+±√<>≤≥π∞|]|\\(?!(?:ldots|dots|quad))|:\s*\d|[_{(\[]\s*\w)", tail):
-        return not re.match(r"\s*/\s*[A-Za-z]{2,}|\s*/\s*[hsd]\b|\s+\([^\d]*\)|\s*\*\s*$|\s*[<|]", tail)
+        return not re.match(r"\s*/\s*[A-Za-z]{2,}|\s*/\s*[hsd]\b|\s+[(\[][^\d]*[)\]]|\s*\*\s*$|\s*[<|]", tail)
     if re.match(r"\s*-\s*$|\s*-\s*[\d(\\]|-[A-Za-z]\b|\s-\s[A-Za-z]\b", tail):
         return True
     attached = re.match(r"[^\W\d_]+", tail)
     if attached is not None:
         return len(attached[0]) < 3 and attached[0].isascii() and attached[0] not in _ATTACHED_UNITS
-    lone = re.match(r"\s+([A-Za-z])(?![A-Za-z'])", tail)
+    lone = re.match(r"\s+([A-Za-z])(?![A-Za-z']|\.[A-Za-z])", tail)
     return lone is not None and lone[1] not in _LONE_UNITS
 
 
