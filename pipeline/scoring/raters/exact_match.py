@@ -6,7 +6,7 @@ from lachesis.pipeline.scoring.raters.answer import given, reference
 __all__ = ["exact_match"]
 
 
-@rater(bounds=(0.0, 1.0), inline=True, version="2", apart=("pattern",))
+@rater(bounds=(0.0, 1.0), inline=True, version="3", apart=("pattern",))
 def exact_match(sample: Sample, *, pattern: str | None = None, ignore_case: bool = False) -> float | None:
     """Compare the answer with the reference, both stripped of surrounding white space, in one form
     of Unicode (NFC) and of line ends; the thinking before the answer does not count.

@@ -6,7 +6,7 @@ from lachesis.pipeline.scoring.raters.answer import given, reference
 __all__ = ["levenshtein", "similarity"]
 
 
-@rater(bounds=(0.0, 1.0), version="2", apart=("pattern",))
+@rater(bounds=(0.0, 1.0), version="3", apart=("pattern",))
 def similarity(sample: Sample, *, pattern: str | None = None) -> float | None:
     """Return the normalised Levenshtein similarity. Abstains if the task has no answer."""
     expected, answer = reference(sample), given(sample, pattern)

@@ -6,7 +6,7 @@ import re
 
 from lachesis.pipeline.scoring.raters.latex import plain
 
-__all__ = ["same_words"]
+__all__ = ["same_time", "same_words"]
 
 _CHOICES = re.compile(r"[(\[]?\s*[A-Z]\s*[)\]]?[.:]?")
 _SEVERAL = re.compile(r"[(\[{\s]*[A-Z](?:[\s,;/&)(]+(?:and\s+)?[A-Z])+[)\]}\s]*")
@@ -45,9 +45,11 @@ _MATH_WORDS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "lim", "max", 
 def same_words(gold: str, given: str) -> bool | None:
     """Return whether two answers say the same in words; None where the reference is not words."""
     expected, shown = plain(gold), plain(given)
-    quantity = _same_quantity(expected, shown)
-    if quantity is not None or ("\\" in expected and not _EMPTY.fullmatch(gold)):
-        return quantity
+    infinite = _INFINITE.fullmatch(expected), _INFINITE.fullmatch(shown)
+    if infinite[0] is not None and infinite[1] is not None:
+        return _is_negative(infinite[0]) == _is_negative(infinite[1])
+    if "\\" in expected and not _EMPTY.fullmatch(gold):
+        return None
     if _CHOICES.fullmatch(expected):
         return _letter(shown) == re.sub(r"[^A-Z]", "", expected)
     if _SEVERAL.fullmatch(expected):
@@ -57,25 +59,20 @@ def same_words(gold: str, given: str) -> bool | None:
     return _key(expected) in {_key(shown), _key(_said(shown))} if _is_words(expected, gold) else None
 
 
-def _same_quantity(expected: str, shown: str) -> bool | None:
-    """Return whether two answers are the same infinity or time of day; None where they are not of these kinds."""
-    infinite = _INFINITE.fullmatch(expected), _INFINITE.fullmatch(shown)
-    if infinite[0] is not None and infinite[1] is not None:
-        return _is_negative(infinite[0]) == _is_negative(infinite[1])
-    times = _TIME.fullmatch(expected), _TIME.fullmatch(shown)
-    if times[0] is None or times[1] is None:
-        return None
-    if times[0]["half"] or times[1]["half"]:
-        return _same_time(times[0], times[1])
-    return True if expected == shown else None
-
-
 def _is_negative(found: re.Match[str]) -> bool:
     return (found["sign"] or "").strip().lower() in {"-", "minus", "negative"}
 
 
-def _same_time(expected: re.Match[str], shown: re.Match[str]) -> bool:
-    """Return whether two times of day are the same; one without a half of the day may be in either."""
+def same_time(gold: str, given: str) -> bool | None:
+    """Return whether two times of day are the same; None where that is not what the two are.
+
+    A reference without a half of the day may be in either.
+    """
+    expected, shown = _TIME.fullmatch(plain(gold)), _TIME.fullmatch(plain(given))
+    if expected is None or shown is None or not (expected["minutes"] or expected["half"]):
+        return None
+    if not expected["half"] and not shown["half"]:
+        return True if plain(gold) == plain(given) else None
     minutes = _minutes(expected), _minutes(shown)
     if minutes[0] == minutes[1]:
         return True
