@@ -1,8 +1,8 @@
 """The final answer of a piece of mathematics: what the last `\\boxed{...}` holds."""
 
 import re
+from collections import deque
 
-from lachesis.pipeline.scoring.raters.answer import last_match
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["boxed", "has_box"]
@@ -10,6 +10,15 @@ __all__ = ["boxed", "has_box"]
 _MAX_ANSWER_CHARS = 512
 _MAX_DEPTH = 64
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])[ \t]*\n?[ \t]*")
+_MAX_JOINED = 8
+_MAX_JOINT_CHARS = 60
+_JOINT = re.compile(
+    r"[\s$*\\()\[\].]*(?:[,;&]|\b(?:and/or|and|or|alternatively)\b|"
+    r"\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\})"
+    r"[\s$*\\()\[\],]*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?[\s$\\(\[]*",
+    re.IGNORECASE,
+)
+"""What stands between two boxes of one answer."""
 _BARE = re.compile(r"(?:[-+]?\d[\d.,]*\d|[-+]?\w)(?!\w)")
 
 
@@ -21,17 +30,33 @@ def has_box(text: str) -> bool:
 def boxed(text: str) -> str | None:
     r"""Return what the last `\boxed{}` or `\fbox{}` after the thinking holds; a box in a box is one box.
 
-    `\boxed 7` holds 7. None where there is none, where its braces do not balance, and beyond 512 characters or 64
-    levels of braces.
+    `\boxed 7` holds 7, and `\boxed{6} or \boxed{7}` holds "6, 7": boxes that are joined are one answer. None without
+    one, where its braces do not balance, and beyond 512 characters or 64 levels of braces.
     """
     text = answer_part(text)
-    last = last_match(_BOX, text)
-    if last is None:
+    boxes = deque(_BOX.finditer(text), _MAX_JOINED)
+    if not boxes:
         return None
+    last = boxes.pop()
     if text[last.end() : last.end() + 1] != "{":
         bare = _BARE.match(text, last.end()) if last.group()[-1].isspace() else None
         return None if bare is None else bare.group()
-    return _braced(text, last.end())
+    held = _braced(text, last.end())
+    if held is None:
+        return None
+    parts, start = [held.strip()], last.start()
+    while boxes:
+        before = boxes.pop()
+        held = _braced(text, before.end())
+        end = -1 if held is None else before.end() + len(held) + 2
+        if (
+            held is None
+            or not before.end() < end <= start
+            or not _JOINT.fullmatch(text[end:start][: _MAX_JOINT_CHARS + 1])
+        ):
+            break
+        parts, start = [held.strip(), *parts], before.start()
+    return parts[0] if len(set(parts)) == 1 else ", ".join(parts)
 
 
 def _braced(text: str, brace: int) -> str | None:
@@ -48,5 +73,5 @@ def _braced(text: str, brace: int) -> str | None:
             return None
         i += 1
         if not depth:
-            return text[brace + 1 : i - 1].strip()
+            return text[brace + 1 : i - 1]
     return None

@@ -12,7 +12,9 @@ from lachesis.pipeline.tasks.thoughts import answer_part
 __all__ = ["MarkedAnswer", "marked_answer"]
 
 _MAX_ANSWER_CHARS = 512
-_TAGGED = re.compile(r"<answer>(?:(?!<answer>).){0,2048}?</answer>", re.DOTALL | re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).){0,2048}?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG_BEFORE = re.compile(r"</answer>[\s.]*(?:[,;&]|\b(?:and/or|and|or|alternatively)\b)[\s,:]*\Z", re.IGNORECASE)
+"""Answers that are alternatives: <answer>17</answer> or <answer>18</answer>."""
 _HASHES = re.compile(r"^[ \t>*]*#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _SAID = re.compile(
     r"\b(?:final\s+)?(?:answer|result)\b\**\s*(?:(?:is|are|was)(?!n['’]t)|=|:|equals|(?:to|will|would|should|must)\s+be|"
@@ -45,12 +47,11 @@ def marked_answer(completion: str) -> MarkedAnswer | None:
     text = answer_part(completion)
     if has_box(text):
         return MarkedAnswer(boxed(text) or "", True)
-    tagged = last_match(_TAGGED, text)
-    if tagged is not None:
-        return MarkedAnswer(tagged[0][len("<answer>") : -len("</answer>")].strip()[:_MAX_ANSWER_CHARS], True)
-    hashes = last_match(_HASHES, text)
-    if hashes is not None:
-        return MarkedAnswer(hashes[1].strip()[:_MAX_ANSWER_CHARS], True)
+    for pattern in (_TAGGED, _HASHES):
+        found = last_match(pattern, text)
+        if found is not None:
+            several = _TAG_BEFORE.search(text[: found.start()])
+            return MarkedAnswer("" if several else found[1].strip()[:_MAX_ANSWER_CHARS], True)
     said = last_match(_SAID, text)
     if said is not None:
         rest = text[said.end() :].lstrip()[:_MAX_ANSWER_CHARS]

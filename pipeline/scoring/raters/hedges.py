@@ -73,12 +73,14 @@ _DENIED = re.compile(
     r"\b(?:don['’]?t|do not|doesn['’]?t|does not|didn['’]?t|did not|never|can['’]?t|cannot|won['’]?t|wouldn['’]?t"
     r"|hardly)\s+"
     r"(?:\w+\s+)?(?:think|believe|say|claim|know|mean|see|find|expect|guess|suppose|have|get|reach|equal|make|give|be)\b"
-    r"[^.,;:!?\n=]*$"
-    r"|\b(?:doubt|doubtful|unlikely|improbable|whether|deny|denies)\b[^.,;:!?\n=]*$"
-    r"|(?:\bnot|n['’]t) (?:the case|true|right|correct|sure|certain|likely|possible|clear)\b[^.,;:!?\n=]*$"
+    r"(?:(?!\bbut\b)[^.,;:!?\n=])*$"
+    r"|\b(?:doubt|doubtful|unlikely|improbable|whether|deny|denies)\b(?:(?!\bbut\b)[^.,;:!?\n=])*$"
+    r"|(?:\bnot|n['’]t) (?:the case|true|right|correct|sure|certain|likely|possible|clear)\b"
+    r"(?:(?!\bbut\b)[^.,;:!?\n=])*$"
     r"|\b(?:is|it['’]?s|was) (?:false|wrong|incorrect|impossible|a mistake|an error|untrue)\s+(?:that|to)\b"
-    r"[^.,;:!?\n=]*$"
-    r"|\b(?:wrong|incorrect|mistaken|mistake|bad|false|naive) (?:answer|result|guess|value|number)\b[^.,;:!?\n]*$"
+    r"(?:(?!\bbut\b)[^.,;:!?\n=])*$"
+    r"|\b(?:wrong|incorrect|mistaken|mistake|bad|false|naive) (?:answer|result|guess|value|number)\b"
+    r"[^.,;:!?\n]*$"
     r"|\b(?:mistake|error|trap|misconception)\s+(?:is|was|would be|to)\b[^.,;:!?\n]*$"
     r"|\b(?:suppose|supposing|assume|assuming|imagine|pretend|if)\b[^.,;:!?\n]*$",
     re.IGNORECASE,
@@ -87,7 +89,7 @@ _DENIED = re.compile(
 
 _SURE = re.compile(
     r"^\s*(?:chance|probability|likelihood)\b[^.\n\d]{0,40}\b(?:right|correct|wrong|true)\b"
-    r"|^\s*(?:%|percent|per cent)?[\s-]*(?:\w+ly\s+)?(?:sure|certain|confident|convinced|certainty|confidence)\b"
+    r"|^[ \t]*(?:%|percent|per cent)?[ \t-]*(?:\w+ly\s+)?(?:sure|certain|confident|convinced|certainty|confidence)\b"
     r"|^(?:\s*/\s*\d+|\s+out of\s+\d+)\s+(?:sure|certain|confident|confidence)\b",
     re.IGNORECASE,
 )
@@ -107,7 +109,7 @@ _REACHES = re.compile(
 
 
 def hedge_around(head: str, tail: str) -> Hedge | None:
-    """Return how the words before and behind a number, up to the ends of its sentence, change what it says."""
+    """Return how the words around a number, up to the ends of its sentence, change what it says."""
     head = _REACHES.sub(" is", head)
     if _BOUND_BEFORE.search(head) or _BOUND_AFTER.search(tail):
         return "bound"

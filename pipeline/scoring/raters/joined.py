@@ -1,4 +1,4 @@
-"""Says whether two numbers in a row are one statement: alternatives, a list, a range, two parts of a quantity.
+"""Says whether two numbers in a row are one statement: alternatives, a list, a range.
 
 A sentence answers with a number only if it offers that one alone.
 """
@@ -17,6 +17,7 @@ _UNITS = frozenset({
     "year", "years", "dollar", "dollars", "cent", "cents", "euro", "euros", "pound", "pounds", "lb", "lbs", "ounce",
     "ounces", "oz", "meter", "meters", "metre", "metres", "m", "cm", "mm", "km", "kg", "g", "gram", "grams", "degree",
     "degrees", "percent", "quarter", "quarters", "dime", "dimes",
+    "ish", "°", "'", '"',
 })  # fmt: skip
 _OR = re.compile(
     rf"^[^.!?\n;=]{{0,40}}?\b(?:and/or|or)\b(?!\s+(?:so|not|rather|{COMPARED}|over|under|above|below|after)\b)"
@@ -43,7 +44,8 @@ _TO = re.compile(
     r"^\s*(?P<noun>[A-Za-z°%$€£]*)\s+(?:up\s+)?to\s+(?:about\s+|around\s+|roughly\s+|nearly\s+)?[$€£]?\s*$"
 )
 _CALCULATED = re.compile(
-    r"^(?:\s+[A-Za-z]+){0,2}\s*(?:\b(?:plus|minus|times|x|by|divided by|multiplied by|over|mod|modulo|less|per|choose"
+    r"^(?:\s+[A-Za-z]+){0,2},?\s*(?:\b(?:plus|minus|times|x|by|divided by|multiplied by|over|mod|modulo|less|per|choose"
+    r"|remainder|R"
     r"|to the power(?: of)?|to the)\b|[*×/^+÷])\s*[$€£(]*$",
     re.IGNORECASE,
 )
@@ -55,7 +57,7 @@ _OTHER = re.compile(
 _AFTER_PREPOSITION = re.compile(
     r"\b(?:in|on|by|at|after|before|of|for|with|day|week|year|month|step|round|part|case|question|problem|hour|minute|page"
     r"|row|since|when|if|until|from|during|chapter|level|grade|age|number|no\.|since|because|given|as|where|let|every)"
-    r"\s*(?:[\w+*/^()-]+\s*=?\s*){0,3}$",
+    r"\s*(?:[\w+*/^()<>≤≥-]+\s*=?\s*){0,3}$",
     re.IGNORECASE,
 )
 _ROUNDED = re.compile(r"\bround(?:s|ed|ing)?(?: up| down)?(?: from)?\s*$", re.IGNORECASE)
@@ -66,6 +68,9 @@ _SAYS_TOO = re.compile(
     r"\s*[$€£]?"
 )
 """Ann has 12, Bob has 18"""
+_TITLE = re.compile(r"(?:^|[\s,;])(?!On|In|At|By|After|Of|For)[A-Z][a-z]+\s+[$€£]?$")
+_TITLE_TOO = re.compile(r"\s*[,;]\s*(?:and\s+)?[A-Z][a-z]+\s+[$€£]?")
+"""Monday 3, Tuesday 5"""
 _CONCLUSION = re.compile(r"\b(?:so|thus|hence|then|therefore|total|sum|together)\b", re.IGNORECASE)
 _MAX_BETWEEN = 120
 _NEAR = 40
@@ -75,7 +80,7 @@ _BARE_LINE = re.compile(r"(?:^|\n)[ \t]*(?:[-*•+]|\d+[.)])?[ \t]*$")
 
 
 def joins(head: str, between: str, tail: str) -> bool:
-    """Return whether two numbers in a row are one statement: a list, a range, alternatives, two parts of a quantity.
+    """Return whether two numbers in a row are one statement, so that neither is an answer.
 
     `head` is what stands before the first one, `between` between the two, `tail` behind the second one.
     """
@@ -104,7 +109,7 @@ def _are_alike(head: str, between: str) -> bool:
     """Return whether the same is said of two things: "Ann has 12, Bob has 18"."""
     first, second = _SAYS.search(head), _SAYS_TOO.fullmatch(between)
     if first is None or second is None or first[1] != second[1]:
-        return False
+        return bool(_TITLE.search(head) and _TITLE_TOO.fullmatch(between))
     return not _AFTER_PREPOSITION.search(head[: first.start()] + " ") and not _CONCLUSION.search(between)
 
 
@@ -132,7 +137,7 @@ def _is_list(head: str, between: str, tail: str) -> bool:
 
 
 def _next_word(tail: str) -> str:
-    found = re.match(r"[\s-]*([A-Za-z]+|[%°])", tail)
+    found = re.match(r"[\s-]*([A-Za-z]+|[%°'\"])", tail)
     return found[1].lower() if found is not None else ""
 
 

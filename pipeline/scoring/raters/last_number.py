@@ -7,6 +7,7 @@ positive is worse than none.
 # ruff: noqa: RUF001 - these characters are what is read
 
 import re
+from fractions import Fraction
 
 from lachesis.pipeline.scoring.raters.hedges import hedge_around, is_assurance, rates_another
 from lachesis.pipeline.scoring.raters.joined import joins
@@ -66,13 +67,15 @@ _WORD_BEFORE = re.compile(
     re.IGNORECASE,
 )
 """A counting word that the one behind it belongs to."""
-_ASIDE = re.compile(r"\((?=[^()\n]*[=+*×/÷^])[^()\n]{0,120}\)\s*[.!]?\s*$")
+_ASIDE = re.compile(
+    r"\((?=[^()\n]*(?:[=+*×/÷^<>≤≥]|\b(?:since|because|rounded|rejected)\b))[^()\n]{0,120}\)\s*[.!]?\s*$"
+)
 """A calculation in brackets at the end."""
 _HAS_ASIDE = re.compile(r"\d[^()\d]{0,24}\([^()\n]{0,120}\)\W*$")
 
 
 def last_number_in(text: str, following: str = "") -> Number | None:
-    """Return the number that a text ends with, in digits or words; None where it offers none, or not one alone.
+    """Return the number that a text ends with, in digits or words; None without one, or with several.
 
     `following` is what stands behind the text, which can change what the number says.
     """
@@ -164,13 +167,21 @@ def _are_joined(first: NumberToken, second: NumberToken, shown: str) -> bool:
     line = shown[shown.rfind("\n", 0, second.start) + 1 :].split("\n", 1)[0]
     if _ROW.match(line) and "\n" not in shown[first.end : second.start]:
         return False  # cells of a table
-    between = shown[first.end : second.start]
+    head = signed(shown[: second.start])[0]
+    between = head[first.end :]
     if not joins(shown[: first.start], between, shown[second.end :]):
         return False
-    same = first.number is not None and second.number is not None and first.number.value == second.number.value
+    same = first.number is not None and second.number is not None and _is_same(first.number, second.number, between)
     signs = [signed(shown[: token.start])[1] for token in (first, second)]
     same = same and signs[0] == signs[1]
     return not same or _OPERATION.search(between) is not None
+
+
+def _is_same(first: Number, second: Number, between: str) -> bool:
+    """Return whether two numbers are one: 18 and 18.0, 1/2 and 50 %, 17.6 and about 18."""
+    values = [number.value / 100 if number.percent else number.value for number in (first, second)]
+    rounded = "~" in between and first.value.denominator != 1 and abs(values[0] - values[1]) <= Fraction(1, 2)
+    return values[0] == values[1] or rounded
 
 
 def _part_of(part: Number | None, whole: Number) -> Number | None:

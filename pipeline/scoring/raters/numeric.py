@@ -24,7 +24,7 @@ _CLAUSE_END = re.compile(
 
 _CONTINUED = re.compile(
     r"^\s*[-–—,;]\s*(?:(?:and|or|to|maybe|perhaps|possibly)\s+)*(?:[A-Za-z]\s*=\s*)?[$€£(]*[-+−]?\d"
-    r"|^[\s,;]*(?:and/or|or|maybe|perhaps|possibly)\b|^\s*\(\s*(?:or\s+(?:maybe\s+)?)?[$€£]?\d[\d.,]*\s*\)",
+    r"|^[\s,;]*(?:and/or|or|maybe|perhaps|possibly)\b|^\s*\(\s*(?:or\s+(?:maybe\s+)?)?[$€£]?\d[\d.,]*\s*(?:\)|(?:if|when|with|without|depending)\b)",
     re.IGNORECASE,
 )
 """What makes a number one of several."""
@@ -133,10 +133,19 @@ def _offered(marked: MarkedAnswer) -> Number | None:
         if _LEFT_OPEN.search(remainder):
             return None
         clause = shown[: end.start()]
-        if read_number(clause) is not None and not _CONTINUED.search(remainder) and not _COMPARED.search(clause):
+        number = read_number(clause)
+        continued = _CONTINUED.search(remainder) is not None and not _says_again(number, remainder)
+        if number is not None and not continued and not _COMPARED.search(clause):
             shown = clause
     behind = (text[len(shown) :] + marked.rest[:_MAX_REST]).split("(", 1)[0]
     return last_number_in(marked.before[-_MAX_REST:] + shown, behind)
+
+
+def _says_again(number: Number | None, remainder: str) -> bool:
+    """Return whether what follows in brackets is the same number: 1/2 (or 0.5)."""
+    again = re.fullmatch(r"\s*\(\s*(?:or\s+)?([^()]*)\)\s*", remainder)
+    other = None if again is None else read_number(again[1])
+    return number is not None and other is not None and number.value in _meant(other, number)
 
 
 def _meant(expected: Number, answer: Number) -> list[Fraction]:

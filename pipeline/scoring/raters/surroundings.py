@@ -1,4 +1,4 @@
-"""Reads what stands beside a number: its sign, its unit, an operator, words that deny it or make another one of it."""
+"""Reads what stands beside a number: its sign, its unit, an operator, a denial."""
 
 # ruff: noqa: RUF001 - these characters are what is read
 
@@ -55,7 +55,7 @@ def is_changed(head: str, tail: str) -> bool:
 
 
 def signed(head: str) -> tuple[str, bool, bool]:
-    """Return what comes before the sign of a number, whether it is negative, and whether the sign may be a bullet."""
+    """Return what comes before the sign of a number, whether it is negative, and if it may be a bullet."""
     found = re.search(rf"([-+])([ {NARROW}]*)(?:(?:US)?[$€£¥₹])?[ {NARROW}]*$", head)
     if found is None:
         return head, False, False
@@ -78,7 +78,7 @@ def operator_before(head: str) -> bool:
 def operator_after(tail: str) -> bool:
     if re.match(r"\s*(?:[*×/^+±√<>≤≥π∞|]|\\(?!(?:ldots|dots|quad))|:\s*\d|[_{(\[]\s*\w)", tail):
         return not re.match(r"\s*/\s*[A-Za-z]{2,}|\s*/\s*[hsd]\b|\s+[(\[][^\d]*[)\]]|\s*\*\s*$|\s*[<|]", tail)
-    if re.match(r"\s*-\s*$|\s*-\s*[\d(\\]|-[A-Za-z]\b|\s-\s[A-Za-z]\b", tail):
+    if re.match(r"\s*-\s*$|\s*-\s*[\d(\\]|-[A-Za-z](?![A-Za-z'])|\s-\s[A-Za-z](?![A-Za-z'])", tail):
         return True
     attached = re.match(r"[^\W\d_]+", tail)
     if attached is not None:
