@@ -19,6 +19,13 @@ _JOINT = re.compile(
     re.IGNORECASE,
 )
 """What stands between two boxes of one answer."""
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|rather than|instead of|(?:less|more|greater|fewer|other) than)|n['\u2019]t)"
+    r"(?: be| equal(?: to)?)?"
+    r"[\s$*\\()\[\]]*\Z",
+    re.IGNORECASE,
+)
+"""What says of a box that it does not hold the answer."""
 _BARE = re.compile(r"(?:[-+]?\d[\d.,]*\d|[-+]?\w)(?!\w)")
 
 
@@ -30,14 +37,16 @@ def has_box(text: str) -> bool:
 def boxed(text: str) -> str | None:
     r"""Return what the last `\boxed{}` or `\fbox{}` after the thinking holds; a box in a box is one box.
 
-    `\boxed 7` holds 7, and `\boxed{6} or \boxed{7}` holds "6, 7": boxes that are joined are one answer. None without
-    one, where its braces do not balance, and beyond 512 characters or 64 levels of braces.
+    `\boxed 7` holds 7, and `\boxed{6} or \boxed{7}` holds "6, 7": boxes that are joined are one answer. None without one,
+    where it is denied ("not \boxed{7}"), where its braces do not balance, and beyond 512 characters or 64 levels of them.
     """
     text = answer_part(text)
     boxes = deque(_BOX.finditer(text), _MAX_JOINED)
     if not boxes:
         return None
     last = boxes.pop()
+    if _DENIED.search(text, max(0, last.start() - _MAX_JOINT_CHARS), last.start()):
+        return None
     if text[last.end() : last.end() + 1] != "{":
         bare = _BARE.match(text, last.end()) if last.group()[-1].isspace() else None
         return None if bare is None else bare.group()
