@@ -37,8 +37,8 @@ def has_box(text: str) -> bool:
 def boxed(text: str) -> str | None:
     r"""Return what the last `\boxed{}` or `\fbox{}` after the thinking holds; a box in a box is one box.
 
-    `\boxed 7` holds 7, and `\boxed{6} or \boxed{7}` holds "6, 7": boxes that are joined are one answer. None without one,
-    where it is denied ("not \boxed{7}"), where its braces do not balance, and beyond 512 characters or 64 levels of them.
+    `\boxed 7` holds 7, and `\boxed{6} or \boxed{7}` holds "6, 7": boxes that are joined are one answer. None without
+    one, where it is denied ("not \boxed{7}"), where its braces do not balance, and beyond 512 characters or 64 levels.
     """
     text = answer_part(text)
     boxes = deque(_BOX.finditer(text), _MAX_JOINED)
