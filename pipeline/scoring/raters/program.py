@@ -111,7 +111,9 @@ def _strength(candidate: _Candidate) -> int:
 
 def _is_stub(node: ast.AST) -> bool:
     """Return whether a definition has no body, as in the signature that an answer quotes."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or getattr(node, "bases", ()):
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    if isinstance(node, ast.ClassDef) and node.bases:
         return False
     return all(
         isinstance(one, ast.Pass)

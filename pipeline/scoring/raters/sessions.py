@@ -13,7 +13,7 @@ def statements_of_session(text: str) -> str | None:
     lines = text.strip("\n").split("\n")
     if not _PROMPT.match(lines[0]):
         return None
-    statements = []
+    statements: list[str] = []
     for line in lines:
         prompt = _PROMPT.match(line) or (_MORE.match(line) if statements else None)
         if prompt is not None:
