@@ -1,4 +1,4 @@
-"""Writes the Python that tests a program: calls of a function, and tests that data sets define but do not run.
+"""Writes the Python that tests a program: calls of a function, and tests that are defined only.
 
 A test that asserts nothing would pass every program, one that does not compile none: both are refused.
 """
@@ -63,7 +63,9 @@ def calling_test(function: str, given: Any, wanted: Any) -> str:
 
 
 def runnable_test(code: str, setup: str, function: str | None) -> str:
-    """Return a test with what runs it. `setup` goes before it; `function`: what `check` is to be called with.
+    """Return a test with what runs it.
+
+    `setup` goes before it; `function`: what `check` is to be called with.
 
     Raises `ConfigError` where it could only pass, or only fail.
     """
@@ -101,7 +103,7 @@ def runnable_test(code: str, setup: str, function: str | None) -> str:
 
 
 def imported_packages(code: str) -> set[str]:
-    """Return the modules beside the standard library that a test imports wherever it runs, by their first names."""
+    """Return the packages beside the standard library that a test always imports."""
     found: set[str] = set()
     for node in _tree(code).body:
         if isinstance(node, ast.Import):
@@ -112,7 +114,7 @@ def imported_packages(code: str) -> set[str]:
 
 
 def imports_of(prompt: Any) -> str:
-    """Return the imports of a prompt that is the beginning of a program, as HumanEval's; "" where it is none."""
+    """Return the imports of a prompt that begins a program, as HumanEval's; "" without any."""
     lines = prompt.splitlines() if isinstance(prompt, str) else []
     try:
         return ast.unparse(_tree("\n".join(line for line in lines if _IMPORT.match(line))))

@@ -36,7 +36,9 @@ _ZLIB = b"\x78"
 
 
 def program_tests(value: Any, row: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-    """Return the tests. `row`: what stands beside them, of which the name of the function and a set-up are read.
+    """Return the tests.
+
+    `row`: what stands beside them, of which the name of the function and a set-up are read.
 
     Raises `ConfigError` where they are none, or cannot be read.
     """

@@ -96,7 +96,7 @@ def thought_spans(text: str, skip: Sequence[tuple[int, int]] = (), *, opened: bo
 
 
 def thought_opener(text: str) -> str:
-    """Return the opening marker that a text is, or is with its closing one, "[THINK]...[/THINK]" say; else ""."""
+    """Return the opening marker that a text is, alone or with its closing one; else ""."""
     for opener, closer in zip(_OPENERS_OF_KIND, _CLOSERS, strict=True):
         found = opener.match(text)
         if found is not None:
@@ -111,7 +111,7 @@ def closes_thought(marker: str) -> bool:
 
 
 def has_one_thought(completion: str, opener: str) -> bool:
-    """Return whether a completion opens and closes the thought of a marker once, and says something after it."""
+    """Return whether a completion has one thought of this marker, closed, and text after it."""
     kind = next((kind for kind, one in enumerate(_OPENERS_OF_KIND) if one.fullmatch(opener)), None)
     if kind is None or opener not in completion:
         return False

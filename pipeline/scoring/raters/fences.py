@@ -1,6 +1,6 @@
-"""Finds the blocks of code in a text: fences, paired from the start, and what LaTeX, HTML and models have instead.
+"""Finds the blocks of code in a text: fences, and what LaTeX, HTML and models have instead.
 
-Fences are of three or more backticks or tildes; one closes with as many of its kind. They may be indented, quoted,
+Fences are paired from the start. They are of three or more backticks or tildes; one closes with as many of its kind. They may be indented, quoted,
 begin behind text, or not close at all. Within a fence nothing else is looked for.
 """
 

@@ -1,4 +1,4 @@
-"""Finds the program in a completion: the last block of Python that is more than a value, an import or an example.
+"""Finds the program in a completion: the last block that is more than a value or an example.
 
 Blocks labelled Python come first, then those without a label. A block that only uses what an earlier one defines shows
 how to use it: the earlier one is the answer. What does not compile and is not labelled Python is no candidate. A text

@@ -1,4 +1,4 @@
-"""Splits a text into the units of which repetition is counted: words, or characters where a text has no words.
+"""Splits a text into the units whose repetition is counted: words, or else characters.
 
 A character is a unit of its own in scripts without blanks between words, in what is too long for a word, and where a
 few characters follow one another again and again, "hahahaha" say. Numbers, rules and the rules of tables are words.
