@@ -1,7 +1,7 @@
 """Finds the blocks of code in a text: fences, and what LaTeX, HTML and models have instead.
 
-Fences are paired from the start. They are of three or more backticks or tildes; one closes with as many of its kind. They may be indented, quoted,
-begin behind text, or not close at all. Within a fence nothing else is looked for.
+Fences are paired from the start. They are of three or more backticks or tildes; one closes with as many of its kind.
+They may be indented, quoted, begin behind text, or not close at all. Within a fence nothing else is looked for.
 """
 
 import html
