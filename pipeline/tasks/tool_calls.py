@@ -90,16 +90,42 @@ def _shown(text: str, thoughts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     beside: list[str] = []
     place = 0
     for start, end in [*thoughts, (len(text), len(text))]:
-        while (opening := _FENCE.search(text, place, start)) is not None:
-            closing = re.compile(rf"^[ \t]*{opening[1]}[ \t]*$", re.MULTILINE).search(text, opening.end(), start)
-            beside.append(text[place : opening.start()])
-            place = start if closing is None else closing.end()
-            blocks.append((opening.start(), place))
-        beside.append(text[place:start])
+        blocks += [(place + first, place + last) for first, last in _blocks(text[place:start], beside)]
         place = end
     if not "".join(beside).strip():
         return []
     return [(start, end) for start, end in blocks if CALL_MARKER in text[start:end]]
+
+
+def _blocks(part: str, beside: list[str]) -> list[tuple[int, int]]:
+    """Return the blocks of code, and the calls between backticks, in a part of a text; `beside` gets the rest."""
+    blocks: list[tuple[int, int]] = []
+    place = 0
+    while (opening := _FENCE.search(part, place)) is not None:
+        blocks += _quoted(part, place, opening.start(), beside)
+        closing = re.compile(rf"^[ \t]*{opening[1]}[ \t]*$", re.MULTILINE).search(part, opening.end())
+        place = len(part) if closing is None else closing.end()
+        blocks.append((opening.start(), place))
+    return blocks + _quoted(part, place, len(part), beside)
+
+
+def _quoted(text: str, place: int, end: int, beside: list[str]) -> list[tuple[int, int]]:
+    """Return the calls between backticks in a part of a text; `beside` gets what else it says."""
+    found = []
+    while (start := text.find("`" + CALL_MARKER, place, end)) >= 0:
+        closer = text.find(_CLOSER, start, end)
+        if closer < 0:
+            break
+        after = closer + len(_CLOSER)
+        if text[after : after + 1] == "`":
+            beside.append(text[place:start])
+            after += 1
+            found.append((start, after))
+        else:
+            beside.append(text[place:after])
+        place = after
+    beside.append(text[place:end])
+    return found
 
 
 def _said(text: str, skipped: list[tuple[int, int]]) -> Iterator[str]:

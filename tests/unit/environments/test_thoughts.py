@@ -62,6 +62,17 @@ READ = [
     (call(1, "```\nx\n```") + call(2, "a\n```"), [1, 2], 0),
     (f"Code:\n```python\nx = 1\n```\n{ONE}", [1], 0),
     (f"<think>```\n{NINE}</think>{ONE}", [1], 1),
+    (f"Use `{NINE}` so: {ONE}", [1], 1),
+    (f"[THINK]x[/THINK]```xml\n{NINE}\n```\nNow: {ONE}", [1], 1),
+    (f"`{ONE}`", [1], 0),  # all that is said
+    (f"`{ONE} and {TWO}", [1, 2], 0),
+    (f"```\n<think>{NINE}</think>\n```\n{ONE}", [1], 1),
+    (f"<|channel|>final<|message|>{ONE}<|end|><|start|>assistant<|channel|>analysis<|message|>{NINE}", [1], 1),
+    (f"<think>\n\n</think>\n\n{ONE}\n{TWO}", [1, 2], 0),
+    (f"<thinking>{NINE}</think>{ONE}", [], 2),
+    (f"[THINK]The [THINK] tag {NINE}[/THINK] and {NINE}[/THINK]{ONE}", [1], 2),
+    (f"<think>\n```\ncode\n</think>\n{ONE}", [1], 0),
+    (f"<think>{NINE}</think>{call(1, '</think>')}{TWO}", [1, 2], 1),
 ]
 
 
@@ -150,6 +161,7 @@ def test_many_openings_are_read_in_time() -> None:
     assert parse_tool_calls("<think></think>" * 10_000 + ONE).calls
     assert not parse_tool_calls(("<think>" * 50 + "</think>" * 49) * 300 + "<think>" + ONE).calls
     assert not parse_tool_calls("<reasoning><think>" * 10_000 + ONE).calls
+    assert not parse_tool_calls("`<tool_call>" * 20_000).calls
 
 
 class Box(Environment):
