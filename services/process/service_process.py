@@ -50,6 +50,7 @@ from lachesis.schemas.errors import (
     VersionError,
     leaves,
 )
+from lachesis.services.process.forked_children import separate_forked_children
 from lachesis.services.process.micro import join_micro
 from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
@@ -263,6 +264,7 @@ async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
 
 
 async def _tell_on_signal(reported: anyio.Event, *, task_status: TaskStatus[None]) -> None:
+    separate_forked_children()
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for number in signals:
