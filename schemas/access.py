@@ -28,9 +28,10 @@ from lachesis.schemas.subjects import (
 __all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "identity_of", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import` and
-`gc`: reads everything, makes the streams, puts messages back, lets environments go on, writes revisions of history and
-trains on them, stores rollouts of the past, deletes what nobody needs."""
+"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import`,
+`gc` and `runs recover`: reads everything, makes the streams, puts messages back, lets environments go on, writes
+revisions of history and trains on them, stores rollouts of the past, deletes what nobody needs, fills up what was
+lost."""
 OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `reproduce`, `dead` and `doctor`:
 reads everything, writes nothing."""
@@ -94,7 +95,7 @@ class Access:
     lists: tuple[str, ...] = ()
     """Streams, or the bucket, whose consumers it lists; who lists any may also ask which streams there are."""
     forgets: tuple[str, ...] = ()
-    """Streams, or the bucket, whose consumers it deletes: those that nobody needs."""
+    """Streams, or the bucket, whose consumers it deletes, those that nobody needs, or sets back."""
     makes: tuple[str, ...] = ()
     """Streams, or the bucket, that it creates and changes, and deletes when the run is deleted."""
 
@@ -204,14 +205,19 @@ def _services(scope: Scope) -> dict[str, Access]:
         "governor": row(
             "governor",
             # a chunk of its own ends a large message that nobody finished, before it is deleted
-            writes=(state("governor", "0"), subjects.all_blobs("rollout", run), subjects.all_blobs("logprobs", run)),
+            writes=(
+                state("governor", "0"),
+                subjects.marks(run),
+                subjects.all_blobs("rollout", run),
+                subjects.all_blobs("logprobs", run),
+            ),
             tells=(subjects.admission(run),),
             serves=(subjects.lease(run),),
             hears=everybody,
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             watches=(policy,),
-            gets=(BUCKET,),
-            sets=(keys.RETENTION,),
+            gets=(BUCKET, WEIGHTS),
+            sets=(keys.RETENTION, keys.MARKS),
             trims=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             inspects=tuple(_durables(scope).values()),
         ),
@@ -346,9 +352,10 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
         subjects.state(run, "trainer", subjects.LIVE, "*"),
         subjects.offline_trainer(run, "*"),
     )
+    recovers = (*subjects.fillers(run).values(), subjects.marks(run))
     live = (subjects.ledger(run, scope.trainer), subjects.state(run, "trainer", subjects.LIVE, scope.trainer))
     operates = Access(
-        writes=(*put_back, *annotations, *replays, subjects.promotion(run, revision), *trains),
+        writes=(*put_back, *annotations, *replays, subjects.promotion(run, revision), *trains, *recovers),
         spares=live,
         tells=(subjects.heartbeat(run),),  # of shadows
         hears=looks.hears,
@@ -359,7 +366,7 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
         gets=everything,
         rereads=((ROLLOUTS, subjects.blob("rollout", run)),),
         inspects=durables,
-        sets=(keys.resume(), keys.RETENTION, keys.SUPERVISOR),
+        sets=(keys.resume(), keys.RETENTION, keys.SUPERVISOR, keys.MARKS),
         measures=everything,
         trims=everything,
         lists=everything,

@@ -39,6 +39,7 @@ from lachesis.schemas.promotion import Promotions
 from lachesis.schemas.replay import OfflineTrainerRecord, RescoreEvent, RevisionRecord
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.store_marks import StoreMarks
 from lachesis.schemas.weights import WeightsHead
 
 __all__ = ["BINARY", "CHANNELS", "KEY_EVENTS", "Channel", "channel_of", "narrow"]
@@ -173,9 +174,9 @@ CHANNELS: tuple[Channel, ...] = (
         "state",
         subjects.state("{run}", "{stage}", "{revision}", "{partition}"),
         subjects.LEDGER,
-        (StateSnapshot, StatePart, TrainReport, OfflineTrainerRecord),
+        (StateSnapshot, StatePart, TrainReport, OfflineTrainerRecord, StoreMarks),
         "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here, and "
-        "one on past rollouts (stage `past`) what it trains on.",
+        "one on past rollouts (stage `past`) what it trains on; the governor (stage `marks`) how far the streams go.",
         "stateful stages, trainer, operator",
     ),
     Channel(
@@ -236,6 +237,7 @@ KEY_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
         keys.curriculum("{revision}", "{env}"): (CurriculumSnapshot,),
         keys.epoch("{env}"): (EpochRecord,),
         keys.RETENTION: (Retention,),
+        keys.MARKS: (StoreMarks,),
         keys.resume("{env}"): (ResumeRequest,),
         keys.webhook("{revision}"): (SentAlerts,),
     }

@@ -7,6 +7,7 @@ from typing import Final
 
 __all__ = [
     "INFERENCE_ROLES",
+    "MARKS",
     "POLICY",
     "RETENTION",
     "SUPERVISOR",
@@ -26,6 +27,8 @@ POLICY: Final = "policy"
 """The newest policy, and where its weights are."""
 RETENTION: Final = "retention"
 """Which history is held back from trimming, and how far it may have been trimmed."""
+MARKS: Final = "marks"
+"""How far each stream goes, so that one which lost its end is noticed."""
 SUPERVISOR: Final = "supervisor"
 """Who runs the run's services."""
 

@@ -8,8 +8,19 @@ import msgspec
 
 from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.values import Seq
 
-__all__ = ["Hold", "Retention"]
+__all__ = ["Hold", "LostRange", "Retention"]
+
+
+class LostRange(msgspec.Struct, frozen=True, array_like=True):
+    """Sequences of a stream, `first` to `last`, whose messages the server lost: `lachesis runs recover` noted it.
+
+    None of them is used again. Some of the messages may be there, stored after the loss.
+    """
+
+    first: Seq
+    last: Seq
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +38,18 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 class Retention(Event, frozen=True, kw_only=True):
     """`trimmed`: by stream, the sequence below which messages of the run may be gone. It never falls.
 
-    `term` names the governor that trims; `holds` are by the name of who holds.
+    `term` names the governor that trims; `holds` are by the name of who holds. `lost`: what the server lost, by stream.
     """
 
     run: str
     term: str = ""
     trimmed: dict[str, int] = {}
     holds: dict[str, Hold] = {}
+    lost: dict[str, list[LostRange]] = {}
+
+    def is_lost(self, stream: str, seq: int) -> bool:
+        """Whether what was stored at `seq` of a stream is known to be lost."""
+        return any(one.first <= seq <= one.last for one in self.lost.get(stream, ()))
 
     def standing(self, now_ns: int) -> dict[str, Hold]:
         """Return the holds that have not lapsed at `now_ns`, the server's time."""

@@ -43,6 +43,7 @@ __all__ = [
     "check_name",
     "durable",
     "event",
+    "fillers",
     "health",
     "heartbeat",
     "incident",
@@ -51,6 +52,7 @@ __all__ = [
     "lease",
     "ledger",
     "logprobs",
+    "marks",
     "micro",
     "offline_trainer",
     "old_blob",
@@ -241,6 +243,25 @@ def state(run: str, stage: str, revision: str, partition: str) -> str:
 def offline_trainer(run: str, trainer: str) -> str:
     """Where it is stored what a offline trainer trains on."""
     return state(run, "past", LIVE, trainer)
+
+
+def marks(run: str) -> str:
+    """Where it is stored how far the run's streams go."""
+    return state(run, "marks", LIVE, "0")
+
+
+def fillers(run: str) -> dict[str, str]:
+    """Return by stream the subject of what `lachesis runs recover` stores in place of messages that were lost.
+
+    WEIGHTS needs none: whoever reads weights compares their digest.
+    """
+    return {
+        ROLLOUTS: blob("rollout", run, "lost", "recovery"),
+        EVENTS: event("alert", run, "recovery", "lost"),
+        REPLAY: replay("rescore", run, "recovery", "lost"),
+        TEACHER: blob("logprobs", run, "lost", "recovery"),
+        LEDGER: state(run, "recovery", LIVE, "0"),
+    }
 
 
 def lease(run: str, env: str = "*") -> str:

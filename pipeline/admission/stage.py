@@ -28,8 +28,10 @@ from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, positio
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS
 from lachesis.pipeline.retention.trimming import HistoryTrimmer
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.store_marks import MarkWriter, refuse_lost_ends
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas import keys, subjects
+from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, SchemaError
@@ -44,6 +46,7 @@ _USAGE_S = 1.0
 
 async def run_governor(service: Service, config: RunConfig) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
+    await _check_store(service, config)
     term = await _Term.acquire(service)
     waits = math.inf if term.has_predecessor else -math.inf
     steps = config.training.steps if config.mode == "train" else None
@@ -77,6 +80,12 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             service.mark_ok()
             await service.draining.wait()
         tasks.cancel_scope.cancel()
+
+
+async def _check_store(service: Service, config: RunConfig) -> None:
+    """Raise `HistoryLostError` where a stream or the bucket went back behind what others name of it."""
+    check = service.retrying("check that no stream went back")
+    await check(refuse_lost_ends, service.bus, service.run, folder=config.path)
 
 
 class _Term:
@@ -132,6 +141,10 @@ class _Follower:
         self.position = LedgerPosition()
         self.next_report = 1
         self.lost: dict[str, int] = {}  # bytes by stream that the server could not read when it started
+        self.folder = config.path
+        self.marks: MarkWriter | None = None
+        self.newest: StreamMark | None = None  # the newest rollout read
+        self.reconnects = service.bus.reconnects
 
     async def catch_up(self) -> None:
         """Take in everything that is stored now: the last entry is the whole state of the ledger."""
@@ -184,6 +197,8 @@ class _Follower:
 
     def _member(self, message: StoredMessage) -> None:
         self.next_rollout = max(self.next_rollout, message.seq + 1)
+        if self.newest is None or message.seq > self.newest.seq:
+            self.newest = StreamMark(message.seq, message.time_ns)
         try:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
         except SchemaError:
@@ -248,9 +263,28 @@ class _Follower:
                 self.service.set_note("sizes", None)
             except InfrastructureError as error:
                 self.service.set_note("sizes", f"stream sizes unknown: {error}")
+            await self._mark_ends()
             self.show()
             await self.publish_status()
             await anyio.sleep(_USAGE_S)
+
+    async def _mark_ends(self) -> None:
+        """Write how far the streams go; after the connection was lost, first look whether they still do.
+
+        Raises `HistoryLostError` where one does not.
+        """
+        bus, run = self.service.bus, self.service.run
+        try:
+            if self.marks is None:
+                self.marks = await MarkWriter.open(bus, run, self.folder)
+            if bus.reconnects != self.reconnects:
+                reconnects = bus.reconnects
+                await refuse_lost_ends(bus, run, folder=self.folder, known=self.marks.newest)
+                self.reconnects = reconnects
+            await self.marks.write(self.newest)
+            self.service.set_note("marks", None)
+        except (InfrastructureError, SchemaError) as error:
+            self.service.set_note("marks", f"how far the streams go was not written down: {error}")
 
     async def _measure(self) -> None:
         """Tell the governor what the streams hold, and how much may still be stored on their disk."""

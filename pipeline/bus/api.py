@@ -86,7 +86,8 @@ class ConsumerLag:
 class StreamUsage:
     """`last` is 0 and `first` 1 in a stream that never held a message; `max_bytes` is its byte budget.
 
-    `lost_bytes` of the store could not be read when the server started: what they held is gone.
+    `lost_bytes` of the store could not be read when the server started: what they held is gone. `last_ns` is when the
+    last message was stored (Unix time), 0 if there never was one.
     """
 
     first: int
@@ -95,6 +96,7 @@ class StreamUsage:
     bytes: int
     max_bytes: int
     lost_bytes: int = 0
+    last_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.subjects import kind_of
 
-__all__ = ["consume", "forget", "names"]
+__all__ = ["consume", "forget", "names", "rewind"]
 
 _NS = 1_000_000_000
 _MAX_ACK_PENDING = 16_384  # what all replicas may hold together: 256 of them at 64 messages each
@@ -168,3 +168,13 @@ async def forget(link: ServerLink, stream: str, durable: str) -> None:
         await link.call_api(
             DeleteAnswer, f"$JS.API.CONSUMER.DELETE.{stream}.{durable}", b"", what=f"consumer {durable} of {stream}"
         )
+
+
+async def rewind(link: ServerLink, stream: str, durable: str, seq: int) -> None:
+    """See `NatsBus.rewind`."""
+    await link.call_api(
+        ConsumerInfo,
+        f"$JS.API.CONSUMER.RESET.{stream}.{durable}",
+        msgspec.json.encode({"seq": seq}),
+        what=f"consumer {durable} of {stream}",
+    )

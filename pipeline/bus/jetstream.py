@@ -178,9 +178,12 @@ class NatsBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return await trimming.trim(self._link, self._publisher, self._blobs, self._name(stream), filters, before=before)
 
-    async def delete_all(self, stream: str, filters: Sequence[str]) -> None:
-        """Delete all that is stored on `filters`, last messages too: only what nobody will ever write again."""
-        await trimming.delete_all(self._link, self._name(stream), filters)
+    async def delete_all(self, stream: str, filters: Sequence[str], *, keep: int = 0) -> None:
+        """Delete all that is stored on each of `filters` but the newest `keep` messages.
+
+        Without `keep` last messages go too: only what nobody will ever write again.
+        """
+        await trimming.delete_all(self._link, self._name(stream), filters, keep=keep)
 
     async def consumer_names(self, stream: str) -> list[str]:
         """Return the names of a stream's consumers, or the bucket's, in order.
@@ -192,6 +195,13 @@ class NatsBus:
     async def forget(self, stream: str, durable: str) -> None:
         """Delete the consumer that the replicas of a stage share, if it is there, with all that it knows."""
         await consumers.forget(self._link, self._name(stream), durable)
+
+    async def rewind(self, stream: str, durable: str, seq: int) -> None:
+        """Deliver again to the replicas of a stage what is stored from sequence `seq` on.
+
+        Raises `NotFoundError` where there is no such consumer.
+        """
+        await consumers.rewind(self._link, self._name(stream), durable, seq)
 
     async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
         return await trimming.delete_orphan_chunks(

@@ -66,7 +66,7 @@ def permissions(run: str, identity: str, access: Access) -> Permissions:
     if access.lists:
         publish += [f"{API}.STREAM.NAMES", f"{API}.STREAM.LIST"]
     publish += api(access.lists, "CONSUMER.NAMES")
-    publish += [f"{subject}.*" for subject in api(access.forgets, "CONSUMER.DELETE")]
+    publish += [f"{subject}.*" for subject in api(access.forgets, "CONSUMER.DELETE", "CONSUMER.RESET")]
     publish += api(access.makes, "STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.LEADER.STEPDOWN")
     changes = [key_change(run, key) for key in access.watches]
     return Permissions(

@@ -151,6 +151,7 @@ class StreamState(msgspec.Struct, frozen=True):
     last_seq: int
     subjects: dict[str, int] | None = None
     lost: _LostRange | None = None
+    last_ts: str = ""
 
 
 class StreamInfo(ApiAnswer, frozen=True):

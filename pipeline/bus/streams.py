@@ -18,7 +18,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.replies import DeleteAnswer, StreamInfo, StreamList, StreamNames, SubjectsOverlapError
+from lachesis.pipeline.bus.replies import DeleteAnswer, StreamInfo, StreamList, StreamNames, SubjectsOverlapError, to_ns
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.subjects import (
@@ -140,6 +140,7 @@ def to_usage(info: StreamInfo) -> StreamUsage:
         state.bytes,
         int(info.config.get("max_bytes", -1)),
         state.lost.bytes if state.lost else 0,
+        to_ns(state.last_ts) if state.last_seq else 0,
     )
 
 

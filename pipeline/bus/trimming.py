@@ -45,10 +45,10 @@ async def trim(
     return purged
 
 
-async def delete_all(link: ServerLink, stream: str, filters: Sequence[str]) -> None:
+async def delete_all(link: ServerLink, stream: str, filters: Sequence[str], *, keep: int = 0) -> None:
     """See `NatsBus.delete_all`."""
     for subject in filters:
-        await _purge(link, stream, {"filter": subject})
+        await _purge(link, stream, {"filter": subject, "keep": keep} if keep else {"filter": subject})
 
 
 async def delete_orphan_chunks(

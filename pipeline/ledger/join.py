@@ -272,6 +272,8 @@ class Joiner:
         return len(self._early) > 0
 
     def _apply(self, member: PendingRollout, early: PendingAnnotation) -> None:
+        if member.plan is not None and early.item.group not in (None, "", member.plan.group):
+            return  # of a rollout that was stored at this sequence before the server lost it
         first = member.first_event
         member.first_event = early.event_seq if first is None else min(first, early.event_seq)
         if member.outcome is not None:

@@ -7,6 +7,7 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import Newer, decode_owned
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
+from lachesis.pipeline.runtime.stream_marks import is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
@@ -115,12 +116,12 @@ async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPositi
         held = newest.index + 1 if newest else 0
         raise HistoryLostError(
             f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history "
-            "it had acknowledged; restore its store, or start a new run"
+            "it had acknowledged"
         )
     if entry.digest() != position.digest:
         raise LedgerError(
             f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it was read; "
-            "the broker's history was replaced: restore its store, or start a new run"
+            "the broker's history was replaced"
         )
     return seq
 
@@ -174,6 +175,8 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
     if not told:
         return
     seq = max(told)
+    if await is_known_lost(bus, entry.run, subjects.ROLLOUTS, seq):
+        return
     try:
         stored = await bus.get_head(subjects.ROLLOUTS, seq)
         found = Plan.unpack(stored.headers.get(PLAN_HEADER)).group
@@ -184,7 +187,7 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
     if found != told[seq]:
         raise HistoryLostError(
             f"sequence {seq} of ROLLOUTS holds {found}, but entry {entry.index} of the ledger says {told[seq]}: the "
-            "broker lost history that it had acknowledged; restore its store, or start a new run"
+            f"broker lost history that it had acknowledged. {recovery_hint(entry.run)}"
         )
 
 

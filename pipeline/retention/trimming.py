@@ -31,7 +31,7 @@ log = logging.getLogger("lachesis")
 
 _PERIOD_S = 1.0
 _STATES_S = 60.0
-_STAGES_WITH_STATE = ("normalizer", "curriculum", "health", "replay")
+_STAGES_WITH_STATE = ("normalizer", "curriculum", "health", "replay", "marks")
 _MAX_NAMED_HOLDERS = 4
 
 

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.runtime.state import StateStore
-from lachesis.pipeline.runtime.stream_marks import StreamMarks
+from lachesis.pipeline.runtime.stream_marks import StreamMarks, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, StreamMark
 from lachesis.schemas.codec import Event, encode
@@ -109,12 +109,16 @@ class CommitLog(Generic[E]):
             log._last, log.index = snapshot.covers, snapshot.index + 1
         deltas = []
         last = await bus.last(stream, subject)
-        if log._last > (last.seq if last else 0):
-            raise HistoryLostError(
-                f"{subject}: ends at sequence {last.seq if last else 0}, before commit {log.index - 1} at {log._last}, "
-                "which a snapshot covers: the broker lost history; restore its store, or start another revision"
-            )
-        if last and last.seq > log._last:
+        end = last.seq if last else 0
+        if log._last > end:
+            run = subjects.run_of(subject)
+            if not await is_known_lost(bus, run, stream, log._last):
+                raise HistoryLostError(
+                    f"{subject}: ends at sequence {end}, before commit {log.index - 1} at {log._last}, which a "
+                    f"snapshot covers: the broker lost history. {recovery_hint(run)}"
+                )
+            log._last = end  # the state is as of the lost commit
+        elif last and end > log._last:
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
                     event = await decode_owned(

@@ -19,19 +19,27 @@ from lachesis.schemas import keys
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.errors import HistoryLostError, NotFoundError, SchemaError, VersionError
 
-__all__ = ["MARKS_HEADER", "StreamMarks", "check_marks", "describe_lost_bytes"]
+__all__ = [
+    "ASK_AGAIN_S",
+    "BELIEVE_LOSS_S",
+    "MARKS_HEADER",
+    "StreamMarks",
+    "check_marks",
+    "contradiction",
+    "describe_lost_bytes",
+    "is_known_lost",
+    "recovery_hint",
+]
 
 MARKS_HEADER: Final = "Lachesis-Read"
 """Header of a ledger entry: the marks of the batcher when it wrote the entry."""
-RESTORE_HINT: Final = (
-    "Nothing was written. Restore the server's store from a backup that holds all streams of one moment, or start a "
-    "new run (its `model` may be a checkpoint of this one)"
-)
+
 _LOST_HINT: Final = (
     "acknowledged messages in it are gone: look at the server's log and its disk, and restore its store from a backup"
 )
-_BELIEVE_LOSS_S = 12.0  # longer than a leader without a majority stays one
-_ASK_AGAIN_S = 0.5
+BELIEVE_LOSS_S = 12.0
+"""Seconds, longer than a leader without a majority stays one."""
+ASK_AGAIN_S = 0.5
 _decoder = msgspec.json.Decoder(dict[str, StreamMark])
 
 
@@ -67,6 +75,14 @@ class StreamMarks:
             raise SchemaError(f"header {MARKS_HEADER}: {error}") from error
 
 
+def recovery_hint(run: str) -> str:
+    """Return how to go on after the server lost history."""
+    return (
+        f"Nothing was written. `lachesis runs recover {run}` makes the run go on with what is left, and says before "
+        "what that costs; a backup of the server's store that holds all streams of one moment may cost less"
+    )
+
+
 def describe_lost_bytes(lost: Mapping[str, int]) -> str | None:
     """Describe what the server could not read of its store when it started, None where it could read all.
 
@@ -83,33 +99,50 @@ async def check_marks(bus: Bus, run: str, marks: Mapping[str, StreamMark], *, wr
     the question is repeated for as long.
     """
     for stream, mark in marks.items():
-        until = anyio.current_time() + _BELIEVE_LOSS_S
-        while (problem := await _contradiction(bus, run, stream, mark)) is not None:
+        until = anyio.current_time() + BELIEVE_LOSS_S
+        while (problem := await contradiction(bus, run, stream, mark)) is not None:
             if anyio.current_time() >= until:
                 raise HistoryLostError(
                     f"{writer} has read stream {stream} up to sequence {mark.seq}, but {problem}: the broker lost "
-                    f"history that it had acknowledged, or its store was replaced by an older one. {RESTORE_HINT}"
+                    f"history that it had acknowledged, or its store was replaced by an older one. {recovery_hint(run)}"
                 )
-            await anyio.sleep(_ASK_AGAIN_S)
+            await anyio.sleep(ASK_AGAIN_S)
 
 
-async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark) -> str | None:
-    """Return how the stream contradicts a mark, None if it does not."""
+async def contradiction(bus: Bus, run: str, stream: str, mark: StreamMark, *, vanishes: bool = False) -> str | None:
+    """Return how the stream contradicts a mark, None if it does not.
+
+    `vanishes`: the message may have been deleted without a record. What a recovery noted as lost contradicts nothing.
+    """
+    problem = await _contradiction(bus, run, stream, mark, vanishes=vanishes)
+    return None if problem is not None and await is_known_lost(bus, run, stream, mark.seq) else problem
+
+
+async def is_known_lost(bus: Bus, run: str, stream: str, seq: int) -> bool:
+    """Whether `lachesis runs recover` noted that what was stored at `seq` is lost."""
+    try:
+        return (await read_record(bus, run)).is_lost(stream, seq)
+    except SchemaError:
+        return False
+
+
+async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark, *, vanishes: bool) -> str | None:
     try:
         stored = await bus.get_head(stream, mark.seq)
     except NotFoundError:
         last = (await bus.usage(stream)).last
         if last < mark.seq:
             return f"it ends at sequence {last}"
-        try:
-            below = (await read_record(bus, run)).trimmed.get(stream, 1)
-        except SchemaError as error:
-            if isinstance(error, VersionError):
-                await confirm_newer_value(bus, run, keys.RETENTION, error)
-            return f"that message is gone, and whether it was trimmed is not known: {error}"
-        if mark.seq < below:
-            return None
-        return f"that message is gone, and history was trimmed below sequence {below} alone"
-    if stored.time_ns != mark.stored_ns:
-        return "another message is stored there now"
-    return None
+        return None if vanishes else await _unless_trimmed(bus, run, stream, mark.seq)
+    return None if stored.time_ns == mark.stored_ns else "another message is stored there now"
+
+
+async def _unless_trimmed(bus: Bus, run: str, stream: str, seq: int) -> str | None:
+    """Return what is wrong with a message that is gone, None if it was trimmed."""
+    try:
+        below = (await read_record(bus, run)).trimmed.get(stream, 1)
+    except SchemaError as error:
+        if isinstance(error, VersionError):
+            await confirm_newer_value(bus, run, keys.RETENTION, error)
+        return f"that message is gone, and whether it was trimmed is not known: {error}"
+    return None if seq < below else f"that message is gone, and history was trimmed below sequence {below} alone"

@@ -15,6 +15,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.delete import delete
 from lachesis.services.cli.options import Json, Options, with_options
+from lachesis.services.cli.recover import recover
 from lachesis.services.observe.evaluations import evaluation_summary
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.run_logs import follow_logs, log_files, newest_lines
@@ -28,6 +29,7 @@ __all__ = ["runs_app"]
 
 runs_app = typer.Typer(help="Runs of this machine.", no_args_is_help=True)
 runs_app.command("delete")(delete)
+runs_app.command("recover")(recover)
 
 _Name = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run, same as --run.")]
 

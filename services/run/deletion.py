@@ -21,7 +21,10 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.gateway.token import GATEWAY_URL
+from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
+from lachesis.pipeline.retention.recovery import RECOVERIES
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.training.tracked_alerts import TRACKED_ALERTS_FILE
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
@@ -44,6 +47,7 @@ _ENTRIES = frozenset({
     "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial", TRACKED_ALERTS_FILE,
     f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     SUPERVISOR_LOG, STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
+    MARKS_FILE, f".{MARKS_FILE}.partial", RECOVERY_FILE, f".{RECOVERY_FILE}.partial", RECOVERIES,
     "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip
 """What a run makes in its folder, but for what says that it is one, which goes last."""

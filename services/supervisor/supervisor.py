@@ -35,15 +35,17 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.gateway.listener import LISTENER_FD, open_listener
 from lachesis.pipeline.late_output import flush_output
+from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow_marks
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.plan import PlannedProcess, plan
@@ -82,6 +84,8 @@ _LASTING_ENDS = {
 }
 """Exit codes after which another start would end likewise, and what to say of them."""
 _TAIL_LINES = 15
+_MARK_S = 5.0
+"""Seconds that the end of a run waits for the server to take the marks of its streams."""
 _MAX_LAST_WORDS = 500
 _LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
 """Time, level and service at the beginning of a line of a service's log."""
@@ -158,6 +162,7 @@ class Supervisor:
         self._server_pid: int | None = None
         self._pids = DeferredFile(config.path / _PIDS_FILE)
         self._state = SupervisorStateWriter(config.path)
+        self._marks = DeferredFile(config.path / MARKS_FILE)
         self._phase: Phase = "starting"
         self._verifying = anyio.CancelScope()
         self._notices = Notices(config)
@@ -220,6 +225,7 @@ class Supervisor:
                     return
                 async with lease.held():
                     await self._unless_stopped(self._refuse_other_writers, bus)
+                    await self._unless_stopped(refuse_rolled_back, bus, self.config)
                     await self._run_services(bus)
 
     async def _run_services(self, bus: NatsBus) -> None:
@@ -228,7 +234,8 @@ class Supervisor:
         self.has_served = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flush_output)
-            tasks.start_soon(retry_until_room, self._pids, self._state.file)
+            tasks.start_soon(retry_until_room, self._pids, self._state.file, self._marks)
+            tasks.start_soon(follow_marks, bus, self._marks)
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(self._watch_heartbeats, bus)
             for watch in self.watches:
@@ -239,11 +246,23 @@ class Supervisor:
                 with anyio.CancelScope(shield=True):
                     if not self._verifying.cancel_called:
                         await trace_unfinished(bus, self.config)
+                        await self._mark_ends(bus)
             tasks.cancel_scope.cancel()
         for watch in self.watches:
             await watch.finish(bus)
         with self._verifying:
             await verify_ledger(bus, self.config, self._notices.ledger_broken)
+
+    async def _mark_ends(self, bus: NatsBus) -> None:
+        """Write how far the streams go now that nobody writes any more, so that whatever is lost later is noticed."""
+        try:
+            with anyio.fail_after(_MARK_S):
+                writer = await MarkWriter.open(bus, self.config.run, self.config.path)
+                await writer.write(None, now=True)
+                if writer.newest is not None:
+                    self._marks.write(msgspec.json.encode(writer.newest))
+        except (TimeoutError, InfrastructureError, NotFoundError, SchemaError) as error:
+            log.warning("how far the streams go was not written down: %s", str(error) or "no answer in time")
 
     async def _unless_stopped(self, call: Callable[..., Awaitable[object]], *arguments: Any) -> None:
         """Await a call that may wait for long, until told to stop."""

@@ -130,7 +130,10 @@ class MemoryStream:
 
     def usage(self) -> StreamUsage:
         first = next(iter(self._messages), self.last_seq + 1)
-        return StreamUsage(first, self.last_seq, len(self._messages), self._bytes, self.max_bytes)
+        last = self._messages.get(self.last_seq)
+        return StreamUsage(
+            first, self.last_seq, len(self._messages), self._bytes, self.max_bytes, last_ns=last.time_ns if last else 0
+        )
 
     def extent(self, subject: str) -> StreamExtent:
         return StreamExtent(

@@ -226,7 +226,7 @@ async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_
     broker, make_lab, monkeypatch, stage
 ):
     """The rollouts under the old sequences are others: what was derived from the lost ones must not count for them."""
-    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    monkeypatch.setattr(stream_marks, "BELIEVE_LOSS_S", 0.5)
     publish = await went_back_alone(broker, make_lab, subjects.ROLLOUTS)
     async with await broker.connect(stage) as bus:
         await publish(bus)
@@ -240,7 +240,7 @@ async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_
 
 
 async def test_annotations_that_went_back_and_grew_again_are_refused_by_the_batcher(broker, make_lab, monkeypatch):
-    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    monkeypatch.setattr(stream_marks, "BELIEVE_LOSS_S", 0.5)
     await went_back_alone(broker, make_lab, subjects.EVENTS)
     async with await broker.connect("batcher") as bus:
         for number in range(200):
@@ -262,7 +262,7 @@ async def test_annotations_that_went_back_and_grew_again_are_refused_by_the_batc
 async def test_newest_rollouts_that_the_server_cannot_read_any_more_are_no_trimming(
     broker, make_lab, monkeypatch, stage
 ):
-    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.5)
+    monkeypatch.setattr(stream_marks, "BELIEVE_LOSS_S", 0.5)
     async with await broker.connect() as bus:
         lab = make_lab(bus)
         groups = [lab.group(number, env=ENV, samples=4) for number in range(8)]

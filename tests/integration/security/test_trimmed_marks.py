@@ -33,7 +33,7 @@ async def trimmed(secured: Secured) -> int:
 async def test_a_trimmed_message_is_known_to_be_trimmed_by_every_key_that_marks(
     secured: Secured, trimmed: int, identity: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.0)
+    monkeypatch.setattr(stream_marks, "BELIEVE_LOSS_S", 0.0)
     async with await secured.bus(identity) as bus:
         await check_marks(bus, "one", {EVENTS: StreamMark(trimmed, 1)}, writer=identity)
         for stream in ACCESS[identity].reads:

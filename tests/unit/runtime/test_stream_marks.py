@@ -17,7 +17,7 @@ SUBJECT = subjects.event("score", "r", "live", "sums")
 
 @pytest.fixture(autouse=True)
 def _convinced_at_once(monkeypatch):
-    monkeypatch.setattr(stream_marks, "_BELIEVE_LOSS_S", 0.0)
+    monkeypatch.setattr(stream_marks, "BELIEVE_LOSS_S", 0.0)
 
 
 async def filled(bus, messages=5):

@@ -90,5 +90,10 @@ def test_the_trainer_writes_and_trims_weights_and_inference_reads_them() -> None
     stored = set(weights_subjects("one"))
     assert {name for name in WORKERS if stored & set(TABLE[name].writes)} == {"trainer"}
     assert {name for name in WORKERS if WEIGHTS in TABLE[name].trims} == {"trainer"}
-    assert {name for name in WORKERS if WEIGHTS in TABLE[name].gets} == {"trainer", "inference", "evaluator"}
+    assert {name for name in WORKERS if WEIGHTS in TABLE[name].gets} == {
+        "trainer",
+        "inference",
+        "evaluator",
+        "governor",
+    }
     assert not TABLE["inference"].writes

@@ -15,6 +15,7 @@ from lachesis.schemas import (
     replay,
     retention,
     rollout,
+    store_marks,
     subjects,
     weights,
 )
@@ -33,7 +34,7 @@ def test_the_catalog_covers_every_stream_exactly() -> None:
 def test_every_event_is_in_the_catalog() -> None:
     listed = {event for channel in CHANNELS for event in (*channel.events, channel.reply)}
     listed |= {event for events in KEY_EVENTS.values() for event in events}
-    modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout, weights)
+    modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout, store_marks, weights)
     public = {getattr(module, name) for module in modules for name in module.__all__}
     events = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Event)}
     assert events == listed - {None}

@@ -1,0 +1,174 @@
+"""Finds out whether the streams of a run still fit each other, by all that names messages of another stream.
+
+Those are the marks of the store (`runtime.store_marks`), the marks in the commits and snapshots of the stateful stages
+and in the ledger's newest entry, what snapshots cover, what the newest entry tells of rollouts, and the checkpoints. A
+message that anybody may write, as a score, decides nothing here.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.reader import newest_entry
+from lachesis.pipeline.runtime.store_marks import Contradiction, describe_contradictions, find_rollbacks, read_marks
+from lachesis.pipeline.runtime.stream_marks import (
+    ASK_AGAIN_S,
+    BELIEVE_LOSS_S,
+    MARKS_HEADER,
+    StreamMarks,
+    contradiction,
+    is_known_lost,
+    recovery_hint,
+)
+from lachesis.schemas import subjects
+from lachesis.schemas.alerts import AlertEvent
+from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, StreamMark
+from lachesis.schemas.control import StateSnapshot
+from lachesis.schemas.errors import (
+    DamagedError,
+    HistoryLostError,
+    LedgerError,
+    NotFoundError,
+    SchemaError,
+    StartupError,
+)
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.replay import RescoreEvent
+from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS
+
+__all__ = ["RECOVERY_FILE", "find_contradictions", "refuse_rolled_back"]
+
+RECOVERY_FILE: Final = "recovery.json"
+"""In the run's folder: a recovery that was begun and is not completed."""
+_OUTPUTS: dict[str, tuple[str, str, Any]] = {
+    "normalizer": (EVENTS, "reward", RewardEvent),
+    "curriculum": (EVENTS, "curriculum", CurriculumEvent),
+    "health": (EVENTS, "alert", AlertEvent),
+    "replay": (REPLAY, "rescore", RescoreEvent),
+}
+"""Where each stateful stage writes its commits."""
+
+
+async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
+    """Raise `HistoryLostError` if the streams of the run do not fit each other.
+
+    Raises `StartupError` if a recovery was cut off.
+
+    A leader that was cut off may speak of the past for some seconds: in a cluster the question is repeated for as long.
+    """
+    if (config.path / RECOVERY_FILE).exists():
+        raise StartupError(
+            f"a recovery of run {config.run} was cut off: complete it with `lachesis runs recover {config.run}`"
+        )
+    until = anyio.current_time() + (BELIEVE_LOSS_S if config.streams.replicas > 1 else 0.0)
+    while found := await find_contradictions(bus, config, folder=config.path):
+        if anyio.current_time() >= until:
+            raise HistoryLostError(
+                f"the streams of run {config.run} do not fit each other: {describe_contradictions(found)}. The broker "
+                "lost history that it had acknowledged, or a part of its store was replaced by an older copy. "
+                f"{recovery_hint(config.run)}"
+            )
+        await anyio.sleep(ASK_AGAIN_S)
+
+
+async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:
+    """Return what a stream lacks of what is named elsewhere. `folder` is the run's, if it is on this machine."""
+    run = config.run
+    try:
+        found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
+    except NotFoundError:
+        return []  # the run has no streams yet
+    for source, marks in await _stage_marks(bus, config):
+        for stream, mark in marks.items():
+            problem = await contradiction(bus, run, stream, mark)
+            if problem is not None:
+                found.append(Contradiction(stream, mark.seq, mark.stored_ns, source, problem))
+    async for one in _lost_commits(bus, run):
+        found.append(one)
+    return found
+
+
+async def _stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
+    """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
+    run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
+    for stage, (stream, kind, model) in _OUTPUTS.items():
+        if stream == REPLAY:
+            continue  # a replay of history checks its own
+        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
+            env = subject.rpartition(".")[2]
+            event, _, _ = await read_last_event(bus, stream, subject, model, lambda _: True, newer="skip")
+            if event is not None and event.commit.read:
+                found.append((f"the last commit of the {stage} of {env}", event.commit.read))
+    async for snapshot, subject, _ in _snapshots(bus, run):
+        if snapshot.read:
+            found.append((f"the snapshot of the {snapshot.stage} on {subject}", snapshot.read))
+    try:
+        entry, seq, _ = await newest_entry(bus, run, config.training.name, newer="skip")
+    except (LedgerError, DamagedError, NotFoundError):
+        return found  # the ledger is broken, which is said elsewhere
+    if entry is not None:
+        source = f"entry {entry.index} of the ledger"
+        try:
+            header = (await bus.get_head(LEDGER, seq)).headers.get(MARKS_HEADER)
+            found.append((source, StreamMarks.from_header(header).newest))
+        except (SchemaError, NotFoundError):
+            pass
+        found.append((source, await _told_rollout(bus, entry)))
+    return found
+
+
+async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMark]:
+    """Return the newest rollout that an entry tells of, as a mark that fails if another is stored there."""
+    told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
+    told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
+    if not told:
+        return {}
+    seq = max(told)
+    try:
+        stored = await bus.get_head(ROLLOUTS, seq)
+        is_it = Plan.unpack(stored.headers.get(PLAN_HEADER)).group == told[seq]
+    except NotFoundError:  # it may be trimmed
+        return {ROLLOUTS: StreamMark(seq, entry.written_ns)}
+    except SchemaError:
+        is_it = False
+    return {} if is_it else {ROLLOUTS: StreamMark(seq, entry.written_ns)}
+
+
+async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
+    """Yield the commits that a snapshot covers and that are gone."""
+    async for snapshot, subject, stored_ns in _snapshots(bus, run):
+        stream, kind, _ = _OUTPUTS[snapshot.stage]
+        revision, partition = subject.split(".")[4:]
+        prefix = f"rl.replay.{kind}" if stream == REPLAY else f"rl.{kind}"
+        try:
+            last = await bus.last(stream, f"{prefix}.{run}.{revision}.{partition}")
+        except DamagedError:
+            continue  # said elsewhere
+        end = last.seq if last is not None else 0
+        if end < snapshot.covers and not await is_known_lost(bus, run, stream, snapshot.covers):
+            problem = f"what it wrote ends at sequence {end}"
+            yield Contradiction(
+                stream, snapshot.covers, stored_ns, f"the snapshot of the {snapshot.stage} on {subject}", problem
+            )
+
+
+async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapshot, str, int]]:
+    """Yield the snapshots of the stateful stages, each with its subject and when it was stored."""
+    patterns = [subjects.state(run, stage, "*", "*") for stage in _OUTPUTS]
+    for subject in await bus.stored_subjects(LEDGER, patterns):
+        if "=" in subject:
+            continue  # a part of a large one
+        stage = subject.split(".")[3]
+
+        def is_ours(one: StateSnapshot, stage: str = stage) -> bool:
+            return one.stage == stage
+
+        snapshot, seq, _ = await read_last_event(bus, LEDGER, subject, StateSnapshot, is_ours, newer="skip")
+        if snapshot is not None:
+            yield snapshot, subject, (await bus.get_head(LEDGER, seq)).time_ns

@@ -1,0 +1,129 @@
+"""Carries out a recovery (`recovery_plan`).
+
+Guarantees that a recovery that was killed at any line is completed by the next: the plan is in a file of the run's
+folder before anything changes, each step may be repeated, and `lachesis up` refuses the run until the file is moved
+away. Nothing stored is deleted but the trainer's report and the policy record where they contradict the ledger; the
+file keeps those.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.fsync import fsync, make_folder, replace_file
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
+from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
+from lachesis.pipeline.retention.holds import update_record
+from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, StreamLoss
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.errors import NotFoundError, SchemaError, StartupError
+from lachesis.schemas.retention import LostRange, Retention
+from lachesis.schemas.subjects import LEDGER, ROLLOUTS
+from lachesis.schemas.values import from_json
+
+__all__ = ["RECOVERIES", "apply_plan", "read_unfinished"]
+
+RECOVERIES: Final = "recoveries"
+"""Folder, in a run's, of the recoveries that are done: what each did, and what it replaced."""
+_FILLERS_AT_ONCE = 64
+_RESCORED = ("scorer", "teacher")
+
+
+def read_unfinished(folder: Path) -> RecoveryPlan | None:
+    """Return the recovery that was begun and not completed, None if there is none. Raises `StartupError`."""
+    file = folder / RECOVERY_FILE
+    try:
+        return from_json(RECOVERY_FILE, RecoveryPlan, file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, SchemaError) as error:
+        raise StartupError(f"{file} cannot be read, and says what a recovery was doing: {error}") from error
+
+
+async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Path:
+    """Carry out a plan, or what is left of it, and return the file that says what was done."""
+    folder = config.path
+    replace_file(folder / RECOVERY_FILE, msgspec.json.format(msgspec.json.encode(plan)))
+    for loss in plan.losses:
+        await _fill(bus, plan, loss)
+    for seq in plan.copies:
+        await _copy(bus, plan, seq)
+    await update_record(bus, plan.run, lambda old: _with_losses(old, plan))
+    if plan.rescore_from is not None:
+        for stage in _RESCORED:
+            with suppress(NotFoundError):
+                durable = subjects.durable(stage, plan.run, config.revision)
+                await bus.rewind(ROLLOUTS, durable, plan.rescore_from)
+    await _set_training_back(bus, config, plan)
+    marks = await MarkWriter.open(bus, plan.run, folder)
+    await marks.write(None, now=True)
+    replace_file(folder / MARKS_FILE, msgspec.json.encode(marks.newest))
+    left = await find_contradictions(bus, config, folder=folder)
+    if left:
+        raise StartupError(
+            f"the recovery of run {plan.run} is not complete: {describe_contradictions(left)}. Report this, with "
+            f"{folder / RECOVERY_FILE}; a backup of the store, or a new run, is the way on"
+        )
+    make_folder(folder / RECOVERIES)
+    done = folder / RECOVERIES / f"{plan.id}.json"
+    (folder / RECOVERY_FILE).rename(done)
+    fsync(folder / RECOVERIES)
+    fsync(folder)
+    return done
+
+
+async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:
+    """Store fillers until the stream goes beyond what was lost; only the last of them stays."""
+    subject = subjects.fillers(plan.run).get(loss.stream)
+    if subject is None:
+        return
+    while (last := (await bus.usage(loss.stream)).last) < loss.last:
+        async with anyio.create_task_group() as tasks:
+            for number in range(last + 1, min(loss.last, last + _FILLERS_AT_ONCE) + 1):
+                tasks.start_soon(_store_filler, bus, subject, f"{plan.id}.{loss.stream}.{number}")
+    await bus.delete_all(loss.stream, [subject], keep=1)  # while one is there, the stream cannot fall back behind it
+
+
+async def _store_filler(bus: NatsBus, subject: str, name: str) -> None:
+    await bus.publish(subject, b"", msg_id=f"recovery.{name}")
+
+
+async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
+    """Store a rollout once more, under a sequence that nothing names yet."""
+    message = await bus.get(ROLLOUTS, seq)
+    headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
+    await bus.publish_large(message.subject, message.data, msg_id=f"recovery.{plan.id}.copy.{seq}", headers=headers)
+
+
+def _with_losses(old: Retention, plan: RecoveryPlan) -> Retention:
+    lost = {stream: list(ranges) for stream, ranges in old.lost.items()}
+    for loss in plan.losses:
+        ranges = lost.setdefault(loss.stream, [])
+        if LostRange(loss.first, loss.last) not in ranges:
+            ranges.append(LostRange(loss.first, loss.last))
+    trimmed = {
+        **old.trimmed,
+        **{stream: max(below, old.trimmed.get(stream, 1)) for stream, below in plan.trimmed.items()},
+    }
+    return old.replace(lost=lost, trimmed=trimmed)
+
+
+async def _set_training_back(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> None:
+    if plan.report is not None:
+        await bus.delete_all(LEDGER, [subjects.state(plan.run, "trainer", subjects.LIVE, config.training.name)])
+    if plan.policy is not None:
+        await bus.delete(keys.POLICY)
+    if plan.checkpoint is None:
+        return
+    folder = config.path / CHECKPOINTS
+    if plan.checkpoint.name is not None:
+        write_pointer(folder, POINTER, plan.checkpoint.name)
+    elif folder.is_dir():
+        (folder / POINTER).unlink(missing_ok=True)
+        fsync(folder)

@@ -1,0 +1,274 @@
+"""Plans how a run whose streams do not fit each other any more goes on with what is left.
+
+What is lost stays lost; what is left is kept. Sequences that anything names are never used again: the streams that went
+back are filled up beyond them, so that nothing that was derived from a lost message is taken for another's. Rollouts
+that took such sequences already are stored once more. Rollouts without an outcome are scored again where their scores
+were lost. Training goes back to the newest checkpoint that the ledger knows.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
+from lachesis.pipeline.ledger.rollbacks import find_contradictions
+from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.annotations import RewardEvent, ScoreEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord, StateSnapshot
+from lachesis.schemas.errors import CheckpointError, DamagedError, LedgerError, SchemaError, StartupError
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.retention import Retention
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS
+
+__all__ = ["CheckpointChange", "RecoveryPlan", "StreamLoss", "make_plan"]
+
+_MAX_EVENTS_READ = 4096
+
+
+class StreamLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Sequences `first` to `last` of a stream are lost. The stream ends at `end`."""
+
+    stream: str
+    first: int
+    last: int
+    end: int
+
+
+class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Training goes back from step `from_step` to `step`, whose checkpoint is `name`; None: to the model begun with."""
+
+    from_step: int
+    step: int
+    name: str | None
+    previous: str | None
+    """What the pointer to the newest checkpoint named."""
+
+
+class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recovery does, and the values that it replaces.
+
+    `problems`: why it is needed. `groups`: the lost rollouts that are known by name, by sequence. `copies`: sequences
+    of ROLLOUTS that are stored once more. `rescore_from`: the first rollout that is scored again. `report`: the
+    trainer's last one, which is deleted. `policy`: the record of the newest weights, which is deleted.
+    """
+
+    run: str
+    id: str
+    problems: list[str]
+    losses: list[StreamLoss] = []
+    bucket_went_back: bool = False
+    groups: dict[int, str] = {}
+    copies: list[int] = []
+    rescore_from: int | None = None
+    checkpoint: CheckpointChange | None = None
+    report: TrainReport | None = None
+    policy: PolicyRecord | None = None
+    trimmed: dict[str, int] = {}
+
+
+async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan | None:
+    """Return what is to be done, None if all fits. `name` is the recovery's own.
+
+    Raises `StartupError` where the run cannot go on.
+    """
+    found = await find_contradictions(bus, config, folder=config.path)
+    losses = await _losses(bus, found)
+    known = [one.marks.trimmed for one in await read_marks(bus, config.run, config.path)]
+    trimmed = dict((await _record(bus, config.run)).trimmed)
+    for stream, below in ((stream, below) for marks in known for stream, below in marks.items()):
+        trimmed[stream] = max(below, trimmed.get(stream, 1))
+    try:
+        entry, _, _ = await newest_entry(bus, config.run, config.training.name)
+        change, report, policy = await _training(bus, config, entry, trimmed)
+    except DamagedError as error:
+        raise StartupError(f"run {config.run} cannot go on, its ledger is damaged itself: {error}") from error
+    problems = list(dict.fromkeys(map(str, found)))
+    if change is not None or report is not None:
+        problems.append("the newest checkpoint, the trainer's last report and the ledger do not fit each other")
+    if policy is not None:
+        problems.append(f"weights of step {policy.policy_version.step} are published, but the ledger holds no batch")
+    if not problems:
+        return None
+    lost = {loss.stream: loss for loss in losses}
+    rollouts = lost.get(ROLLOUTS)
+    return RecoveryPlan(
+        run=config.run,
+        id=name,
+        problems=problems,
+        losses=losses,
+        bucket_went_back=any(one.stream == BUCKET for one in found),
+        groups={} if rollouts is None else await _names(bus, config, rollouts),
+        copies=[] if rollouts is None else [one.seq async for one in _rollouts(bus, config.run, rollouts)],
+        rescore_from=await _unscored_from(bus, config, entry) if EVENTS in lost else None,
+        checkpoint=change,
+        report=report,
+        policy=policy,
+        trimmed=trimmed,
+    )
+
+
+async def _record(bus: NatsBus, run: str) -> Retention:
+    try:
+        return await read_record(bus, run)
+    except SchemaError as error:
+        raise StartupError(str(error)) from error
+
+
+async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
+    losses = []
+    for stream in sorted({one.stream for one in found} - {BUCKET}):
+        last = max(one.seq for one in found if one.stream == stream)
+        before_ns = max(one.before_ns for one in found if one.stream == stream)
+        end = (await bus.usage(stream)).last
+        losses.append(
+            StreamLoss(stream=stream, first=await _first_lost(bus, stream, last, before_ns), last=last, end=end)
+        )
+    return losses
+
+
+async def _first_lost(bus: NatsBus, stream: str, last: int, before_ns: int) -> int:
+    """Return the sequence after the newest message that was stored before the loss; by halving, as times rise."""
+    low, high = 1, last
+    while low < high:
+        middle = (low + high) // 2
+        first = await _first_at(bus, stream, middle)
+        if first is None or first.seq > last or first.time_ns > before_ns:
+            high = middle
+        else:
+            low = min(first.seq + 1, high)
+    return low
+
+
+async def _first_at(bus: NatsBus, stream: str, seq: int) -> StoredMessage | None:
+    if seq > (await bus.usage(stream)).last:
+        return None
+    async with bus.read(stream, [], start=seq, headers_only=True, follow=False) as messages:
+        async for message in messages:
+            return message
+    return None
+
+
+async def _rollouts(bus: NatsBus, run: str, loss: StreamLoss) -> AsyncIterator[StoredMessage]:
+    """Yield the rollouts that took lost sequences, without their data."""
+    if loss.first > loss.end:
+        return
+    async with bus.read(
+        ROLLOUTS, [subjects.rollout(run)], start=loss.first, headers_only=True, follow=False
+    ) as messages:
+        async for message in messages:
+            if message.seq > loss.last:
+                return
+            yield message
+
+
+async def _names(bus: NatsBus, config: RunConfig, loss: StreamLoss) -> dict[int, str]:
+    """Return the lost rollouts that scores and rewards name, by sequence."""
+    found: dict[int, str] = {}
+    start = max(1, (await bus.usage(EVENTS)).last - _MAX_EVENTS_READ)
+    kinds: tuple[tuple[str, type[ScoreEvent | RewardEvent]], ...] = (
+        ("score", ScoreEvent),
+        ("reward", RewardEvent),
+    )
+    for kind, model in kinds:
+        subject = f"rl.{kind}.{config.run}.{config.revision}.*"
+        async with bus.read(EVENTS, [subject], start=start, follow=False) as messages:
+            async for message in messages:
+                with suppress(SchemaError):
+                    event = decode(model, message.data)
+                    found |= {one.seq: one.group for one in event.groups if loss.first <= one.seq <= loss.last}
+    return dict(sorted(found.items()))
+
+
+async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | None) -> int:
+    """Return the lowest sequence of ROLLOUTS whose score may still be needed: by the batcher, or a normalizer."""
+    needed = [entry.watermark + 1 if entry is not None else 1]
+    for env in config.environments:
+        subject = subjects.event("reward", config.run, config.revision, env)
+        event, _, _ = await read_last_event(bus, EVENTS, subject, RewardEvent, lambda _: True, newer="skip")
+        state = subjects.state(config.run, "normalizer", config.revision, env)
+        saved, _, _ = await read_last_event(
+            bus, LEDGER, state, StateSnapshot, lambda one: one.stage == "normalizer", newer="skip"
+        )
+        cursors = [
+            event.commit.cursors if event is not None else {},
+            saved.cursors if saved is not None else {},
+        ]
+        needed.append(max(one.get(ROLLOUTS, 1) for one in cursors))
+    return min(needed)
+
+
+async def _training(
+    bus: NatsBus, config: RunConfig, entry: LedgerEntry | None, trimmed: dict[str, int]
+) -> tuple[CheckpointChange | None, TrainReport | None, PolicyRecord | None]:
+    """Return to which checkpoint training goes back, if it has to, the report to delete, and the policy to delete."""
+    run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
+    subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
+    report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == run)
+    try:
+        path = latest_checkpoint(folder)
+    except CheckpointError:
+        path = None
+    chosen = await _known_checkpoint(bus, config, path)
+    name, state = (chosen[0].name, chosen[1]) if chosen is not None else (None, None)
+    step = state.step if state is not None else 0
+    stale = report is not None and (
+        state is None or report.step > step or (report.step == step and report.policy_version != state.policy_version)
+    )
+    previous = path.name if path is not None else None
+    change = None
+    if name != previous or stale:
+        steps = [one.step for one in (report,) if one is not None]
+        steps += [one.step for _, one in known_checkpoints(folder) if path is not None]
+        change = CheckpointChange(from_step=max([step, *steps]), step=step, name=name, previous=previous)
+        await _check_payloads(bus, config, state, trimmed)
+    policy = await _policy(bus)
+    if policy is not None and (entry is not None or not policy.policy_version.step):
+        policy = None
+    return change, report if stale else None, policy
+
+
+async def _known_checkpoint(bus: NatsBus, config: RunConfig, path: Path | None) -> tuple[Path, TrainerState] | None:
+    """Return the newest checkpoint whose ledger is the run's, the one that `path` names before all others."""
+    candidates = known_checkpoints(config.path / CHECKPOINTS)
+    for found, state in sorted(candidates, key=lambda one: one[0] != path):
+        try:
+            await find_position(bus, config.run, config.training.name, state.position)
+        except DamagedError:
+            raise
+        except LedgerError:
+            continue
+        return found, state
+    return None
+
+
+async def _check_payloads(bus: NatsBus, config: RunConfig, state: TrainerState | None, trimmed: dict[str, int]) -> None:
+    """Raise `StartupError` where what is to be trained on again was trimmed."""
+    position = state.position if state is not None else LedgerPosition()
+    below = trimmed.get(ROLLOUTS, 1)
+    async for entry in follow_ledger(bus, config.run, config.training.name, position, follow=False):
+        if entry.batch is not None and (lowest := min(ref.seq for ref in entry.batch.groups)) < below:
+            raise StartupError(
+                f"run {config.run} cannot go on: its newest checkpoint that the ledger knows is of step "
+                f"{state.step if state is not None else 0}, but batch {entry.batch.number} after it needs rollout "
+                f"{lowest}, and history was trimmed below {below}. Restore the store and the folder from a backup, or "
+                "start a new run, and set its `model` to a checkpoint of this one"
+            )
+
+
+async def _policy(bus: NatsBus) -> PolicyRecord | None:
+    try:
+        entry = await bus.value(keys.POLICY)
+        return decode(PolicyRecord, entry.value) if entry is not None else None
+    except (DamagedError, SchemaError):
+        return None  # the trainer writes it anew

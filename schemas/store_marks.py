@@ -1,0 +1,26 @@
+"""Marks of a run's store: how far each stream went at some time, kept where a loss of that stream does not reach them.
+
+They lie in the bucket, in LEDGER and in the run's folder, so of any two streams that do not fit each other, or of any
+stream and the bucket, one is named.
+"""
+
+from lachesis.schemas.annotations import StreamMark
+from lachesis.schemas.codec import Event
+from lachesis.schemas.values import Count
+
+__all__ = ["StoreMarks"]
+
+
+class StoreMarks(Event, frozen=True, kw_only=True):
+    """`ends`: the last message of each stream, and of the bucket, by stream; none where nothing was ever stored.
+
+    `count` rises with each of them. `rollout`: the newest rollout that the governor had read, whose loss is never
+    trimming. `trimmed`: as in the retention record at that time.
+    """
+
+    run: str
+    count: Count
+    written_ns: Count
+    ends: dict[str, StreamMark]
+    rollout: StreamMark | None = None
+    trimmed: dict[str, Count] = {}

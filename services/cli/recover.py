@@ -1,0 +1,92 @@
+"""`lachesis runs recover`: makes a run go on whose server lost history; shown, confirmed and done."""
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import anyio
+import typer
+
+from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.options import Json, Options, with_options
+from lachesis.services.output import print_json, printable
+from lachesis.services.run.recovery import recover_run
+
+__all__ = ["recover"]
+
+_MAX_NAMED = 12
+
+
+@with_options
+def recover(
+    options: Options,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run, same as --run.")] = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a run go on whose server lost history, or a part of whose store is older than the rest.
+
+    Lists what is lost first, and asks. What is left is kept; what is replaced is written into a file. Safe to repeat: a
+    recovery that was cut off is completed. Afterwards `lachesis up` goes on.
+    """
+    if as_json and not yes:
+        raise ConfigError("--json asks nothing: give --yes with it")
+    options = options if run is None else replace(options, run=run)
+    config = options.config()
+    if not options.names_run:
+        raise ConfigError("say which run: lachesis runs recover NAME")
+
+    def confirm(plan: RecoveryPlan, begun: bool) -> bool:
+        if not as_json:
+            for line in describe_plan(plan, begun=begun):
+                print(printable(line))
+        return yes or typer.confirm(f"recover run {config.run}?", err=True)
+
+    plan, done = anyio.run(recover_run, config, confirm)
+    if as_json:
+        print_json(plan)
+    elif plan is None:
+        print(f"run {config.run} needs no recovery: its streams and checkpoints fit each other")
+    elif done is not None:
+        print(printable(f"run {config.run} was recovered; {done} keeps what was replaced. Go on: lachesis up"))
+    if plan is not None and done is None:
+        print("nothing was changed", file=sys.stderr)
+        raise typer.Abort
+
+
+def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
+    """Return in lines what is wrong, and what the recovery costs."""
+    lines = ["this recovery was begun before, and is completed"] if begun else []
+    lines += ["what is wrong:", *(f"  {problem}" for problem in plan.problems), "what that costs:"]
+    costs = [_loss(one.stream, one.first, one.last) for one in plan.losses]
+    if plan.groups:
+        named = [f"{group} at {seq}" for seq, group in plan.groups.items()]
+        more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+        costs.append(f"lost rollouts that are known by name: {', '.join(named[:_MAX_NAMED])}{more}")
+    if plan.copies:
+        costs.append(f"{len(plan.copies)} rollouts that took lost sequences are stored once more, none is lost")
+    if plan.rescore_from is not None:
+        costs.append(f"rollouts from sequence {plan.rescore_from} on are scored again where no score is left")
+    change = plan.checkpoint
+    if change is not None:
+        where = f"checkpoint {change.name}" if change.name is not None else "the model that the run began with"
+        costs.append(f"training goes back from step {change.from_step} to step {change.step}, {where}; steps after it "
+                     "are taken again, and untrained rollouts by their policies count as dead")  # fmt: skip
+    if plan.bucket_went_back:
+        costs.append("the bucket's keys are older: tasks of an epoch may be drawn again, alerts be sent again, groups "
+                     "that waited in the gateway be published again, which count once")  # fmt: skip
+    return [*lines, *(f"  {cost}" for cost in costs or ["nothing"])]
+
+
+def _loss(stream: str, first: int, last: int) -> str:
+    what = {
+        "ROLLOUTS": "rollouts, which can never be trained on; batches go on without them",
+        "EVENTS": "scores, rewards, evaluations and alerts",
+        "TEACHER": "a teacher's logprobs; their groups are trained without them, or not at all where they are required",
+        "LEDGER": "entries of the ledger or states; batches are formed again",
+        "REPLAY": "scores of re-scored history",
+        "WEIGHTS": "published weights; the trainer publishes again",
+    }[stream]
+    return f"{stream}, sequences {first} to {last}: {what}"

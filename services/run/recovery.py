@@ -1,0 +1,58 @@
+"""Makes a run whose store lost history go on: shown, confirmed and done under the run's locks, by one command."""
+
+import time
+from collections.abc import Callable
+
+import anyio
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
+from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, make_plan
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.services.run.connect import SILENCE_S, open_run
+from lachesis.services.run.lease import RunLease, lock_folder
+
+__all__ = ["recover_run"]
+
+_RECONNECT_S = 2.0
+"""Seconds in which services that outlived their supervisor connect to a server that is started in its place."""
+
+
+async def recover_run(
+    config: RunConfig, confirm: Callable[[RecoveryPlan, bool], bool]
+) -> tuple[RecoveryPlan | None, str | None]:
+    """Recover a run if `confirm` says so, which is shown the plan and whether it was begun before.
+
+    Return the plan, None where all fits, and the file that keeps what was replaced, None where nothing was done.
+
+    Raises `ConfigError` where the run goes on, `NotFoundError` where there is none, `StartupError` where it cannot be
+    recovered.
+    """
+    if not config.path.is_dir():
+        raise NotFoundError(f"there is no run {config.run}: no folder {config.path}")
+    plan: RecoveryPlan | None = None
+    done: str | None = None
+    with lock_folder(config.path):
+        async with open_run(config, f"{config.run}.recover", OPERATOR) as history, background() as tasks:
+            await _check_over(history.bus, config)
+            lease = RunLease(history.bus, config.run, config.path, tasks.cancel_scope.cancel)
+            await lease.acquire()
+            async with lease.held():
+                unfinished = read_unfinished(config.path)
+                name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+                plan = unfinished or await make_plan(history.bus, config, name)
+                if plan is not None and confirm(plan, unfinished is not None):
+                    done = str(await apply_plan(history.bus, config, plan))
+    return plan, done
+
+
+async def _check_over(bus: NatsBus, config: RunConfig) -> None:
+    """Raise `ConfigError` where a service of the run is there, which a killed supervisor may have left."""
+    with anyio.move_on_after(SILENCE_S + (_RECONNECT_S if config.nats is None else 0.0)):
+        async with bus.listen(subjects.heartbeat(config.run)) as beats:
+            beat = await anext(aiter(beats))
+            raise ConfigError(f"run {config.run} goes on: its {beat.subject.split('.')[3]} is there. Stop it first")
