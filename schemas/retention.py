@@ -39,6 +39,7 @@ class Retention(Event, frozen=True, kw_only=True):
     """`trimmed`: by stream, the sequence below which messages of the run may be gone. It never falls.
 
     `term` names the governor that trims; `holds` are by the name of who holds. `lost`: what the server lost, by stream.
+    `swept`: streams of which messages may have been deleted anywhere, since they were chunks that nobody listed.
     """
 
     run: str
@@ -46,10 +47,18 @@ class Retention(Event, frozen=True, kw_only=True):
     trimmed: dict[str, int] = {}
     holds: dict[str, Hold] = {}
     lost: dict[str, list[LostRange]] = {}
+    swept: list[str] = []
 
     def is_lost(self, stream: str, seq: int) -> bool:
         """Whether what was stored at `seq` of a stream is known to be lost."""
         return any(one.first <= seq <= one.last for one in self.lost.get(stream, ()))
+
+    def next_known(self, stream: str, seq: int) -> int:
+        """Return the first sequence of a stream from `seq` on that is not known to be lost."""
+        for one in sorted(self.lost.get(stream, ()), key=lambda one: one.first):
+            if one.first <= seq <= one.last:
+                seq = one.last + 1
+        return seq
 
     def standing(self, now_ns: int) -> dict[str, Hold]:
         """Return the holds that have not lapsed at `now_ns`, the server's time."""

@@ -1,4 +1,4 @@
-"""Marks of a run's store: how far each stream went at some time, kept where a loss of that stream does not reach them.
+"""Marks of a run's store: how far each stream went, kept where its loss does not reach them.
 
 They lie in the bucket, in LEDGER and in the run's folder, so of any two streams that do not fit each other, or of any
 stream and the bucket, one is named.

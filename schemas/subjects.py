@@ -251,7 +251,7 @@ def marks(run: str) -> str:
 
 
 def fillers(run: str) -> dict[str, str]:
-    """Return by stream the subject of what `lachesis runs recover` stores in place of messages that were lost.
+    """Return by stream the subject of what a recovery stores in place of lost messages.
 
     WEIGHTS needs none: whoever reads weights compares their digest.
     """

@@ -152,6 +152,13 @@ class NatsBus:
         """
         return await streams.stored_subjects(self._link, self._name(stream), filters)
 
+    async def missing(self, stream: str) -> list[tuple[int, int]] | None:
+        """Return the sequences below the stream's last without a message: ranges (first, last), in order.
+
+        None: there are too many to be listed.
+        """
+        return await streams.missing(self._link, self._name(stream))
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def publish(
@@ -199,7 +206,7 @@ class NatsBus:
     async def rewind(self, stream: str, durable: str, seq: int) -> None:
         """Deliver again to the replicas of a stage what is stored from sequence `seq` on.
 
-        Raises `NotFoundError` where there is no such consumer.
+        The consumer has to be there: see `consumer_names`.
         """
         await consumers.rewind(self._link, self._name(stream), durable, seq)
 

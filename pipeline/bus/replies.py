@@ -152,6 +152,8 @@ class StreamState(msgspec.Struct, frozen=True):
     subjects: dict[str, int] | None = None
     lost: _LostRange | None = None
     last_ts: str = ""
+    num_deleted: int = 0
+    deleted: list[int] | None = None
 
 
 class StreamInfo(ApiAnswer, frozen=True):

@@ -41,6 +41,7 @@ __all__ = [
     "describe",
     "differences",
     "ensure",
+    "missing",
     "reserved_bytes",
     "runs",
     "stored_subjects",
@@ -56,6 +57,8 @@ _JOIN_S = 10.0
 _JOIN_POLL_S = 0.25
 _FIXED = ("storage", "retention")
 _MAX_OWNERS_SHOWN = 6
+_MAX_LISTED = 200_000
+"""Sequences that the server is asked to list: they come in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,23 @@ async def stream_info(link: ServerLink, name: str, request: dict[str, Any] | Non
     """Return what the server says of a stream. Raises `NotFoundError`."""
     body = msgspec.json.encode(request) if request else b""
     return await link.call_api(StreamInfo, f"$JS.API.STREAM.INFO.{name}", body, what=f"stream {name}")
+
+
+async def missing(link: ServerLink, stream: str) -> list[tuple[int, int]] | None:
+    """See `NatsBus.missing`."""
+    state = (await stream_info(link, stream)).state
+    if state.num_deleted > _MAX_LISTED:
+        return None
+    if state.num_deleted:
+        state = (await stream_info(link, stream, {"deleted_details": True})).state
+    gone = [*([(1, state.first_seq - 1)] if state.first_seq > 1 else []), *((seq, seq) for seq in state.deleted or [])]
+    ranges: list[tuple[int, int]] = []
+    for first, last in sorted(gone):
+        if ranges and ranges[-1][1] + 1 >= first:
+            ranges[-1] = ranges[-1][0], max(last, ranges[-1][1])
+        else:
+            ranges.append((first, last))
+    return ranges
 
 
 async def stored_subjects(link: ServerLink, stream: str, filters: Sequence[str]) -> list[str]:

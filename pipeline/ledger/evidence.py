@@ -19,6 +19,7 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     state_of,
 )
 from lachesis.pipeline.ledger.reader import find_position
+from lachesis.pipeline.runtime.stream_marks import recovery_hint
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
@@ -48,8 +49,8 @@ async def check_evidence(bus: Bus, config: RunConfig, *, is_empty: bool) -> None
             await find_position(bus, run, trainer, position)
         except LedgerError as error:
             raise HistoryLostError(
-                f"{source} is of a ledger that is not there: {error}. Nothing was written. Restore the server's store "
-                f"from a backup; or {await describe_known_checkpoint(bus, run, trainer, folder, report)}; or {_NEW_RUN}"
+                f"{source} is of a ledger that is not there: {error}. {recovery_hint(run)}: "
+                f"{await describe_known_checkpoint(bus, run, trainer, folder, report)}; or {_NEW_RUN}"
             ) from error
     if is_empty:
         await _check_policy(bus, run)
@@ -106,5 +107,5 @@ async def _check_policy(bus: Bus, run: str) -> None:
     if step:
         raise HistoryLostError(
             f"run {run} has published weights of step {step}, but stream {subjects.LEDGER} holds no ledger of it: its "
-            f"history was lost. Nothing was written. Restore the server's store from a backup, or {_NEW_RUN}"
+            f"history was lost. {recovery_hint(run)}; or {_NEW_RUN}"
         )

@@ -1,4 +1,4 @@
-"""Finds out whether the streams of a run still fit each other, by all that names messages of another stream.
+"""Finds out whether the streams of a run still fit each other, by all that names their messages.
 
 Those are the marks of the store (`runtime.store_marks`), the marks in the commits and snapshots of the stateful stages
 and in the ledger's newest entry, what snapshots cover, what the newest entry tells of rollouts, and the checkpoints. A
@@ -15,6 +15,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.reader import newest_entry
+from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import Contradiction, describe_contradictions, find_rollbacks, read_marks
 from lachesis.pipeline.runtime.stream_marks import (
     ASK_AGAIN_S,
@@ -40,7 +41,7 @@ from lachesis.schemas.errors import (
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
-from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS
+from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
 __all__ = ["RECOVERY_FILE", "find_contradictions", "refuse_rolled_back"]
 
@@ -78,7 +79,10 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
 
 
 async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:
-    """Return what a stream lacks of what is named elsewhere. `folder` is the run's, if it is on this machine."""
+    """Return what a stream lacks of what is named elsewhere.
+
+    `folder` is the run's, if it is on this machine.
+    """
     run = config.run
     try:
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
@@ -91,6 +95,27 @@ async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path |
                 found.append(Contradiction(stream, mark.seq, mark.stored_ns, source, problem))
     async for one in _lost_commits(bus, run):
         found.append(one)
+    return found + await _holes(bus, run)
+
+
+async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
+    """Return what is gone from within the streams of which only the oldest is ever deleted.
+
+    A server that lost a block of its store goes on without a word.
+    """
+    missing = {stream: await bus.missing(stream) for stream in (ROLLOUTS, EVENTS, TEACHER)}
+    try:
+        record = await read_record(bus, run)  # after the question: history is trimmed meanwhile
+    except SchemaError:
+        return []  # what was trimmed is not known, which is said elsewhere
+    found = []
+    for stream, ranges in missing.items():
+        below = record.trimmed.get(stream, 1)
+        for lowest, last in ranges or [] if stream not in record.swept else []:
+            first = record.next_known(stream, max(lowest, below))
+            if first <= last and not record.is_lost(stream, last):
+                problem = f"and history was trimmed below sequence {below} alone"
+                found.append(Contradiction(stream, last, 0, f"stream {stream}", problem, first))
     return found
 
 

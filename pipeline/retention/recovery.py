@@ -6,7 +6,6 @@ away. Nothing stored is deleted but the trainer's report and the policy record w
 file keeps those.
 """
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, StreamLoss
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.retention import LostRange, Retention
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.schemas.values import from_json
@@ -56,9 +55,9 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
         await _copy(bus, plan, seq)
     await update_record(bus, plan.run, lambda old: _with_losses(old, plan))
     if plan.rescore_from is not None:
-        for stage in _RESCORED:
-            with suppress(NotFoundError):
-                durable = subjects.durable(stage, plan.run, config.revision)
+        there = await bus.consumer_names(ROLLOUTS)  # the server leaves it unanswered where there is none
+        for durable in (subjects.durable(stage, plan.run, config.revision) for stage in _RESCORED):
+            if durable in there:
                 await bus.rewind(ROLLOUTS, durable, plan.rescore_from)
     await _set_training_back(bus, config, plan)
     marks = await MarkWriter.open(bus, plan.run, folder)

@@ -100,17 +100,16 @@ async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan 
         problems.append(f"weights of step {policy.policy_version.step} are published, but the ledger holds no batch")
     if not problems:
         return None
-    lost = {loss.stream: loss for loss in losses}
-    rollouts = lost.get(ROLLOUTS)
+    rollouts = [loss for loss in losses if loss.stream == ROLLOUTS]
     return RecoveryPlan(
         run=config.run,
         id=name,
         problems=problems,
         losses=losses,
         bucket_went_back=any(one.stream == BUCKET for one in found),
-        groups={} if rollouts is None else await _names(bus, config, rollouts),
-        copies=[] if rollouts is None else [one.seq async for one in _rollouts(bus, config.run, rollouts)],
-        rescore_from=await _unscored_from(bus, config, entry) if EVENTS in lost else None,
+        groups=await _names(bus, config, rollouts) if rollouts else {},
+        copies=[one.seq for loss in rollouts async for one in _rollouts(bus, config.run, loss)],
+        rescore_from=await _unscored_from(bus, config, entry) if any(one.stream == EVENTS for one in losses) else None,
         checkpoint=change,
         report=report,
         policy=policy,
@@ -126,10 +125,15 @@ async def _record(bus: NatsBus, run: str) -> Retention:
 
 
 async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
-    losses = []
-    for stream in sorted({one.stream for one in found} - {BUCKET}):
-        last = max(one.seq for one in found if one.stream == stream)
-        before_ns = max(one.before_ns for one in found if one.stream == stream)
+    losses = [
+        StreamLoss(stream=one.stream, first=one.first, last=one.seq, end=(await bus.usage(one.stream)).last)
+        for one in found
+        if one.first
+    ]
+    ends = [one for one in found if not one.first]
+    for stream in sorted({one.stream for one in ends} - {BUCKET}):
+        last = max(one.seq for one in ends if one.stream == stream)
+        before_ns = max(one.before_ns for one in ends if one.stream == stream)
         end = (await bus.usage(stream)).last
         losses.append(
             StreamLoss(stream=stream, first=await _first_lost(bus, stream, last, before_ns), last=last, end=end)
@@ -172,7 +176,7 @@ async def _rollouts(bus: NatsBus, run: str, loss: StreamLoss) -> AsyncIterator[S
             yield message
 
 
-async def _names(bus: NatsBus, config: RunConfig, loss: StreamLoss) -> dict[int, str]:
+async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> dict[int, str]:
     """Return the lost rollouts that scores and rewards name, by sequence."""
     found: dict[int, str] = {}
     start = max(1, (await bus.usage(EVENTS)).last - _MAX_EVENTS_READ)
@@ -186,8 +190,12 @@ async def _names(bus: NatsBus, config: RunConfig, loss: StreamLoss) -> dict[int,
             async for message in messages:
                 with suppress(SchemaError):
                     event = decode(model, message.data)
-                    found |= {one.seq: one.group for one in event.groups if loss.first <= one.seq <= loss.last}
+                    found |= {one.seq: one.group for one in event.groups if _is_in(losses, one.seq)}
     return dict(sorted(found.items()))
+
+
+def _is_in(losses: list[StreamLoss], seq: int) -> bool:
+    return any(loss.first <= seq <= loss.last for loss in losses)
 
 
 async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | None) -> int:

@@ -9,6 +9,7 @@ needs, and that only the governor holding the term trims. Dying half-way only le
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 
@@ -83,7 +84,10 @@ class HistoryTrimmer:
             self._states_s = now
         if now - self._sweep_s >= orphans_s:
             before_ns = await self._bus.server_time_ns() - int(orphans_s * 1e9)
-            for stream in subjects.BLOB_KINDS.values():
+            for kind, stream in subjects.BLOB_KINDS.items():
+                if not (await self._bus.extent(stream, subjects.all_blobs(kind, run))).messages:
+                    continue
+                await update_record(self._bus, run, partial(_with_swept, stream))
                 await self._bus.delete_orphan_chunks(stream, before_ns=before_ns)
             self._sweep_s = now
 
@@ -253,3 +257,7 @@ class HistoryTrimmer:
     def _count(self, stream: str, what: str, amount: int) -> None:
         name = f"flow/trimmed_{what}/{stream}"
         self.metrics[name] = self.metrics.get(name, 0) + amount
+
+
+def _with_swept(stream: str, old: Retention) -> Retention:
+    return old if stream in old.swept else old.replace(swept=[*old.swept, stream])

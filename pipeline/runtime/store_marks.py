@@ -49,15 +49,21 @@ _LEDGER_EVERY_S = 5.0
 
 
 class Contradiction(NamedTuple):
-    """`source` names the message at `seq` of a stream, stored before Unix time `before_ns`, and `problem` is so."""
+    """`source` names the message at `seq` of a stream, stored before Unix time `before_ns`, and `problem` is so.
+
+    `first`: all from there to `seq` are gone, while what was stored after them is there; 0: it is no such hole.
+    """
 
     stream: str
     seq: int
     before_ns: int
     source: str
     problem: str
+    first: int = 0
 
     def __str__(self) -> str:
+        if self.first:
+            return f"{self.source} lacks sequences {self.first} to {self.seq}, {self.problem}"
         return f"{self.source} names sequence {self.seq} of {self.stream}, but {self.problem}"
 
 
@@ -69,7 +75,10 @@ class NamedMarks(NamedTuple):
 
 
 async def read_marks(bus: Bus, run: str, folder: Path | None) -> list[NamedMarks]:
-    """Return the marks in the bucket, in LEDGER and in the run's folder, those that are there and can be read."""
+    """Return the marks in the bucket, in LEDGER and in the run's folder.
+
+    Those that are not there or cannot be read are left out.
+    """
     found: list[NamedMarks] = []
     in_bucket = await _in_bucket(bus)
     if in_bucket is not None:
@@ -86,7 +95,7 @@ async def read_marks(bus: Bus, run: str, folder: Path | None) -> list[NamedMarks
 
 
 async def refuse_lost_ends(bus: Bus, run: str, *, folder: Path, known: StoreMarks | None = None) -> None:
-    """Raise `HistoryLostError` if a stream or the bucket went back behind marks, those that are `known` among them.
+    """Raise `HistoryLostError` if a stream or the bucket went back behind marks or what is `known`.
 
     A leader that was cut off may speak of the past for some seconds, so the question is repeated for as long.
     """

@@ -13,10 +13,12 @@ __all__ = ["check_resumable", "refuse_lost"]
 
 def refuse_lost(feed: BatchFeed, folder: Path) -> None:
     """Raise `CheckpointError` where steps were reported as trained but `folder` holds no checkpoint."""
-    if feed.report is not None:
+    report = feed.report
+    if report is not None:
         raise CheckpointError(
-            f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but there "
-            f"is no checkpoint in {folder}; restore the folder, or start a new run"
+            f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but there "
+            f"is no checkpoint in {folder}; restore the folder, or "
+            f"`lachesis runs recover {report.run}` makes the run go on with what is left"
         )
 
 
@@ -30,12 +32,14 @@ async def check_resumable(state: TrainerState, path: Path, feed: BatchFeed) -> N
     if report is not None and report.step > state.step:
         raise CheckpointError(
             f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but the newest "
-            f"checkpoint in {folder} is of step {state.step}; restore the folder, or start a new run"
+            f"checkpoint in {folder} is of step {state.step}; restore the folder, or "
+            f"`lachesis runs recover {report.run}` makes the run go on with what is left"
         )
     if report is not None and report.step == state.step and report.policy_version != state.policy_version:
         raise CheckpointError(
             f"{path} holds policy {state.policy_version}, but step {report.step} was reported as "
-            f"{report.policy_version}; restore the folder, or start a new run"
+            f"{report.policy_version}; restore the folder, or "
+            f"`lachesis runs recover {report.run}` makes the run go on with what is left"
         )
     try:
         await feed.verify_position(state.position)

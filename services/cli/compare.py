@@ -21,6 +21,7 @@ from lachesis.services.report.render import markdown as as_markdown
 from lachesis.services.report.render import page as as_page
 from lachesis.services.report.tables import Report, report
 from lachesis.services.run.connect import open_history
+from lachesis.services.run.losses import warn_of_losses
 
 __all__ = ["compare"]
 
@@ -63,6 +64,7 @@ async def _read(
     config: RunConfig, names: tuple[str, str], disputed: int
 ) -> tuple[Comparison, list[list[Message] | None]]:
     async with open_history(config, f"{config.run}.compare") as bus:
+        await warn_of_losses(bus, config)
         a, b = [await read_revision(bus, config, name) for name in names]
         found = compare_scores(config.run, a, b, disputed=disputed)
         return found, [await conversation(bus, one.seq, one.sample) for one in found.disputed]

@@ -18,6 +18,7 @@ from lachesis.services.cli.progress import bar
 from lachesis.services.cli.selection import SelectionOptions, with_selection
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_history
+from lachesis.services.run.losses import warn_of_losses
 
 __all__ = ["Format", "export"]
 
@@ -68,6 +69,7 @@ def export(
 
 async def _run(config: RunConfig, request: ExportRequest) -> ExportSummary:
     async with open_history(config, f"{config.run}.export", OPERATOR) as bus:
+        await warn_of_losses(bus, config)
         with bar(f"export {request.revision}") as tell:
             return await Exporter(bus, config, request, tell).run()
 

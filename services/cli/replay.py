@@ -19,6 +19,7 @@ from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.cli.selection import SelectionOptions, with_selection
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.connect import open_history
+from lachesis.services.run.losses import warn_of_losses
 
 __all__ = ["replay"]
 
@@ -75,6 +76,7 @@ async def _run(config: RunConfig, request: ReplayRequest, reasons: list[Unscored
         open_history(config, f"{config.run}.replay", OPERATOR) as bus,
         anyio.create_task_group() as tasks,
     ):
+        await warn_of_losses(bus, config)
         tasks.start_soon(drain_on_signal, draining, draining.set)
         with bar(f"replay {request.revision}") as tell:
             result = await run_replay(

@@ -26,6 +26,7 @@ from lachesis.services.cli.progress import bar
 from lachesis.services.cli.train import past_config
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
+from lachesis.services.run.losses import warn_of_losses
 
 __all__ = ["ReproduceOptions", "Reproduction", "reproduce"]
 
@@ -97,6 +98,7 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
 async def _run(config: RunConfig, wish: ReproduceOptions) -> Reproduction:
     trainer = check_name("trainer", wish.trainer or config.training.name)
     async with open_history(config, f"{config.run}.reproduce") as bus:
+        await warn_of_losses(bus, config)
         past = None if trainer == config.training.name else await past_record(bus, config.run, trainer)
         if past is not None:
             config = past_config(config, past, None)

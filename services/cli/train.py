@@ -34,6 +34,7 @@ from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.output import print_json
 from lachesis.services.run.checkpoints import find_checkpoint
 from lachesis.services.run.connect import open_history
+from lachesis.services.run.losses import warn_of_losses
 
 __all__ = ["OFFLINE_FOLDER", "TrainingProgress", "past_config", "start_model", "train"]
 
@@ -158,6 +159,7 @@ def _tokenizer_hash(model: str, chat_template: str | None) -> str:
 async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) -> TrainingProgress:
     started = time.monotonic()
     async with open_history(config, f"{config.run}.train", OPERATOR) as bus, AsyncExitStack() as stack:
+        await warn_of_losses(bus, config)
         with bar(f"read {request.revision}") as tell:
             opened = past_trainer(bus, config, request, progress=tell)
             record, trained = await stack.enter_async_context(opened)

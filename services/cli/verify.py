@@ -32,6 +32,7 @@ from lachesis.services.cli.findings import exit_with, print_findings
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
+from lachesis.services.run.losses import warn_of_losses
 
 __all__ = ["verify"]
 
@@ -72,6 +73,7 @@ def verify(
 
 async def _recorded(config: RunConfig, count: int) -> list[RolloutGroup]:
     async with open_history(config, f"{config.run}.verify") as bus:
+        await warn_of_losses(bus, config)
         return await _newest(bus, config.run, count)
 
 

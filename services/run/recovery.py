@@ -1,4 +1,4 @@
-"""Makes a run whose store lost history go on: shown, confirmed and done under the run's locks, by one command."""
+"""Makes a run go on whose store lost history, by one command: shown, confirmed, done under its locks."""
 
 import time
 from collections.abc import Callable

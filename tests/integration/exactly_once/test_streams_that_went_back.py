@@ -1,0 +1,242 @@
+"""One stream's part of the store is older than the rest, or damaged: it is named, and one command leads back."""
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from integration.servers import RUN
+
+from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
+from lachesis.pipeline.retention import recovery
+from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
+from lachesis.pipeline.retention.recovery_plan import make_plan
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.annotations import StreamMark
+from lachesis.schemas.errors import HistoryLostError, StartupError
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
+
+from .conftest import SUMS
+
+EVERY_STORE = (*STREAMS, BUCKET)
+PAIRS = list(combinations(EVERY_STORE, 2))
+
+
+class Copies(NamedTuple):
+    """A store at two times, and the folder of its run at the second."""
+
+    older: Path
+    newer: Path
+    folder: Path
+    groups: list[str]
+
+
+@asynccontextmanager
+async def serving(store: Path) -> AsyncIterator[NatsBus]:
+    async with (
+        EmbeddedServer(store, ServerConfig(max_file_bytes=4 << 30)) as server,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
+    ):
+        yield bus
+
+
+async def grow(bus: NatsBus, make_lab, folder: Path, numbers: range) -> list[str]:
+    """Store something in every stream and in the bucket, and the marks of all of it."""
+    lab = make_lab(bus)
+    lab.run = RUN
+    groups = [lab.group(number) for number in numbers]
+    for number, group in zip(numbers, groups, strict=True):
+        seq = await lab.store(group)
+        for subject in (
+            subjects.event("eval", RUN, "live", "sums"),
+            subjects.logprobs(RUN, "live", "sums"),
+            subjects.replay("rescore", RUN, "again", "sums"),
+            subjects.weights_heads(RUN),
+            subjects.state(RUN, "governor", "live", "0"),
+        ):
+            await bus.publish(subject, b"%d" % number, msg_id=f"{subject}.{number}")
+        await bus.put(keys.resume("sums"), b"%d" % number)
+    marks = await MarkWriter.open(bus, RUN, folder)
+    stored = await bus.get_head(ROLLOUTS, seq)
+    await marks.write(StreamMark(seq, stored.time_ns), now=True)
+    (folder / MARKS_FILE).write_bytes(msgspec.json.encode(marks.newest))
+    return [group.id for group in groups]
+
+
+@pytest.fixture
+async def copies(tmp_path, streams_config, make_lab, anyio_backend) -> Copies:
+    found = Copies(tmp_path / "older", tmp_path / "newer", tmp_path / "run", [])
+    found.folder.mkdir()
+    async with serving(found.newer) as bus:
+        await bus.ensure_streams(streams_config)
+        await grow(bus, make_lab, found.folder, range(6))
+    shutil.copytree(found.newer, found.older)
+    async with serving(found.newer) as bus:
+        found.groups.extend(await grow(bus, make_lab, found.folder, range(6, 12)))
+    return found
+
+
+def config_of(copies: Copies) -> RunConfig:
+    environments = {"sums": EnvironmentConfig(kind=f"{SUMS}:Sums", samples=2)}
+    return RunConfig(run=RUN, folder=str(copies.folder), environments=environments)
+
+
+def replaced(copies: Copies, to: Path, *streams: str) -> Path:
+    """Return the newer store with these streams as they were in the older."""
+    shutil.copytree(copies.newer, to)
+    for stream in streams:
+        part = next(copies.older.rglob(f"streams/{subjects.stream_name(RUN, stream)}")).relative_to(copies.older)
+        shutil.rmtree(to / part)
+        shutil.copytree(copies.older / part, to / part)
+    return to
+
+
+async def test_any_stream_that_went_back_alone_is_named_and_recovered_from(copies, tmp_path, make_lab):
+    config = config_of(copies)
+    async with serving(replaced(copies, tmp_path / "whole")) as bus:
+        await refuse_rolled_back(bus, config)
+        ends = {stream: (await bus.usage(stream)).last for stream in EVERY_STORE}
+    newest = (copies.folder / MARKS_FILE).read_bytes()
+    for stream in EVERY_STORE:
+        (copies.folder / MARKS_FILE).write_bytes(newest)
+        async with serving(replaced(copies, tmp_path / stream, stream)) as bus:
+            with pytest.raises(HistoryLostError, match=rf"of {stream}, but .*`lachesis runs recover {RUN}`"):
+                await refuse_rolled_back(bus, config)
+            assert {one.stream for one in await find_contradictions(bus, config, folder=None)} == {stream}
+            plan = await make_plan(bus, config, stream)
+            assert plan is not None
+            await apply_plan(bus, config, plan)
+            await refuse_rolled_back(bus, config)
+            assert await make_plan(bus, config, "again") is None
+            if stream in subjects.fillers(RUN):
+                assert (await bus.usage(stream)).last >= ends[stream], "a sequence that is named would be used again"
+            kept = [bus.read(ROLLOUTS, [subjects.rollout(RUN)], headers_only=True, follow=False)]
+            async with kept[0] as rollouts:
+                assert len([message async for message in rollouts]) == (6 if stream == ROLLOUTS else 12)
+            await grow(bus, make_lab, copies.folder, range(20, 23))
+            await refuse_rolled_back(bus, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=map("-".join, PAIRS))
+async def test_two_streams_that_went_back_are_both_named(copies, tmp_path, pair):
+    """Also where neither can tell of the other: the marks in the run's folder know both."""
+    async with serving(replaced(copies, tmp_path / "pair", *pair)) as bus:
+        found = await find_contradictions(bus, config_of(copies), folder=copies.folder)
+        assert {one.stream for one in found} == set(pair)
+
+
+async def test_all_but_one_stream_that_went_back_are_named(copies, tmp_path):
+    """An older backup of the store, with newer rollouts in it."""
+    rest = [stream for stream in EVERY_STORE if stream != ROLLOUTS]
+    async with serving(replaced(copies, tmp_path / "rest", *rest)) as bus:
+        found = await find_contradictions(bus, config_of(copies), folder=copies.folder)
+        assert {one.stream for one in found} == set(rest)
+
+
+async def test_rollouts_that_took_lost_sequences_are_stored_once_more(copies, tmp_path, make_lab):
+    config = config_of(copies)
+    async with serving(replaced(copies, tmp_path / "regrown", ROLLOUTS)) as bus:
+        lab = make_lab(bus)
+        lab.run = RUN
+        new = [lab.group(number) for number in range(30, 34)]
+        for group in new:
+            await lab.store(group)
+        with pytest.raises(HistoryLostError, match="of ROLLOUTS, but"):
+            await refuse_rolled_back(bus, config)
+        plan = await make_plan(bus, config, "regrown")
+        assert plan is not None
+        assert plan.copies == [7, 8, 9, 10]
+        assert [(loss.stream, loss.first, loss.last) for loss in plan.losses] == [(ROLLOUTS, 7, 12)]
+        await apply_plan(bus, config, plan)
+        async with bus.read(ROLLOUTS, [subjects.rollout(RUN)], start=13, headers_only=True, follow=False) as copied:
+            groups = [Plan.unpack(message.headers.get(PLAN_HEADER)).group async for message in copied]
+        assert groups == [group.id for group in new]
+
+
+async def test_a_recovery_that_is_cut_off_anywhere_is_completed_by_the_next(copies, tmp_path, monkeypatch):
+    config = config_of(copies)
+    cuts = ["_fill", "_copy", "update_record", "_set_training_back", "open", "make_folder"]
+    async with serving(replaced(copies, tmp_path / "cut", ROLLOUTS, EVENTS, LEDGER)) as bus:
+        plan = await make_plan(bus, config, "cut")
+        assert plan is not None
+        plan = msgspec.structs.replace(plan, copies=[3])
+        for name in cuts:
+            with monkeypatch.context() as patch:
+                patch.setattr(*((MarkWriter, "open") if name == "open" else (recovery, name)), _killed)
+                with pytest.raises(KeyboardInterrupt):
+                    await apply_plan(bus, config, plan)
+            with pytest.raises(StartupError, match=f"complete it with `lachesis runs recover {RUN}`"):
+                await refuse_rolled_back(bus, config)
+            plan = read_unfinished(copies.folder)
+            assert plan is not None
+        done = await apply_plan(bus, config, plan)
+        assert not (copies.folder / RECOVERY_FILE).exists()
+        assert msgspec.json.decode(done.read_bytes())["id"] == "cut"
+        await refuse_rolled_back(bus, config)
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def cut_end(blocks: list[Path]) -> None:
+    """The last block loses its end; the index is whole."""
+    data = blocks[-1].read_bytes()
+    blocks[-1].write_bytes(data[: len(data) // 2])
+
+
+def cut_middle(blocks: list[Path]) -> None:
+    """A block before the last loses its end."""
+    data = blocks[1].read_bytes()
+    blocks[1].write_bytes(data[: len(data) // 2])
+
+
+def drop_first(blocks: list[Path]) -> None:
+    blocks[0].unlink()
+
+
+def drop_middle(blocks: list[Path]) -> None:
+    blocks[1].unlink()
+
+
+@pytest.mark.usefixtures("anyio_backend")
+@pytest.mark.parametrize("stream", [ROLLOUTS, EVENTS])
+@pytest.mark.parametrize("damage", [cut_end, cut_middle, drop_first, drop_middle])
+async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_from(
+    tmp_path, streams_config, make_lab, stream: str, damage: Callable[[list[Path]], None]
+):
+    copies = Copies(tmp_path / "older", tmp_path / "newer", tmp_path / "run", [])
+    copies.folder.mkdir()
+    subject = {ROLLOUTS: subjects.rollout(RUN, "sums"), EVENTS: subjects.event("eval", RUN, "live", "sums")}[stream]
+    async with serving(copies.newer) as bus:
+        await bus.ensure_streams(streams_config)
+        for number in range(36):
+            await bus.publish(subject, bytes(1 << 19), msg_id=f"{number}")
+        await grow(bus, make_lab, copies.folder, range(2))
+    config = config_of(copies)
+    folder = next(copies.newer.rglob(f"streams/{subjects.stream_name(RUN, stream)}"))
+    blocks = sorted(folder.rglob("*.blk"), key=lambda path: int(path.stem))
+    assert len(blocks) > 2
+    damage(blocks)
+    async with serving(copies.newer) as bus:
+        usage = await bus.usage(stream)
+        assert usage.messages < 38
+        with pytest.raises(HistoryLostError, match=f"{stream}.*lachesis runs recover"):
+            await refuse_rolled_back(bus, config)
+        plan = await make_plan(bus, config, "damaged")
+        assert plan is not None
+        assert sum(loss.last + 1 - loss.first for loss in plan.losses) >= 38 - usage.messages
+        await apply_plan(bus, config, plan)
+        await refuse_rolled_back(bus, config)

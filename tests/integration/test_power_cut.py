@@ -1,0 +1,94 @@
+"""ROLLOUTS rolls back further than all else, as a power cut leaves it: named, recovered from, trained to the end."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos import refold
+from chaos.history import read_history
+from integration.audit import audit
+from integration.harness import CONFIG, RUN, SUMS, Run, alive, until
+from integration.servers import Supervised
+
+from lachesis.pipeline.retention.holds import read_record
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.ledger import TrainReport
+from lachesis.services.run.connect import NATS_FOLDER
+
+MANY = 1_000_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Run(folder, MANY, Supervised(folder)) as it:
+        yield it
+
+
+def called(run: Run, *command: str) -> tuple[int, str]:
+    """Return the exit code of a `lachesis` command, and all that it printed."""
+    file = run.folder / "called.log"
+    with file.open("wb") as log:
+        code = run.spawn(*command, log=log).wait(120)
+    return code, file.read_text(errors="replace")
+
+
+async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered_from(run: Run) -> None:
+    run.start()
+    await run.wait_for_step(3)
+    assert run.process is not None
+    run.process.terminate()
+    assert await run.wait(120) in (0, -signal.SIGTERM)
+    name = subjects.stream_name(RUN, subjects.ROLLOUTS)
+    part = next((run.folder / NATS_FOLDER).rglob(f"streams/{name}"))
+    shutil.copytree(part, run.folder / "older")
+
+    run.start()
+    await run.wait_for_step(run.step() + 4)
+    everyone = run.pids()
+    for pid in (run.process.pid, *everyone.values()):
+        os.kill(pid, signal.SIGKILL)
+    run.process.wait()
+    await until(lambda: not any(map(alive, everyone.values())), 90)
+    async with run.servers.afterwards("before") as bus:
+        before = await read_history(bus, RUN)
+    shutil.rmtree(part)
+    shutil.copytree(run.folder / "older", part)
+
+    steps = run.step() + 5
+    run.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
+    code, said = called(run, "up")
+    assert code != 0
+    assert "of ROLLOUTS, but it ends at sequence" in said
+    assert f"`lachesis runs recover {RUN}`" in said
+    code, said = called(run, "runs", "recover", "--yes")
+    assert code == 0, said
+    assert "lost rollouts that are known by name" in said
+    code, said = called(run, "runs", "recover", "--yes")
+    assert (code, "needs no recovery" in said) == (0, True)
+
+    run.start()
+    assert await run.wait(400) == 0, run.tail()
+    assert run.step() == steps
+    async with run.servers.afterwards("audit") as bus:
+        lost = (await read_record(bus, RUN)).lost[subjects.ROLLOUTS]
+        found = await audit(bus, RUN)
+        history = await read_history(bus, RUN)
+        stored = await bus.last(subjects.LEDGER, subjects.state(RUN, "trainer", "live", "main"))
+        kept = {one.seq for one in history.rollouts}
+        gone = [one for one in before.rollouts if one.seq not in kept]
+        assert gone
+        assert all(any(span.first <= one.seq <= span.last for span in lost) for one in gone)
+        history.rollouts = sorted([*history.rollouts, *gone], key=lambda one: one.seq)
+        assert await refold.normalizer(bus, history, run.load_config(), "sums") == []
+    explained = {f"outcome of {one.seq}, where no rollout is stored" for one in gone}
+    assert set(found.violations) <= explained
+    assert stored is not None
+    assert decode(TrainReport, stored.data).step == steps
