@@ -189,7 +189,8 @@ def write_when_room_sync(path: Path, write: Callable[[], T]) -> T:
 
 
 class DeferredFile:
-    """A small file whose newest content is written now, or when there is room: its writer never waits."""
+    """A small file whose newest content is written now, or when there is room, and a folder: its writer never waits,
+    and a folder that was deleted under it does not keep it from ending in order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,7 +204,7 @@ class DeferredFile:
     def retry(self) -> None:
         """Write what could not be written before, if there is anything."""
         content = self._content
-        if content is None:
+        if content is None or not self._path.parent.is_dir():
             return
         done = _attempt(self._path, lambda: self._replace(content), len(content))
         if isinstance(done, DiskShortage):

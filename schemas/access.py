@@ -366,7 +366,7 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
         gets=everything,
         rereads=((ROLLOUTS, subjects.blob("rollout", run)),),
         inspects=durables,
-        sets=(keys.resume(), keys.RETENTION, keys.SUPERVISOR, keys.MARKS),
+        sets=(keys.resume(), keys.RETENTION, keys.STORE, keys.SUPERVISOR, keys.MARKS),
         measures=everything,
         trims=everything,
         lists=everything,

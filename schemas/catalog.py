@@ -32,6 +32,7 @@ from lachesis.schemas.control import (
     StageIncident,
     StatePart,
     StateSnapshot,
+    StoreRecord,
     SupervisorLease,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
@@ -232,6 +233,7 @@ CHANNELS: tuple[Channel, ...] = (
 
 KEY_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
     {
+        keys.STORE: (StoreRecord,),
         keys.SUPERVISOR: (SupervisorLease,),
         keys.POLICY: (PolicyRecord,),
         keys.curriculum("{revision}", "{env}"): (CurriculumSnapshot,),

@@ -31,6 +31,7 @@ __all__ = [
     "StatePart",
     "StateSnapshot",
     "StopKind",
+    "StoreRecord",
     "SupervisorLease",
 ]
 
@@ -194,6 +195,17 @@ class SupervisorLease(Event, frozen=True, kw_only=True):
     ttl_s: Finite
     released: bool = False
     deleting: bool = False
+
+
+class StoreRecord(Event, frozen=True, kw_only=True):
+    """Which streams a run has had on its server, by the key `store`: by kind, the bucket among them, the server's time
+    at which each was made. What is missing there later, or was made at another time, is not what the run stored.
+    `filled`: those that have held messages.
+    """
+
+    run: str
+    streams: dict[str, str]
+    filled: list[str] = []
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ __all__ = [
     "SettingsChangedError",
     "StartupError",
     "StreamFullError",
+    "StreamMissingError",
     "ToolError",
     "UnservedError",
     "UnsupportedError",
@@ -85,6 +86,10 @@ class StreamFullError(InfrastructureError):
 
 class NotFoundError(LachesisError, LookupError):
     """Raised when a message, key, stream or consumer that was asked for does not exist."""
+
+
+class StreamMissingError(NotFoundError):
+    """Raised when a stream of the run that is read or written does not exist: never made, or deleted under the run."""
 
 
 class FencedError(LachesisError, RuntimeError):

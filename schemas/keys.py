@@ -10,6 +10,7 @@ __all__ = [
     "MARKS",
     "POLICY",
     "RETENTION",
+    "STORE",
     "SUPERVISOR",
     "attempts",
     "curriculum",
@@ -29,6 +30,8 @@ RETENTION: Final = "retention"
 """Which history is held back from trimming, and how far it may have been trimmed."""
 MARKS: Final = "marks"
 """How far each stream goes, so that one which lost its end is noticed."""
+STORE: Final = "store"
+"""Which streams the run has had on this server, so that one that is gone is missed."""
 SUPERVISOR: Final = "supervisor"
 """Who runs the run's services."""
 

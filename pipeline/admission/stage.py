@@ -29,12 +29,13 @@ from lachesis.pipeline.retention.budget import MEASURED_STREAMS
 from lachesis.pipeline.retention.trimming import HistoryTrimmer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.store_marks import MarkWriter, refuse_lost_ends
+from lachesis.pipeline.runtime.store_record import refuse_lost_streams, watch_streams
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
-from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -46,6 +47,7 @@ _USAGE_S = 1.0
 
 async def run_governor(service: Service, config: RunConfig) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
+    await refuse_lost_streams(service)
     await _check_store(service, config)
     term = await _Term.acquire(service)
     waits = math.inf if term.has_predecessor else -math.inf
@@ -71,6 +73,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
         for task in (*follow, follower.alerts, follower.history.run, term.watch):
             tasks.start_soon(task)
+        tasks.start_soon(watch_streams, service)
         async with AsyncExitStack() as served:
             for env in config.environments:
                 subject = subjects.lease(service.run, env)
@@ -261,7 +264,7 @@ class _Follower:
                 await self._measure()
                 await self._let_run_out()
                 self.service.set_note("sizes", None)
-            except InfrastructureError as error:
+            except (InfrastructureError, NotFoundError) as error:  # nothing is granted without them
                 self.service.set_note("sizes", f"stream sizes unknown: {error}")
             await self._mark_ends()
             self.show()

@@ -87,7 +87,8 @@ class StreamUsage:
     """`last` is 0 and `first` 1 in a stream that never held a message; `max_bytes` is its byte budget.
 
     `lost_bytes` of the store could not be read when the server started: what they held is gone. `last_ns` is when the
-    last message was stored (Unix time), 0 if there never was one.
+    last message was stored (Unix time), 0 if there never was one. `created` is the server's time at which it made the
+    stream, which no other stream of that name has.
     """
 
     first: int
@@ -97,6 +98,7 @@ class StreamUsage:
     max_bytes: int
     lost_bytes: int = 0
     last_ns: int = 0
+    created: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.bus.replies import NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
+from lachesis.pipeline.bus.replies import MISSING_HINT, NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
 from lachesis.pipeline.config.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def _read(link: "ServerLink", stream: str, data: bytes) -> str:
     """Return what the server's description of a stream means for a wait for it."""
     error = error_in(data)
     if error is not None and error.err_code == STREAM_NOT_FOUND:
-        return f"there is no stream {stream}; run `lachesis init`"
+        return f"there is no stream {stream}{MISSING_HINT}"
     if error is not None and error.err_code != NO_LEADER:
         return error.description
     if has_quorum(data) is False:

@@ -154,6 +154,12 @@ class EmbeddedServer:
         return self._process.pid
 
     @property
+    def running_pid(self) -> int | None:
+        """The process of the server, None where it does not run at the moment."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
     def log_path(self) -> Path:
         return self.store / "nats-server.log"
 

@@ -24,10 +24,12 @@ from lachesis.schemas.errors import (
     LachesisError,
     NotFoundError,
     StreamFullError,
+    StreamMissingError,
 )
 from lachesis.schemas.subjects import kind_of
 
 __all__ = [
+    "MISSING_HINT",
     "NO_LEADER",
     "STREAM_NOT_FOUND",
     "ApiAnswer",
@@ -66,6 +68,10 @@ NO_LEADER = 10008
 """The server's error code for a stream, or a cluster, that has no leader."""
 STREAM_NOT_FOUND = 10059
 """The server's error code for a stream that does not exist."""
+MISSING_HINT = (
+    ": if the run was never started, `lachesis init` or `lachesis up` makes it; else it was deleted, or the server "
+    "runs on another store, which `lachesis doctor` names"
+)
 _SILENT_NS = 4_000_000_000  # copies send a heartbeat every second; 4 s without one begin an election
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
@@ -102,6 +108,8 @@ class ApiError(msgspec.Struct, frozen=True):
             return StreamFullError(text)
         if self.err_code == _TOO_LARGE or (self.err_code == _STORE_FAILED and "size" in self.description):
             return DataError(text)
+        if self.err_code == STREAM_NOT_FOUND:
+            return StreamMissingError(f"{text}{MISSING_HINT}")
         kind = _BY_CODE.get(self.err_code) or (NotFoundError if self.code == _NOT_FOUND else InfrastructureError)
         return kind(text)
 
@@ -158,6 +166,7 @@ class StreamState(msgspec.Struct, frozen=True):
 
 class StreamInfo(ApiAnswer, frozen=True):
     config: dict[str, Any] = {}
+    created: str = ""
     state: StreamState = StreamState(0, 0, 0, 0)
     total: int = 0
     ts: str = ""

@@ -161,6 +161,7 @@ def to_usage(info: StreamInfo) -> StreamUsage:
         int(info.config.get("max_bytes", -1)),
         state.lost.bytes if state.lost else 0,
         to_ns(state.last_ts) if state.last_seq else 0,
+        info.created,
     )
 
 

@@ -7,6 +7,7 @@ from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.connect import connect_run
+from lachesis.services.run.store import make_streams
 
 __all__ = ["init"]
 
@@ -22,7 +23,7 @@ def init(options: Options) -> None:
 
 async def _init(config: RunConfig) -> None:
     async with await connect_run(config, f"{config.run}.init", OPERATOR) as bus:
-        done = await bus.ensure_streams(config.streams)
+        done = await make_streams(bus, config)
     for line in done:
         print(line)
     where = f"on {without_secrets(config.nats.url)}" if config.nats else f"in {config.path}"

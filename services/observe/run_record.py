@@ -79,11 +79,14 @@ class RunSummaryWriter(RunWatcher):
         restarts: Mapping[str, int],
         reason: str | None = None,
     ) -> Iterator[str]:
-        """Write summary and plots, and yield what is to be said of them. `reason`: why the run failed."""
+        """Write summary and plots, and yield what is to be said of them. `reason`: why the run failed.
+
+        Nothing is written where the run's folder was deleted under it.
+        """
         path, steps = self._config.path, read_steps(self._config.path)
         plots = path / PLOTS
         problem = None
-        if steps or events:
+        if (steps or events) and path.is_dir():
             try:
                 write_when_room_sync(plots, partial(draw_run, plots, steps, events))
             except ImportError as error:
@@ -108,6 +111,9 @@ class RunSummaryWriter(RunWatcher):
             restarts=restarts,
             places=places,
         )
+        if not path.is_dir():
+            yield _headline(summary)
+            return
         file = path / SUMMARY_FILE
         content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
         write_when_room_sync(file, partial(file.write_bytes, content))

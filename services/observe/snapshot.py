@@ -59,6 +59,7 @@ from lachesis.services.run.connect import (
     server_version,
     unknown_run,
 )
+from lachesis.services.run.store import describe_lost_store, ways_out
 from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
 __all__ = [
@@ -248,6 +249,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
             "trainer": lambda: _trainer(bus, config),
             "evaluations": reader.catch_up,
             "inference": lambda: registered_servers(bus),
+            "lost": lambda: describe_lost_store(bus, config),
             "exhausted": lambda: find_exhaustion(bus, config, (*subjects.STREAMS, subjects.BUCKET)),
             **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
         }
@@ -257,6 +259,8 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
     if not beats and found.get("others"):
         raise unknown_run(config.run, found["others"])
     problems = look.problems
+    if found.get("lost"):
+        problems = [f"{found['lost']}. {ways_out(config.run)}", *problems]
     silent = set(planned) - {beat.service for beat in beats}
     finished = bool(found.get("trained"))
     ended = ended or (not beats and finished)

@@ -36,6 +36,7 @@ from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_ledger
 from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor
 from lachesis.services.run.connect import CONNECT_S, connect_run, has_history, recent_heartbeats, server_version
+from lachesis.services.run.store import describe_lost_store, is_lost, ways_out
 
 __all__ = ["check_server", "clock_offset_s"]
 
@@ -59,6 +60,9 @@ async def check_server(config: RunConfig) -> list[DoctorFinding]:
     except StartupError as error:
         if has_history(config):
             return [ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")]
+        if is_lost(config):
+            return [fail("server", f"run {config.run} has stored history in {config.path}, and that is gone",
+                         ways_out(config.run))]  # fmt: skip
         if config.nats is None:
             return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
         return [fail("server", str(error), "as it says, or correct --nats URL")]
@@ -92,8 +96,8 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
     with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
         for exhausted in await find_exhaustion(bus, config, map(kind_of, present)):
             yield exhausted
-    if missing := ", ".join(sorted(set(led) - set(present))):
-        yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
+    if missing := await _missing(bus, config, set(led) - set(present)):
+        yield missing
     elif not findings and present:
         yield ok("streams", f"{len(present)} streams (the bucket among them) are as configured")
     async for stored in check_ledger(bus, config, there):
@@ -107,6 +111,15 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
             yield warn("replicas", shared.text, shared.mend)
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
+
+
+async def _missing(bus: NatsBus, config: RunConfig, names: set[str]) -> DoctorFinding | None:
+    """Return what of the run's streams is gone, or was never made; `names` do not answer."""
+    with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
+        lost = await describe_lost_store(bus, config)
+        if lost is not None:
+            return fail("streams", lost, ways_out(config.run))
+    return fail("streams", f"missing or unreadable: {', '.join(sorted(names))}", "lachesis init") if names else None
 
 
 async def _inference(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFinding]:

@@ -47,6 +47,7 @@ from lachesis.schemas.errors import (
     RankLostError,
     SettingsChangedError,
     StartupError,
+    StreamMissingError,
     VersionError,
     leaves,
 )
@@ -86,7 +87,7 @@ EXIT_NO_MEMORY = 11
 
 log = logging.getLogger("lachesis")
 
-_REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, VersionError)
+_REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, StreamMissingError, VersionError)
 """What a person has to mend; the text says how."""
 
 

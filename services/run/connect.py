@@ -24,6 +24,7 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.services.run.known_runs import known_runs
+from lachesis.services.run.store import describe_lost_store, is_lost, make_streams, ways_out
 
 __all__ = [
     "CONNECT_S",
@@ -103,6 +104,8 @@ async def connect_run(
 def _no_server(config: RunConfig) -> str:
     if has_history(config):
         return f"no server runs in {config.path}: start the run with `lachesis up`"
+    if is_lost(config):
+        return f"run {config.run} has stored history in {config.path}, and that is gone. {ways_out(config.run)}"
     others = ", ".join(_other_runs_of(config.path)) or "none"
     if config == RunConfig():
         return (
@@ -210,10 +213,19 @@ async def open_run(
             bus = await connect(server.url, run=config.run, name=name, token=server.token)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
+            await _tell_lost(bus, config)
             await check_known(bus, config.run, await other_runs(bus, config))
         elif create and (ended or not await bus.describe_streams()):
-            await bus.ensure_streams(config.streams)
+            await make_streams(bus, config)
         yield RunHistory(bus, ended)
+
+
+async def _tell_lost(bus: NatsBus, config: RunConfig) -> None:
+    """Say what is gone of the run's store. What is left of it can be read."""
+    with suppress(InfrastructureError):
+        lost = await describe_lost_store(bus, config)
+        if lost is not None:
+            log.error("%s. %s", lost, ways_out(config.run))
 
 
 def _unanswering(config: RunConfig, in_use: StoreInUseError) -> StartupError:

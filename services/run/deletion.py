@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.fsync import fsync
-from lachesis.pipeline.gateway.token import GATEWAY_URL
+from lachesis.pipeline.gateway.token import GATEWAY_TOKEN, GATEWAY_URL
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.retention.recovery import RECOVERIES
@@ -33,8 +33,9 @@ from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, server_config_for_history
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
-from lachesis.services.run.known_runs import forget_run
+from lachesis.services.run.known_runs import forget_run, has_stored
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
+from lachesis.services.run.store import STORE_FILE
 from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPERVISOR_LOG
 
 __all__ = ["MODEL_MARK", "FolderContents", "RunContents", "delete_folder", "delete_run", "measure_folder"]
@@ -43,12 +44,13 @@ MODEL_MARK = ".lachesis-copy"
 """In a folder of `_MODELS` that the demo made, and that goes with its run; any other is somebody's."""
 _MODELS = ("model", "teacher")
 _ENTRIES = frozenset({
-    "checkpoints", "environments", GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots", "tensorboard", "trainers",
-    "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial", TRACKED_ALERTS_FILE,
-    f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
+    "checkpoints", "environments", GATEWAY_TOKEN, GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots",
+    "tensorboard", "trainers", "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
+    TRACKED_ALERTS_FILE, f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     SUPERVISOR_LOG, STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
     MARKS_FILE, f".{MARKS_FILE}.partial", RECOVERY_FILE, f".{RECOVERY_FILE}.partial", RECOVERIES,
-    "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
+    "forkserver-plain.sock", "forkserver-torch.sock", STORE_FILE, f".{STORE_FILE}.partial",
+    f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip
 """What a run makes in its folder, but for what says that it is one, which goes last."""
 _LAST = (EFFECTIVE_FILE, RUN_FILE, LOCK_FILE, DELETION_MARK)
@@ -97,7 +99,7 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
             contents = await _contents(bus, config, problem)
             stored = [] if bus is None else [one.name for one in await bus.describe_streams()]
             has_bucket = subjects.stream_name(config.run, BUCKET) in stored
-            if contents.folder is None and not stored:
+            if contents.folder is None and not stored and not has_stored(folder):
                 raise NotFoundError(f"there is nothing of a run {config.run}: no folder {folder}, no history")
             if not confirm(contents):
                 return contents, False

@@ -19,23 +19,26 @@ from lachesis.schemas.values import from_json
 from lachesis.services.run.file import is_written_here
 from lachesis.services.run.trusted import check_trusted
 
-__all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run", "state_folder"]
+__all__ = ["KnownRun", "find_run", "forget_run", "has_stored", "known_runs", "register_run", "state_folder"]
 
 log = logging.getLogger("lachesis")
 
 
 class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was started on this machine: its folder, and the configuration file it was started with."""
+    """A run that was started on this machine: its folder, and the configuration file it was started with. `stored`:
+    its history has been in that folder."""
 
     run: str
     folder: str
     config: str | None = None
+    stored: bool = False
 
 
-def register_run(config: RunConfig, file: Path | None) -> None:
+def register_run(config: RunConfig, file: Path | None, *, stored: bool = False) -> None:
     """Record where a run lies. `file`: its configuration; the one that it wrote itself says nothing new.
 
-    Where that cannot be written, `--run` finds it in its own folder's parent alone.
+    `stored`: from now on its history is in its folder. Where that cannot be written, `--run` finds it in its own
+    folder's parent alone.
     """
     path = _record(config.path)
     if path is None:
@@ -43,7 +46,7 @@ def register_run(config: RunConfig, file: Path | None) -> None:
     given = None if file is None else str(file.absolute())
     if file is not None and file.absolute().parent == config.path and is_written_here(file):
         given = _configuration_in(path) or given
-    record = KnownRun(run=config.run, folder=str(config.path), config=given)
+    record = KnownRun(run=config.run, folder=str(config.path), config=given, stored=stored or has_stored(config.path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
@@ -51,6 +54,15 @@ def register_run(config: RunConfig, file: Path | None) -> None:
         partial.replace(path)
     except OSError as error:
         log.info("this run is not found by its name from other folders: %s", error)
+
+
+def has_stored(folder: Path) -> bool:
+    """Return whether a run is recorded whose history has been in `folder`, whether or not that is there."""
+    path = _record(folder)
+    try:
+        return path is not None and from_json(path.name, KnownRun, read_small_file(path)).stored
+    except (OSError, SchemaError):
+        return False
 
 
 def forget_run(folder: Path) -> None:

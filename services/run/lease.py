@@ -23,10 +23,25 @@ from lachesis.pipeline.bus.background import background
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
-from lachesis.schemas.errors import FencedError, InfrastructureError, LachesisError, SchemaError, StartupError
+from lachesis.schemas.errors import (
+    FencedError,
+    InfrastructureError,
+    LachesisError,
+    NotFoundError,
+    SchemaError,
+    StartupError,
+)
 from lachesis.services.run.process_identity import is_running, machine_id, started_ticks
 
-__all__ = ["DELETION_MARK", "LEASE_TTL_S", "LOCK_FILE", "RunLease", "lock_folder", "refuse_half_deleted"]
+__all__ = [
+    "DELETION_MARK",
+    "LEASE_TTL_S",
+    "LOCK_FILE",
+    "RunLease",
+    "lock_folder",
+    "refuse_deleting",
+    "refuse_half_deleted",
+]
 
 log = logging.getLogger("lachesis")
 
@@ -236,6 +251,14 @@ def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
         if not deletes:
             refuse_half_deleted(folder)
         yield
+
+
+async def refuse_deleting(bus: Bus, run: str) -> None:
+    """Raise `StartupError` if the lease says that the deletion of the run was begun and not finished."""
+    with suppress(NotFoundError, SchemaError):  # no bucket; what is no lease is said where it is taken
+        entry = await bus.value(keys.SUPERVISOR)
+        if entry is not None and decode(SupervisorLease, entry.value).deleting:
+            raise StartupError(_half_deleted(run))
 
 
 def refuse_half_deleted(folder: Path) -> None:

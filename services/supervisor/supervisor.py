@@ -60,8 +60,9 @@ from lachesis.services.process.single_writer import WriterPlace, refuse_writers_
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
-from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import started_ticks
+from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder
 from lachesis.services.run.supervisor_state import Phase, SupervisorStateWriter
 from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, open_supervised
 from lachesis.services.supervisor.forkserver import ForkRequest
@@ -69,6 +70,7 @@ from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.notices import Notices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.supervisor.restarts import ProcessLife, Restarts, out_of_memory_kills
+from lachesis.services.supervisor.store_place import watch_place
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished
 
@@ -193,6 +195,7 @@ class Supervisor:
 
         Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
         """
+        refuse_lost_folder(self.config)
         try:
             mkdir = partial(self.logs.mkdir, parents=True, exist_ok=True)
             await self._unless_stopped(write_when_room, self.logs, mkdir)
@@ -218,7 +221,9 @@ class Supervisor:
             if self._stop.is_set():
                 return
             async with await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
-                await self._unless_stopped(bus.ensure_streams, self.config.streams)
+                await self._unless_stopped(refuse_deleting, bus, self.config.run)
+                await self._unless_stopped(make_streams, bus, self.config)
+                register_run(self.config, self.file, stored=self.config.nats is None)
                 lease = RunLease(bus, self.config.run, self.config.path, self.stop)
                 await self._unless_stopped(lease.acquire)
                 if not lease.is_held:
@@ -237,6 +242,7 @@ class Supervisor:
             tasks.start_soon(retry_until_room, self._pids, self._state.file, self._marks)
             tasks.start_soon(follow_marks, bus, self._marks)
             tasks.start_soon(self._tell_promoted, bus)
+            tasks.start_soon(keep_record, bus, self.config)
             tasks.start_soon(self._watch_heartbeats, bus)
             for watch in self.watches:
                 tasks.start_soon(watch.follow, bus)
@@ -454,7 +460,9 @@ class Supervisor:
         There is none where the run is told to stop before the server has started.
         """
         if self.config.nats is not None:
-            yield
+            async with background() as tasks:
+                tasks.start_soon(watch_place, self.config, None)
+                yield
             return
         settings = self.config.server
         if settings.max_file_bytes is None:
@@ -469,6 +477,7 @@ class Supervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_server, server)
                 tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
+                tasks.start_soon(watch_place, self.config, server)
                 yield
                 tasks.cancel_scope.cancel()
         finally:

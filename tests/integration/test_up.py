@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -130,6 +131,38 @@ async def test_nothing_outlives_a_killed_supervisor_and_a_second_one_goes_on(fol
     with anyio.fail_after(90):
         await again.communicate()
     assert again.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_store_deleted_under_the_run_ends_it_and_the_next_start_refuses_to_begin_anew(folder: Path) -> None:
+    up = await start(folder)
+    await ready(up)
+    run = folder / "runs/up"
+    shutil.rmtree(run / "nats/jetstream")
+    with anyio.fail_after(90):
+        said, _ = await up.communicate()
+    assert up.returncode == 2, said.decode()
+    assert f"{run}/nats/jetstream was deleted, moved or replaced under the running run" in said.decode()
+    for lost in ("none of the streams of run up is there any more", "and that is gone: the folder was deleted"):
+        again = await start(folder)
+        said, _ = await again.communicate()
+        assert again.returncode == 2
+        assert lost in said.decode()
+        assert "`lachesis runs delete up`" in said.decode()
+        if run.exists():
+            shutil.rmtree(run)
+    command = [sys.executable, "-m", "lachesis", "runs", "delete", "up", "--yes"]
+    assert (await anyio.run_process(command, cwd=folder, check=False)).returncode == 0
+    anew = await start(folder)
+    await ready(anew)
+    shutil.rmtree(run)  # with the log of its supervisor, and all else that it writes at the end
+    with anyio.fail_after(90):
+        said, _ = await anew.communicate()
+    assert anew.returncode == 2, said.decode()
+    assert f"{run}" in said.decode().partition("ERROR ")[2]
+    assert "deleted, moved or replaced under the running run" in said.decode()
+    assert "Traceback" not in said.decode()
 
 
 @pytest.mark.slow

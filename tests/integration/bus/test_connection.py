@@ -216,7 +216,7 @@ async def test_streams_of_older_builds_are_named_and_never_passed_over(fresh_ser
 
 async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> None:
     async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token, config=SHORT) as bus:
-        with pytest.raises(InfrastructureError, match="there is no stream lachesis_run_ROLLOUTS; run `lachesis init`"):
+        with pytest.raises(InfrastructureError, match=r"there is no stream lachesis_run_ROLLOUTS: .*`lachesis init`"):
             await bus.publish(MATH, b"", msg_id="1")
 
 

@@ -62,6 +62,9 @@ def left_in(folder: Path) -> Path:
         "pids.json",
         "tracked_alerts.msgpack",
         "web.token",
+        "gateway.token",
+        "gateway.url",
+        "store.json",
         ".lock",
         "thesis.tex",
     ):

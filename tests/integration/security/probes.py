@@ -45,7 +45,7 @@ _KEYS = tuple(
     for key in (
         "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "inference.policy",
         "inference.teacher", "inference.eval", "webhook.live",
-        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "retention",
+        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "store", "retention",
         "resume.words", "gateway.registry",
     )
 )  # fmt: skip

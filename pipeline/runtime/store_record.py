@@ -1,0 +1,147 @@
+"""Tells whether the streams of a run are those that it has stored its history in.
+
+A stream is known by when the server made it: one that was deleted and made again, or that belongs to another store,
+has another time. The key `store` holds those times, so that a store that lacks one of its streams is missed; the folder
+of a run holds them too (`services.run.store`), so that a store that is gone whole is missed as well.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus, StreamUsage
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import keys
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import StoreRecord
+from lachesis.schemas.errors import (
+    DamagedError,
+    FencedError,
+    HistoryLostError,
+    InfrastructureError,
+    NotFoundError,
+    SchemaError,
+)
+from lachesis.schemas.subjects import BUCKET, LEDGER, STREAMS, stream_name
+
+__all__ = [
+    "describe_lost_streams",
+    "find_streams",
+    "read_store_record",
+    "refuse_lost_streams",
+    "to_record",
+    "watch_streams",
+    "write_store_record",
+]
+
+_PERIOD_S = 1.0
+_BELIEVE_S = 4.0
+"""A stream that was missed for so long is gone: a cluster's new leader may not know all of them at once."""
+_NOTE = "streams"
+_LOST_HINT = (
+    ": deleted under the run, or its server runs on another store. Stop the run, and restore the server's store; what "
+    "was acknowledged in the meantime is not in it"
+)
+_NEVER_EMPTY = (BUCKET, LEDGER)
+
+
+async def find_streams(bus: Bus) -> dict[str, StreamUsage]:
+    """Return by kind the streams of the run that exist, the bucket among them."""
+    found = {}
+    for kind in (BUCKET, *STREAMS):
+        with suppress(NotFoundError):
+            found[kind] = await bus.usage(kind)
+    return found
+
+
+def to_record(run: str, found: Mapping[str, StreamUsage]) -> StoreRecord:
+    """Return the record of the streams that were found."""
+    return StoreRecord(
+        run=run,
+        streams={kind: usage.created for kind, usage in found.items()},
+        filled=[kind for kind, usage in found.items() if usage.last],
+    )
+
+
+async def read_store_record(bus: Bus, run: str) -> StoreRecord:
+    """Return what the key holds; an empty record where there is none, or none that can be read.
+
+    A record that cannot be read is as if there were none: it protects history, and holds none.
+    """
+    try:
+        entry = await bus.value(keys.STORE)
+        record = None if entry is None else decode(StoreRecord, entry.value)
+    except (NotFoundError, SchemaError, DamagedError):
+        record = None
+    return record if record is not None and record.run == run else StoreRecord(run=run, streams={})
+
+
+async def write_store_record(bus: Bus, record: StoreRecord) -> None:
+    """Store the record, unless it is stored. Another process that stores one meanwhile stores the same."""
+    if await read_store_record(bus, record.run) == record:
+        return
+    with suppress(FencedError):
+        entry = await bus.value(keys.STORE)
+        await bus.put(keys.STORE, encode(record), revision=entry.revision if entry else 0)
+
+
+def describe_lost_streams(record: StoreRecord, found: Mapping[str, StreamUsage]) -> str | None:
+    """Return what of the streams that a run had is not there any more, None where all are. Pure."""
+    run, remembered = record.run, record.streams
+    gone = [stream_name(run, kind) for kind in remembered if kind not in found]
+    other = [
+        f"{stream_name(run, kind)} (made {found[kind].created}, the run's {made})"
+        for kind, made in remembered.items()
+        if kind in found and found[kind].created != made
+    ]
+    emptied = [
+        stream_name(run, kind)
+        for kind in record.filled
+        if kind in found and _is_emptied(kind, found[kind]) and found[kind].created == remembered.get(kind)
+    ]
+    parts = []
+    if gone and len(gone) == len(remembered):
+        parts.append(f"none of the streams of run {run} is there any more")
+    elif gone:
+        parts.append(f"{', '.join(gone)} of run {run} {'is' if len(gone) == 1 else 'are'} not there any more")
+    if other:
+        parts.append(f"other streams are there under the names of the run's: {', '.join(other)}")
+    if emptied:
+        parts.append(f"all messages of {', '.join(emptied)} are gone: the files that held them were deleted")
+    return "; ".join(parts) or None
+
+
+def _is_emptied(kind: str, usage: StreamUsage) -> bool:
+    """Return whether a stream that has held messages lost them all; others than those named may be trimmed to none."""
+    return not usage.last or (kind in _NEVER_EMPTY and not usage.messages)
+
+
+async def refuse_lost_streams(service: Service) -> None:
+    """Raise `HistoryLostError` if a stream of the run is gone or replaced, and stays so for some seconds."""
+    record = await read_store_record(service.bus, service.run)
+    until_s = anyio.current_time() + _BELIEVE_S
+    while (lost := describe_lost_streams(record, await find_streams(service.bus))) is not None:
+        service.set_note(_NOTE, lost)
+        if anyio.current_time() >= until_s:
+            raise HistoryLostError(f"{lost}{_LOST_HINT}")
+        await anyio.sleep(_PERIOD_S)
+    service.set_note(_NOTE, None)
+
+
+async def watch_streams(service: Service) -> None:
+    """Say when a stream of the run is gone or replaced, and raise `HistoryLostError` once that is certain.
+
+    Runs until cancelled. Without a record, as in a run that an older build began, there is nothing to compare.
+    """
+    bus, run = service.bus, service.run
+    record = await read_store_record(bus, run)
+    missed_s: float | None = None
+    while record.streams:
+        with suppress(InfrastructureError):  # the server is away, which is said elsewhere
+            lost = describe_lost_streams(record, await find_streams(bus))
+            service.set_note(_NOTE, lost)
+            missed_s = None if lost is None else missed_s or anyio.current_time()
+            if lost is not None and missed_s is not None and anyio.current_time() - missed_s >= _BELIEVE_S:
+                raise HistoryLostError(f"{lost}{_LOST_HINT}")
+        await anyio.sleep(_PERIOD_S)

@@ -1,0 +1,152 @@
+"""Remembers in a run's folder which streams hold its history; makes none in place of lost ones.
+
+Guarantees that a store that was deleted, in part or whole, or replaced by another one, is never taken for that of a
+run that is new: what makes streams compares them first with what the folder and the store's own key remember.
+"""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.fsync import fsync, replace_file
+from lachesis.pipeline.runtime.store_record import (
+    describe_lost_streams,
+    find_streams,
+    read_store_record,
+    to_record,
+    write_store_record,
+)
+from lachesis.pipeline.small_files import read_small_file
+from lachesis.schemas.control import StoreRecord
+from lachesis.schemas.errors import HistoryLostError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.subjects import BUCKET
+from lachesis.schemas.values import from_json
+from lachesis.services.run.known_runs import has_stored
+
+__all__ = [
+    "STORE_FILE",
+    "check_store",
+    "describe_lost_store",
+    "is_lost",
+    "keep_record",
+    "make_streams",
+    "refuse_lost_folder",
+    "ways_out",
+]
+
+STORE_FILE = "store.json"
+"""In a run's folder: which streams its history is in (`StoreRecord`)."""
+_KEEP_S = 1.0
+
+
+async def make_streams(bus: NatsBus, config: RunConfig) -> list[str]:
+    """Create or change the run's streams, and let folder and store remember them.
+
+    See `NatsBus.ensure_streams`.
+
+    Raises `HistoryLostError` where one that the run had is gone, and then changes nothing.
+    """
+    await check_store(bus, config)
+    lines = await bus.ensure_streams(config.streams)
+    record = to_record(config.run, await find_streams(bus))
+    await write_store_record(bus, record)
+    if config.path.is_dir():
+        await _write(config, record)
+    return lines
+
+
+async def keep_record(bus: NatsBus, config: RunConfig) -> None:
+    """Let the folder remember of each stream that it has held messages. Runs until all have."""
+    record = _read(config)
+    while record is not None and len(record.filled) < len(record.streams) and config.path.is_dir():
+        with suppress(InfrastructureError):
+            found = to_record(config.run, await find_streams(bus))
+            filled = [kind for kind in record.streams if kind in {*record.filled, *found.filled}]
+            if filled != record.filled:
+                record = record.replace(filled=filled)
+                await _write(config, record)
+        await anyio.sleep(_KEEP_S)
+
+
+async def check_store(bus: NatsBus, config: RunConfig) -> None:
+    """Raise `HistoryLostError` where the server lacks a stream that the folder or the store remembers."""
+    lost = await describe_lost_store(bus, config)
+    if lost is not None:
+        raise HistoryLostError(f"{lost}. Nothing was changed. {ways_out(config.run)}")
+
+
+async def describe_lost_store(bus: NatsBus, config: RunConfig) -> str | None:
+    """Return which streams the server lacks that folder or store remember, None where it lacks none."""
+    found = await find_streams(bus)
+    of_store = await read_store_record(bus, config.run) if BUCKET in found else None
+    for record in (_read(config), of_store):
+        lost = None if record is None else describe_lost_streams(record, found)
+        if lost is not None:
+            return f"{_where(config)}: {lost}"
+    if found and BUCKET not in found:  # it is made first and deleted last
+        return f"{_where(config)} has streams of run {config.run}, and not the bucket with its keys"
+    return None
+
+
+def is_lost(config: RunConfig) -> bool:
+    """Return whether a run with its own server has stored history, and its whole store is gone."""
+    if config.nats is not None or (config.path / NATS_FOLDER / "jetstream").is_dir():
+        return False
+    return (config.path / STORE_FILE).exists() or has_stored(config.path)
+
+
+def refuse_lost_folder(config: RunConfig) -> None:
+    """Raise `HistoryLostError` where a run with its own server stored history in a folder that is gone."""
+    if is_lost(config) and not (config.path / STORE_FILE).exists():  # with it, the streams that are gone are named
+        raise HistoryLostError(
+            f"run {config.run} has stored history in {config.path}, and that is gone: the folder was deleted, moved, "
+            f"or its disk is not mounted. Nothing was changed. {ways_out(config.run)}"
+        )
+
+
+def ways_out(run: str) -> str:
+    """Return what a person can do where history of a run is gone."""
+    return (
+        "Put the store back (the disk, the server's own folder, a backup); or begin another run (--run NAME, its "
+        f"`model` may be a checkpoint of this one); or give this one up: `lachesis runs delete {run}` deletes what is "
+        "left of it, its checkpoints too, and then `lachesis up` begins anew"
+    )
+
+
+def _where(config: RunConfig) -> str:
+    if config.nats is not None:
+        return f"the server at {without_secrets(config.nats.url)}"
+    return f"the store in {config.path / NATS_FOLDER}"
+
+
+def _read(config: RunConfig) -> StoreRecord | None:
+    file = config.path / STORE_FILE
+    try:
+        record = from_json(STORE_FILE, StoreRecord, read_small_file(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, SchemaError) as error:
+        raise StartupError(
+            f"{file}, which says which store the run's history is in, cannot be read ({error}): if the store is the "
+            "right one, delete this file"
+        ) from error
+    return record if record.run == config.run else None
+
+
+async def _write(config: RunConfig, record: StoreRecord) -> None:
+    file = config.path / STORE_FILE
+    if not file.exists() or _read(config) != record:
+        content = msgspec.json.format(msgspec.json.encode(record))
+        await write_when_room(file, partial(_replace, file, content), needed_bytes=len(content))
+
+
+def _replace(file: Path, content: bytes) -> None:
+    replace_file(file, content)
+    fsync(file.parent)

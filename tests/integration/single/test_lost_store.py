@@ -1,0 +1,189 @@
+"""A store or a folder of a run that is gone is missed: while the run goes on, and before anything begins anew."""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from lachesis.pipeline.admission.stage import run_governor
+from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.runtime import store_record
+from lachesis.pipeline.runtime.service import open_service
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.errors import HistoryLostError, StartupError, StreamMissingError, leaves
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.services.run.known_runs import register_run
+from lachesis.services.run.store import STORE_FILE, keep_record, make_streams, refuse_lost_folder
+from lachesis.services.supervisor.store_place import StorePlace
+
+RUN = "r"
+WAYS_OUT = r"(?s)Put the store back .*--run NAME.*`lachesis runs delete r`"
+
+
+@pytest.fixture
+def config(tmp_path: Path, streams_config: StreamsConfig, fresh_server: EmbeddedServer) -> RunConfig:
+    """A run whose server is not its own, in a folder that is there."""
+    folder = tmp_path / "runs/r"
+    folder.mkdir(parents=True)
+    return RunConfig(
+        run=RUN,
+        folder=str(folder),
+        streams=streams_config,
+        nats=ConnectionConfig(url=fresh_server.url),
+        environments={"words": EnvironmentConfig(kind="gateway")},
+    )
+
+
+@pytest.fixture
+async def bus(fresh_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
+    async with await connect(fresh_server.url, run=RUN, name="tests", token=fresh_server.token) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("remembers", ["folder", "store"])
+@pytest.mark.parametrize("gone", [(BUCKET,), (ROLLOUTS,), (EVENTS, LEDGER), (*STREAMS, BUCKET)], ids="+".join)
+async def test_what_is_gone_is_named_and_nothing_is_made_in_its_place(
+    bus: NatsBus, config: RunConfig, gone: tuple[str, ...], remembers: str
+) -> None:
+    await make_streams(bus, config)
+    assert not await make_streams(bus, config), "that it is made again changes nothing"
+    for kind in gone:
+        await bus.delete_stream(kind)
+    if remembers == "store":
+        (config.path / STORE_FILE).unlink()
+    before = {one.name for one in await bus.describe_streams()}
+    if remembers == "store" and len(gone) > len(STREAMS):
+        assert len(await make_streams(bus, config)) == len(gone), "nobody remembers it: it is new"
+        return
+    with pytest.raises(HistoryLostError, match=WAYS_OUT):
+        await make_streams(bus, config)
+    assert {one.name for one in await bus.describe_streams()} == before
+
+
+async def test_a_stream_that_was_made_again_is_another(bus: NatsBus, config: RunConfig) -> None:
+    await make_streams(bus, config)
+    await bus.delete_stream(EVENTS)
+    await bus.ensure_streams(config.streams)  # as `nats stream add` or an older build does
+    with pytest.raises(HistoryLostError, match=r"other streams are there .*lachesis_r_EVENTS"):
+        await make_streams(bus, config)
+
+
+async def test_another_store_with_all_streams_is_not_the_run_s(
+    bus: NatsBus, config: RunConfig, nats_server: EmbeddedServer
+) -> None:
+    await make_streams(bus, config)
+    async with await connect(nats_server.url, run=RUN, name="tests", token=nats_server.token) as other:
+        await other.ensure_streams(config.streams)
+        try:
+            with pytest.raises(HistoryLostError, match="other streams are there"):
+                await make_streams(other, config)
+        finally:
+            for kind in (*STREAMS, BUCKET):
+                await other.delete_stream(kind)
+
+
+async def test_a_store_whose_messages_were_deleted_is_missed(
+    bus: NatsBus, config: RunConfig, fresh_server: EmbeddedServer
+) -> None:
+    await make_streams(bus, config)
+    await bus.publish(subjects.ledger(RUN, "main"), b"x", msg_id="1")
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_record, bus, config)
+            while b'"LEDGER"' not in (config.path / STORE_FILE).read_bytes().partition(b"filled")[2]:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+            tasks.cancel_scope.cancel()
+    await fresh_server.stop()
+    for messages in fresh_server.store.rglob("msgs"):
+        shutil.rmtree(messages)
+    await fresh_server.start()
+    with pytest.raises(HistoryLostError, match=r"all messages of .*lachesis_r_LEDGER are gone"):
+        await make_streams(bus, config)
+
+
+async def test_a_run_that_an_older_build_began_is_taken_over(bus: NatsBus, config: RunConfig) -> None:
+    await bus.ensure_streams(config.streams)
+    await make_streams(bus, config)
+    assert await bus.value(keys.STORE) is not None
+    await bus.delete_stream(LEDGER)
+    with pytest.raises(HistoryLostError, match="lachesis_r_LEDGER of run r is not there"):
+        await make_streams(bus, config)
+
+
+async def test_what_the_folder_remembers_is_not_guessed(bus: NatsBus, config: RunConfig) -> None:
+    await make_streams(bus, config)
+    (config.path / STORE_FILE).write_bytes(b"{")
+    with pytest.raises(StartupError, match="delete this file"):
+        await make_streams(bus, config)
+
+
+async def test_the_governor_names_a_stream_that_is_deleted_and_ends(
+    bus: NatsBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_record, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(store_record, "_BELIEVE_S", 0.5)
+    await make_streams(bus, config)
+    ended: list[BaseException] = []
+    async with open_service(bus, "governor", RUN) as service:
+
+        async def govern() -> None:
+            try:
+                await run_governor(service, config)
+            except* (HistoryLostError, StreamMissingError) as errors:
+                ended.extend(leaves(errors))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(govern)
+                while service.vitals.state != "ok":  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+                await bus.delete_stream(EVENTS)
+            assert "lachesis_r_EVENTS" in str(ended)
+            with pytest.raises(
+                HistoryLostError, match="lachesis_r_EVENTS of run r is not there any more: deleted under"
+            ):
+                await run_governor(service, config)  # its next life
+
+
+def test_a_folder_that_is_gone_is_missed_and_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config = RunConfig(run=RUN, folder=str(tmp_path / "r"))
+    refuse_lost_folder(config)  # there never was one
+    register_run(config, None)
+    refuse_lost_folder(config)  # it ended before it stored anything
+    register_run(config, None, stored=True)
+    register_run(config, None)
+    with pytest.raises(HistoryLostError, match=WAYS_OUT):
+        refuse_lost_folder(config)
+    refuse_lost_folder(msgspec.structs.replace(config, nats=ConnectionConfig(url="nats://127.0.0.1:1")))
+
+
+@pytest.mark.parametrize("what", ["", "store", "store/jetstream", "a stream", "a file"])
+async def test_what_is_deleted_under_a_running_server_is_noticed(
+    tmp_path: Path, streams_config: StreamsConfig, what: str
+) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    async with (
+        EmbeddedServer(folder / "store") as server,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
+    ):
+        await bus.ensure_streams(streams_config)
+        await bus.publish(subjects.rollout(RUN, "words"), b"x", msg_id="1")
+        stream = next((folder / "store").rglob(f"streams/{subjects.stream_name(RUN, ROLLOUTS)}"))
+        path = {"a stream": stream, "a file": stream / "msgs" / "1.blk"}.get(what, folder / what)
+        place = StorePlace(folder, server.store)
+        for _ in range(5):
+            assert place.missed(server.pid) == []
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+        looks = [place.missed(server.pid) for _ in range(4)]
+        assert looks[:2] == [[], []], "the server itself replaces files"
+        assert path in looks[-1]
