@@ -303,9 +303,9 @@ def _services(scope: Scope) -> dict[str, Access]:
             asks=tuple(map(lease, scope.foreign)),
             rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
             hears=everybody if over_http else (subjects.heartbeat(run, "governor"),),
-            reads=(LEDGER,) if over_http else (),
+            reads=(ROLLOUTS, *((LEDGER,) if over_http else ())),  # which groups of its clients are stored
             watches=(policy, *(keys.curriculum(revision, env) for env in scope.foreign)),
-            gets=(BUCKET, *((ROLLOUTS, TEACHER) if over_http else ())),
+            gets=(BUCKET, *((TEACHER,) if over_http else ())),
             sets=(keys.gateway(), *((policy,) if over_http else ())),
         ),
         **{

@@ -1,8 +1,8 @@
 """From a request's body to stored rollouts: convert, recognise repeats, lease, publish.
 
 Guarantees: what is answered with success is stored; a group that is sent again (its client saw no answer, or the
-gateway died) is stored once; nothing is published without a lease, for which the request waits; and what waits is
-bounded in bytes, for each environment by itself.
+gateway died), however late within the horizon of `KnownPosts`, is stored once; nothing is published without a lease,
+for which the request waits; and what waits is bounded in bytes, for each environment by itself.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ import msgspec
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.gateway.known_posts import KnownPosts
 from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
 from lachesis.pipeline.gateway.logic.registry import Registration
 from lachesis.pipeline.gateway.policies import PolicyVersions
@@ -43,7 +44,7 @@ __all__ = ["BusyError", "Intake", "IntakeGroup"]
 log = logging.getLogger("lachesis")
 
 _MAX_REMEMBERED_DIGESTS = 8192
-"""Answers kept for clients that send a group again; the broker recognises repeats for `streams.duplicate_window_s`."""
+"""Answers kept for clients that send a group again; of others it is known only that they are stored (`KnownPosts`)."""
 _LEASE_SLACK = 1024
 """Bytes by which a group may grow when it gets its lease and its counter."""
 _MAX_EXAMPLE_BYTES = 1 << 20
@@ -71,11 +72,14 @@ class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
 class Intake:
     """Takes groups for the environments of `config` whose kind is gateway. Run `renew` beside it."""
 
-    def __init__(self, service: Service, config: RunConfig, store: GatewayStore, policies: PolicyVersions) -> None:
+    def __init__(
+        self, service: Service, config: RunConfig, store: GatewayStore, policies: PolicyVersions, posts: KnownPosts
+    ) -> None:
         self._service = service
         self._config = config
         self._store = store
         self._policies = policies
+        self._posts = posts
         self._epoch = time.time_ns()
         self._counter = 0
         self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
@@ -218,6 +222,9 @@ class Intake:
         if known is not None:
             self.duplicates += 1
             return known
+        if self._is_stored(item.env, item.digest) and item.digest not in self._store.buffers[item.env]:
+            self.duplicates += 1
+            return {"status": "received"}
         done = self._under_way[item.digest] = anyio.Event()
         if item.caller is not None:
             self._callers[item.group.id] = item.caller
@@ -298,15 +305,21 @@ class Intake:
         self._counter += 1
         return group.replace(epoch=self._epoch, producer=self._producer(group.env), counter=self._counter - 1)
 
+    def _is_stored(self, env: str, digest: str) -> bool:
+        return self._posts.is_known(_message_id(self._service.run, env, digest))
+
     async def _store_group(self, group: RolloutGroup, digest: str) -> bool:
         """Store one group and return whether it is new."""
+        if self._is_stored(group.env, digest):  # by a gateway that died before it had taken it out of the buffer
+            self.duplicates += 1
+            return False
         service, data = self._service, encode(group)
         sampled = service.tracing.sampled(group.id)
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
         subject = subjects.rollout(group.run, group.env)
         leased_ns = service.now_ns()
         ack: PubAck = await service.retrying(f"publish {subject}")(
-            service.bus.publish_large, subject, data, msg_id=f"{subject}.{digest}", headers=headers
+            service.bus.publish_large, subject, data, msg_id=_message_id(group.run, group.env, digest), headers=headers
         )
         if sampled and not ack.duplicate:
             service.tracing.emit(self._spans(group, subject, ack, leased_ns, len(data)))
@@ -348,6 +361,11 @@ class Intake:
             "gateway/buffered_sequences": sum(partial.sequences for partial in waiting),
             "gateway/duplicates": self.duplicates,
         }
+
+
+def _message_id(run: str, env: str, digest: str) -> str:
+    """Return the id under which a client's group is stored, which `KnownPosts` goes by."""
+    return f"{subjects.rollout(run, env)}.{digest}"
 
 
 def _parse(body: bytes, several: bool) -> list[tuple[str, ScoredData]]:

@@ -14,6 +14,7 @@ from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.gateway.config import LOOPBACK, GatewayConfig
 from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import Intake
+from lachesis.pipeline.gateway.known_posts import KnownPosts
 from lachesis.pipeline.gateway.listener import take_listener
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.store import GatewayStore
@@ -45,7 +46,9 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
             GatewayStore.open, service.bus, service.run, envs
         )
         policies = PolicyVersions()
-        intake = Intake(service, config, store, policies)
+        posts = KnownPosts(service.bus, service.run, envs, store)
+        await service.retrying("read which posts are stored")(posts.catch_up)
+        intake = Intake(service, config, store, policies, posts)
         weights = CurriculumWeights(envs, code_name(config.curriculum.strategy))
         trainers = Trainers(service, config, store) if config.mode == "observe" else None
         if trainers is not None:
@@ -71,6 +74,8 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         async with background() as tasks:
             tasks.start_soon(policies.follow, service.bus, service.run)
             tasks.start_soon(intake.renew)
+            tasks.start_soon(posts.follow)
+            tasks.start_soon(posts.save)
             for env in envs:
                 tasks.start_soon(weights.follow, service.bus, service.revision, env)
             tasks.start_soon(_follow_governor, service, gateway)

@@ -11,6 +11,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.gateway.logic.buffer import Buffer
 from lachesis.pipeline.gateway.logic.handing import Consumer
+from lachesis.pipeline.gateway.logic.posts import StoredPosts
 from lachesis.pipeline.gateway.logic.registry import Registry
 from lachesis.schemas import keys
 from lachesis.schemas.errors import SchemaError
@@ -18,7 +19,8 @@ from lachesis.schemas.errors import SchemaError
 __all__ = ["GatewayStore"]
 
 _REGISTRY = "registry"
-T = TypeVar("T", Registry, Buffer, Consumer)
+_POSTS = "posts"
+T = TypeVar("T", Registry, Buffer, Consumer, StoredPosts)
 
 
 class GatewayStore:
@@ -58,6 +60,14 @@ class GatewayStore:
         """Raises `FencedError` when another gateway has taken over."""
         await self._put(_consumer(name), consumer)
 
+    async def posts(self) -> StoredPosts:
+        """Return which posts were stored when that was noted last."""
+        return await self._get(_POSTS, StoredPosts) or StoredPosts()
+
+    async def set_posts(self, posts: StoredPosts) -> None:
+        """Raises `FencedError` when another gateway has taken over."""
+        await self._put(_POSTS, posts)
+
     async def _get(self, name: str, kind: type[T]) -> T | None:
         entry = await self._bus.value(keys.gateway(name))
         if entry is None:
@@ -70,7 +80,7 @@ class GatewayStore:
                 f"key {keys.gateway(name)} of run {self._run}: {error}; delete the key to begin again"
             ) from error
 
-    async def _put(self, name: str, value: Registry | Buffer | Consumer) -> None:
+    async def _put(self, name: str, value: Registry | Buffer | Consumer | StoredPosts) -> None:
         data, at = msgspec.msgpack.encode(value), self._revisions.get(name, 0)
         self._revisions[name] = await self._bus.put(keys.gateway(name), data, revision=at)
 

@@ -211,6 +211,28 @@ async def test_a_kill_at_any_write_of_a_completion_stores_each_group_once(world,
         assert sorted(firsts) == [101, 102]
 
 
+async def test_a_group_that_the_broker_forgot_is_known_to_the_next_gateway(world, make_scored):
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        for n, seed in ((4, 1), (2, 2), (2, 3)):
+            await http.post("/scored_data", json=make_scored(n, seed=seed, env_id=number))
+        assert len(await world.groups()) == 3
+    async with world.gateway() as http:
+        publish = world.service.bus.publish_large
+
+        async def forgetful(*args, msg_id, **kwargs):
+            return await publish(*args, msg_id=f"{msg_id}.later", **kwargs)  # as after the duplicate window
+
+        world.service.bus.publish_large = forgetful
+        for n, seed in ((4, 1), (2, 2), (2, 3)):
+            answer = await http.post("/scored_data", json=make_scored(n, seed=seed, env_id=number))
+            assert answer.json() == {"status": "received"}
+        assert (await http.post("/disconnect-env", json={"env_id": number})).json() == {"status": "success"}
+        assert len(await world.groups()) == 3
+        await http.post("/scored_data", json=make_scored(seed=4, env_id=number))
+        assert len(await world.groups()) == 4
+
+
 async def test_a_group_is_held_until_the_governor_grants_a_lease(world, make_scored):
     world.governor.open = False
     answers = []
