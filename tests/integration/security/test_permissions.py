@@ -82,7 +82,7 @@ async def test_consumers_are_made_and_pulled_under_own_names_alone(may: May, ide
     assert not [subject for subject in used if "=" not in subject], "a consumer that the server names"
 
 
-@pytest.mark.parametrize("identity", ["environment-words", "environment-far", "gateway", "inference", "evaluator"])
+@pytest.mark.parametrize("identity", ["environment-words", "environment-far", "inference", "evaluator"])
 async def test_who_is_least_trusted_makes_no_consumers(may: May, identity: str) -> None:
     assert not [subject for subject in may[identity][0] if "CONSUMER" in subject]
 
