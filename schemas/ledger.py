@@ -226,7 +226,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     they were not), `inputs` what the model was given besides text tokens (`training.inputs`). `torch` is its version;
     `processor` and `instructions` name the machine, `threads` how many were used by each of `ranks` processes.
     `microbatches` are pairs of a step's number and the most tokens that a micro-batch had from that step on, where that
-    is not what the settings say: so many did not fit into memory.
+    is not what the settings say: so many did not fit into memory. `packed`: rows were computed in one, without padding.
     """
 
     torch: str
@@ -238,6 +238,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: tuple[str, ...] = ()
     ranks: Count = 1
     microbatches: tuple[tuple[Count, Count], ...] = ()
+    packed: bool = False
 
 
 class TrainReport(Event, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import torch
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["Determinism", "prepare_device", "take_repeatably"]
+__all__ = ["Determinism", "lacks_deterministic_form", "prepare_device", "take_repeatably"]
 
 Determinism = Literal["auto", "always", "never"]
 """See `training.deterministic`."""
@@ -43,6 +43,11 @@ def prepare_device(setting: str, threads: int, *, deterministic: Determinism = "
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     _make_deterministic(on=device.type == "cpu" or deterministic != "never")
     return device
+
+
+def lacks_deterministic_form(error: BaseException) -> bool:
+    """Return whether torch raised `error` for an operation that has no deterministic form on its device."""
+    return _NO_DETERMINISTIC_FORM in str(error)
 
 
 def take_repeatably(step: Callable[[], T], deterministic: Determinism, note: Callable[[str], None]) -> T:

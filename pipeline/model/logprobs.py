@@ -25,6 +25,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lachesis.pipeline.model.logit_memory import DeviceMemory, keeps_logits, slice_bytes
+from lachesis.pipeline.model.packed_attention import packed_pass
+from lachesis.pipeline.model.packed_rows import PackedRows
 
 __all__ = ["NOTHING_FURTHER", "PassInputs", "SampledLogprobs", "token_logprobs"]
 
@@ -46,12 +48,14 @@ class PassInputs(NamedTuple):
 
     `arguments`: further ones of the model's forward pass. `allowed`: int64 [B,T,W], ids of the tokens that could be
     sampled at each position, -1 for none; a position without any is over the whole vocabulary, and with None all are.
-    `positions`: how many tokens the mask has, where that is known: a GPU need not be waited for then.
+    `positions`: how many tokens the mask has, where that is known: a GPU need not be waited for then. `rows`: how the
+    tokens lie in one row without padding, for a model whose attention is made for that; None: rows are padded.
     """
 
     arguments: dict[str, Any] = {}
     allowed: torch.Tensor | None = None
     positions: int | None = None
+    rows: PackedRows | None = None
 
 
 NOTHING_FURTHER: Final = PassInputs()
@@ -106,7 +110,8 @@ class SampledLogprobs:
         """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropies [B,T].
 
         Float32 nats, at `temperature`; 0 in both at position 0 and where `mask_BT` is false. Rows are padded on the
-        right, so causal attention alone keeps padding out of every real position, and no attention mask is needed.
+        right, so causal attention alone keeps padding out of every real position, and no attention mask is needed;
+        with `given.rows` padding is not computed at all.
         """
         logprobs_BT, entropy_BT, _ = self._compute(tokens_BT, temperature, mask_BT, None, given)
         return logprobs_BT, entropy_BT
@@ -136,11 +141,14 @@ class SampledLogprobs:
         given: PassInputs,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         arguments = {"input_ids": tokens_BT, "use_cache": False, **given.arguments}
-        with self._autocast(tokens_BT.device.type):
+        rows = given.rows
+        if rows is not None:
+            arguments |= {"input_ids": rows.packed(tokens_BT), "position_ids": rows.positions_1N}
+        with self._autocast(tokens_BT.device.type), packed_pass(rows):
             if self._body is None:
-                hidden_BTH = self._model(**arguments).logits[:, :-1]
+                hidden_BTH = self._model(**arguments).logits
             else:
-                hidden_BTH = self._body(**arguments).last_hidden_state[:, :-1]
+                hidden_BTH = self._body(**arguments).last_hidden_state
         wanted_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool) if mask_BT is None else mask_BT[:, 1:]
         at_N = _true_places(wanted_BT.flatten(), given.positions)
         columns = {"targets_N": tokens_BT, "ids_NK": ids_BTK, "allowed_NW": given.allowed}
@@ -163,7 +171,10 @@ class SampledLogprobs:
                 logits_NV = _among(logits_NV, allowed_NW)
             return _pick(logits_NV, targets_N, ids_NK, entropy_gradient=self.entropy_gradient)
 
-        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
+        if rows is None:
+            hidden_NH = hidden_BTH[:, :-1].flatten(0, 1).index_select(0, at_N)
+        else:
+            hidden_NH = hidden_BTH[0].index_select(0, rows.packed_places(at_N))
         logprobs_N, entropy_N, *others_NC = self._in_slices(of_slice, hidden_NH=hidden_NH, **inputs)
         shape = tokens_BT[:, 1:].shape
         others_BTC = _spread_rows(others_NC[0], at_N, shape) if others_NC else None

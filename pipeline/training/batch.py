@@ -16,11 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from lachesis.pipeline.model.packed_rows import PackedRows
 from lachesis.pipeline.training.training_sequence import TrainingSequence, sequence_fault
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_kind, listed
 
 __all__ = ["PackedBatch", "move_tensor", "pack"]
+
+_MAX_PADDED = 4
+_MIN_TOKENS = 0.97
+"""Rows of which this share is tokens, or more, stay padded: bringing them into one row would cost as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class PackedBatch:
     """[B]"""
     prepared: tuple[tuple[Any, ...], ...]
     """[B]; see `TrainingSequence.prepared`."""
+    in_one_row: PackedRows | None = None
+    """How its tokens lie in one row, if the model is to see them so; None: it sees them padded."""
 
     @classmethod
     def idle(cls) -> PackedBatch:
@@ -103,6 +110,40 @@ class PackedBatch:
             yield rows_b, self.rows(rows_b)
             start += rows
 
+    def microbatches_of_tokens(self, max_tokens: int) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
+        """Yield as `microbatches` batches of at most `max_tokens` tokens, padding not counted.
+
+        Padded a batch would have at most `_MAX_PADDED` times as many: what a loss keeps for each token is padded.
+        """
+        longest_first = torch.argsort(self.lengths_B, descending=True, stable=True)
+        lengths = self.lengths_B[longest_first].tolist()
+        start = end = tokens = 0
+        while start < self.sequences:
+            while end < self.sequences and (
+                end == start
+                or (
+                    tokens + lengths[end] <= max_tokens
+                    and (end + 1 - start) * lengths[start] <= _MAX_PADDED * max_tokens
+                )
+            ):
+                tokens += lengths[end]
+                end += 1
+            yield longest_first[start:end], self.rows(longest_first[start:end])
+            start, tokens = end, 0
+
+    def on(self, device: torch.device, *, in_one_row: bool) -> PackedBatch:
+        """Return the batch on `device`, its tokens in one row if that is asked for and spares enough padding."""
+        moved, lengths = self.to(device), self.lengths_B.tolist()
+        if not in_one_row or not self.sequences or sum(lengths) > _MIN_TOKENS * self.tokens_BT.numel():
+            return moved
+        rows = PackedRows.of(lengths, self.tokens_BT.shape[1], lambda values: move_tensor(values, device))
+        return replace(moved, in_one_row=rows)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that the model's layers see, padding counted where they see it."""
+        return self.tokens_BT.numel() if self.in_one_row is None else self.in_one_row.tokens
+
     def of_group(self, group: str) -> PackedBatch:
         """Return the rows of one group, trimmed to the longest of them; `idle` where it has none."""
         rows = [row for row, name in enumerate(self.group_ids) if name == group]
@@ -112,9 +153,9 @@ class PackedBatch:
         """Return the batch with its tensors on `device`; the processor does not wait for them there."""
         return self._each_tensor(lambda values: move_tensor(values, device))
 
-    def rows(self, rows_b: torch.Tensor, *, trimmed: bool = True) -> PackedBatch:
-        """Return some rows, int64 [b]; `trimmed`: to the longest of them."""
-        width = int(self.lengths_B[rows_b].max()) if trimmed else self.tokens_BT.shape[1]
+    def rows(self, rows_b: torch.Tensor) -> PackedBatch:
+        """Return some rows, int64 [b], trimmed to the longest of them."""
+        width = int(self.lengths_B[rows_b].max())
         rows = rows_b.tolist()
         narrow = self._each_tensor(lambda values: values[rows_b] if values.dim() == 1 else values[rows_b, :width])
         return replace(
@@ -198,7 +239,7 @@ def _packed_spans(sequences: Sequence[TrainingSequence], width: int) -> torch.Te
     return torch.from_numpy(spans_BT)
 
 
-def _packed_alternatives(sequences: Sequence[TrainingSequence], width: int) -> dict[str, torch.Tensor | None]:
+def _packed_alternatives(sequences: Sequence[TrainingSequence], width: int) -> dict[str, Any]:
     """Return the columns of the teacher's likeliest tokens, K being the most that any sequence has."""
     k = max((one.teacher_topk[0].shape[1] for one in sequences if one.teacher_topk is not None), default=0)
     if not k:

@@ -16,6 +16,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
 __all__ = [
+    "INPUTS_FOR_ONE_ROW",
     "MODEL_INPUTS",
     "LearnerConfig",
     "LoraConfig",
@@ -40,11 +41,15 @@ MODEL_INPUTS: dict[str, tuple[frozenset[str], bool]] = {
     "images": (frozenset(), True),
 }
 """The built-in inputs of a model: which columns each reads, and whether attachments."""
+INPUTS_FOR_ONE_ROW = frozenset({"routed_experts", "sampling_mask"})
+"""Those that go with rows in one: see `LearnerConfig.packing`."""
 _DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {
     "warmup_steps": 0,
     "max_step_kl": None,
+    "step_kl_every": 1,
     "precision": "float32",
     "device_kernels": False,
+    "packing": False,
     "recompute_layers": False,
 }
 """Values of settings that early trainers had not."""
@@ -149,6 +154,9 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Bound on KL(before || after) of one optimizer step, nats a token, measured on some of its own tokens by one more
     forward pass: `training/step_size.py` says on which. A step beyond it is too large for the model: see
     on_large_step. Default 0.1; None: not measured."""
+    step_kl_every: PositiveInt = 3
+    """Where the bound only warns, every so many steps are measured; so are the first ten of a run, and steps after one
+    that was too large. Default 3; 1: all steps."""
     on_large_step: Literal["warn", "shorten", "refuse"] = "warn"
     """What becomes of a step beyond max_step_kl. warn: it is taken, and the trainer says which setting to lower.
     shorten: the weights go only so far along the step (half, a quarter, ...) that it stays within the bound. refuse:
@@ -163,9 +171,9 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     grad_clip: Positive = 1.0
     """Largest L2 norm of the gradient of the whole batch. Default 1."""
     max_tokens_per_microbatch: PositiveInt = 16384
-    """Padded tokens (rows * longest row) of one forward and backward pass. Bounds memory, changes no result beyond
-    rounding. A single longer sequence makes a micro-batch of its own. Where so many do not fit into memory, half as
-    many are taken from then on, and the trainer says so. Default 16384."""
+    """Tokens of one forward and backward pass; where rows are padded (see packing), rows * longest row. Bounds memory,
+    changes no result beyond rounding. A single longer sequence makes a micro-batch of its own. Where so many do not fit
+    into memory, half as many are taken from then on, and the trainer says so. Default 16384."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
     float32 on a CPU. Default auto."""
@@ -176,6 +184,11 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     compile: bool = False
     """Compile the model's layers by torch.compile, each by itself. The first steps take minutes, later ones less time;
     the result is the same within rounding, and a run repeats its own bits. Not with training.inputs. Default false."""
+    packing: bool | Literal["auto"] = "auto"
+    """Compute the rows of a micro-batch as one row of all their tokens, without padding; no token sees another row.
+    auto: where the model's form allows it and a comparison at the start finds the same logprobs and gradients, else
+    rows are padded, and the log says why. true: the trainer ends where it cannot. The same within rounding. Default
+    auto."""
     recompute_layers: bool | Literal["auto"] = "auto"
     """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
     backward pass. Memory for activations falls to about one layer's, for a third more work. auto: once a sequence alone

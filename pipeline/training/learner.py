@@ -37,6 +37,7 @@ from lachesis.pipeline.training.memory import (
     told_as_out_of_memory,
 )
 from lachesis.pipeline.training.optimizer import has_fused_adamw, place_step_counters
+from lachesis.pipeline.training.packing import PackingChoice, choose_packing, in_float32
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, whole
 from lachesis.pipeline.training.step_metrics import StepMetrics
@@ -45,6 +46,7 @@ from lachesis.pipeline.training.step_size import (
     StepSize,
     WeightsBeforeStep,
     describe_large_step,
+    is_measured,
     probe_tokens,
     shorten_step,
 )
@@ -91,6 +93,9 @@ class Learner:
         self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context in which the weights change: others may compute with them outside of it."""
         self.config, self.fit = config, self._fit_of(config)
+        self._last_size: StepSize | None = None
+        self.packing: PackingChoice | None = None
+        """Whether rows are computed in one, without padding; None: no step has needed to know yet."""
         self._sampled = SampledLogprobs(model) if sharded is None else sharded
         self.configure(config)
 
@@ -101,6 +106,8 @@ class Learner:
         """
         if self._fit_of(config) != self._fit_of(self.config):
             self.fit = self._fit_of(config)
+        if config.packing != self.config.packing:
+            self.packing = None
         self.config = config
         trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
         self.peak_rate = config.peak_rate(trained)
@@ -154,6 +161,7 @@ class Learner:
                 )
             with traced("optimizer.step"), self.changing(), self._told_out_of_memory("an optimizer step"):
                 size = self._move(rate, gradient.probe)
+            self._last_size = size or self._last_size
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
@@ -183,8 +191,19 @@ class Learner:
         raise DataError(describe_large_step(size, config, rate) or "the step was too large")
 
     def _logprobs(self, batch: PackedBatch) -> torch.Tensor:
+        given = self.inputs.of(batch)._replace(rows=batch.in_one_row)
         with self.inputs.during(batch):
-            return self._sampled(batch.tokens_BT, self.config.temperature, batch.mask_BT, self.inputs.of(batch))[0]
+            return self._sampled(batch.tokens_BT, self.config.temperature, batch.mask_BT, given)[0]
+
+    def _packs(self) -> bool:
+        """Return whether rows are computed in one; the first call decides it, and is a collective."""
+        if self.packing is None:
+            models = (self.trained, self.reference)
+            with in_float32(self._sampled):
+                self.packing = choose_packing(
+                    self.config.packing, models, self._logprobs, needs=self.inputs.needs_padding, ranks=self.ranks
+                )
+        return self.packing.packs
 
     def _policy_logprobs(
         self, micro: PackedBatch, given: PassInputs
@@ -237,9 +256,10 @@ class Learner:
         counted = (loss, passes.padded, batch.sequences, int(batch.lengths_B.sum()), batch.trainable_tokens)
         loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals])
         probe = None
-        if self.config.max_step_kl is not None:
+        if is_measured(self.config, self.steps, self._last_size):
             on = probe_tokens(self.config, padded=int(computed))
-            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on)
+            packs = self._packs()
+            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on, in_one_row=packs)
         return BatchGradient(
             loss,
             grad_norm,
@@ -272,15 +292,18 @@ class Learner:
 
     def _passes(self, batch: PackedBatch, denominator: int) -> tuple[BatchPasses | None, FailedPass | None]:
         """Run forward and backward passes; return what they gave, or the one that ran out of memory."""
-        rows = tokens = 0
+        rows, tokens = 1, 0
         try:
+            packs = self._packs()
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
             before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
             for rows_b, part in self._microbatches(batch):
-                (rows, width), tokens = part.tokens_BT.shape, part.tokens_BT.numel()
+                rows, width = part.tokens_BT.shape
+                micro = part.on(self.device, in_one_row=packs)
+                tokens = micro.computed_tokens
                 padded += tokens
-                output, logprobs_BT = self._pass(part, denominator)
+                output, logprobs_BT = self._pass(micro, part.trainable_tokens, denominator)
                 if len(rows_b):
                     before_BT[move_tensor(rows_b, self.device), :width] = logprobs_BT
                 loss += output.loss.detach()
@@ -297,10 +320,9 @@ class Learner:
             )
         return None, FailedPass(rows=rows, tokens=tokens, shortage=str(found))
 
-    def _pass(self, part: PackedBatch, denominator: int) -> tuple[LossOutput, torch.Tensor]:
+    def _pass(self, micro: PackedBatch, trainable: int, denominator: int) -> tuple[LossOutput, torch.Tensor]:
         """Add the gradient of a micro-batch; return its loss and statistics, and its logprobs [B,T]."""
-        micro = part.to(self.device)
-        given = self.inputs.of(micro)._replace(positions=part.trainable_tokens)
+        given = self.inputs.of(micro)._replace(positions=trainable, rows=micro.in_one_row)
         reference_BT = self._reference_logprobs(micro, given)
         with self.inputs.during(micro):
             logprobs_BT, entropy_BT, others_BTC = self._policy_logprobs(micro, given)
@@ -313,7 +335,8 @@ class Learner:
                 reference_BT=reference_BT,
                 others_BTC=others_BTC,
             )
-            self._backward(output.loss)
+            # a sharded model divides the gradient by the number of ranks, where a sum is due
+            (output.loss * (1 if self.sharded is None else self.ranks.size)).backward()  # type: ignore[no-untyped-call]
         return output, logprobs_BT.detach()
 
     def _told_out_of_memory(self, what: str) -> AbstractContextManager[None]:
@@ -325,7 +348,8 @@ class Learner:
 
     def _microbatches(self, batch: PackedBatch) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
         """Yield the micro-batches, and idle ones until each rank has had as many: a sharded pass needs all ranks."""
-        parts = batch.microbatches(self.fit.tokens)
+        tokens = self.fit.tokens
+        parts = batch.microbatches_of_tokens(tokens) if self._packs() else batch.microbatches(tokens)
         if self.sharded is None:
             yield from parts
             return
@@ -334,11 +358,6 @@ class Learner:
         yield from own
         for _ in range(idle):
             yield torch.empty(0, dtype=torch.int64), PackedBatch.idle()
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch; a sharded model divides it by the number of ranks, where a sum is due."""
-        scaled = loss if self.sharded is None else loss * self.ranks.size
-        scaled.backward()  # type: ignore[no-untyped-call]
 
     def _check(self, batch: PackedBatch) -> None:
         sequences, trainable = self.ranks.sum([batch.sequences, batch.trainable_tokens])
@@ -351,14 +370,7 @@ class Learner:
                 "rollouts and trainer must use the same tokenizer."
             )
 
-    def _metrics(
-        self,
-        gradient: BatchGradient,
-        size: StepSize | None,
-        *,
-        rate: float,
-        seconds: float,
-    ) -> StepMetrics:
+    def _metrics(self, gradient: BatchGradient, size: StepSize | None, *, rate: float, seconds: float) -> StepMetrics:
         metrics = LossMetrics.from_sums(gradient.sums)._asdict()
         return StepMetrics(
             step=self.steps,
@@ -374,6 +386,7 @@ class Learner:
             trainable_tokens=gradient.trainable_tokens,
             seconds=seconds,
             microbatch_tokens=self.fit.tokens,
+            packed=self._packs(),
             memory=describe_fit(self.fit, self.config.recompute_layers),
             **metrics,
         )

@@ -13,7 +13,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.config import learner_on_record
 from lachesis.schemas.ledger import Numerics
 
-__all__ = ["microbatch_at", "numerics_of", "with_microbatch"]
+__all__ = ["microbatch_at", "numerics_of", "with_microbatch", "with_packing"]
 
 
 def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
@@ -37,6 +37,11 @@ def with_microbatch(numerics: Numerics, step: int, tokens: int) -> Numerics:
     if microbatch_at(numerics, step) == tokens:
         return numerics
     return msgspec.structs.replace(numerics, microbatches=(*numerics.microbatches, (step, tokens)))
+
+
+def with_packing(numerics: Numerics, *, packed: bool) -> Numerics:
+    """Return numerics that say whether rows were computed in one, without padding."""
+    return numerics if numerics.packed == packed else msgspec.structs.replace(numerics, packed=packed)
 
 
 def microbatch_at(numerics: Numerics, step: int) -> int:

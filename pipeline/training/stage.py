@@ -50,7 +50,7 @@ from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.memory import told_as_out_of_memory
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, step_figures
-from lachesis.pipeline.training.numerics import numerics_of, with_microbatch
+from lachesis.pipeline.training.numerics import numerics_of, with_microbatch, with_packing
 from lachesis.pipeline.training.one_at_a_time import OneAtATime
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
 from lachesis.pipeline.training.publication import COPY_ADVICE, PolicyPublisher
@@ -112,6 +112,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
     training = config.training
     setting = rank_device(training, place, torch.cuda.device_count())
     device = prepare_device(setting, training.threads, deterministic=training.deterministic)
+    log.info("computes on %s (training.device is %s)", device, training.device)
     policy_url = config.role("policy").url
     try:
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"
@@ -382,6 +383,7 @@ class _Trainer:
         self.service.set_note("memory", metrics.memory)
         self.memory = metrics.memory
         self.numerics = with_microbatch(self.numerics, metrics.step - 1, metrics.microbatch_tokens)
+        self.numerics = with_packing(self.numerics, packed=metrics.packed)
 
     async def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures

@@ -43,5 +43,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the step."""
     microbatch_tokens: int
     """Most padded tokens that a micro-batch had: the setting, or less where that did not fit into memory."""
+    packed: bool
+    """Whether the rows of a micro-batch were computed in one, without padding."""
     memory: str | None
     """What to say of a step that is divided because memory ran out, else None."""

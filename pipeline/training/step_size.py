@@ -6,8 +6,8 @@ takes one forward pass over whole rows taken evenly over the batch.
 
 Where the distance decides how far a step goes (`on_large_step` is shorten or refuse), these are at most `PROBE_TOKENS`
 padded tokens. Where it only warns, they are a `SMALL_PROBE_PART`th of the batch's, between `SMALL_PROBE_TOKENS`: some
-2 % of a step's work. Shortening halves the step until it is within the bound, as the line search of TRPO does
-(arXiv:1502.05477).
+2 % of a step's work, every few steps. Shortening halves the step until it is within the bound, as the line search of
+TRPO does (arXiv:1502.05477).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = [
     "StepSize",
     "WeightsBeforeStep",
     "describe_large_step",
+    "is_measured",
     "probe_tokens",
     "shorten_step",
 ]
@@ -37,6 +38,8 @@ PROBE_TOKENS = 4096
 """Padded tokens (rows * longest row) that a step is measured on; a single longer row is taken whole."""
 SMALL_PROBE_PART = 16
 SMALL_PROBE_TOKENS = (256, 1024)
+_FIRST_STEPS = 10
+"""So many steps of a run are measured, whatever the settings: a rate that is too high shows in them."""
 MAX_HALVINGS = 10
 """After so many halvings, a thousandth of the step, what is left of it is not taken at all."""
 
@@ -72,18 +75,21 @@ class StepProbe:
         ranks: Ranks = ALONE,
         *,
         tokens: int = PROBE_TOKENS,
+        in_one_row: bool = False,
     ) -> StepProbe:
         """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step.
 
-        At most `tokens` of all ranks together, but at least one row of each.
+        About `tokens` of all ranks together at most, but at least one row of each. `in_one_row`: the model sees them
+        without padding, and so of as many rows as have that many tokens by their mean.
         """
-        rows = max(1, tokens // ranks.size // batch.tokens_BT.shape[1])
         if not batch.sequences:
             return cls(batch.to(device), logprobs_BT.to(device), ranks)
+        a_row = -(-int(batch.lengths_B.sum()) // batch.sequences) if in_one_row else batch.tokens_BT.shape[1]
+        rows = max(1, tokens // ranks.size // a_row)
         every_b = torch.arange(0, batch.sequences, max(1, -(-batch.sequences // rows)))
-        return cls(
-            batch.rows(every_b, trimmed=False).to(device), logprobs_BT[every_b.to(logprobs_BT.device)].to(device), ranks
-        )
+        taken = batch.rows(every_b).on(device, in_one_row=in_one_row)
+        before_BT = logprobs_BT[every_b.to(logprobs_BT.device), : taken.tokens_BT.shape[1]]
+        return cls(taken, before_BT.to(device), ranks)
 
     def kl(self, logprobs: Logprobs) -> float:
         """Return how far the policy is from where it was, nats a token."""
@@ -100,6 +106,14 @@ def probe_tokens(config: LearnerConfig, *, padded: int) -> int:
         return PROBE_TOKENS
     fewest, most = SMALL_PROBE_TOKENS
     return max(fewest, min(most, padded // SMALL_PROBE_PART))
+
+
+def is_measured(config: LearnerConfig, steps: int, last: StepSize | None) -> bool:
+    """Return whether the step after `steps` steps is measured; `last`: what was measured last."""
+    if config.max_step_kl is None or config.on_large_step != "warn":
+        return config.max_step_kl is not None
+    was_large = last is not None and not last.kl <= config.max_step_kl
+    return was_large or steps < _FIRST_STEPS or steps % config.step_kl_every == 0
 
 
 class WeightsBeforeStep:

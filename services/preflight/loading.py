@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import anyio
 import msgspec
@@ -31,6 +31,7 @@ from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConf
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas.errors import ConfigError, LachesisError
+from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
 from lachesis.services.preflight.prompts import PolicyPrompts
@@ -63,8 +64,9 @@ def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, pr
     `prompts`: look through the prompts, too, as the policy's chat template renders them.
     """
     failed: dict[str, str] = {}  # by setting, what was wrong
+    devices = ("devices", partial(devices_here, config))
     further = [
-        *((_models(config), model_loads(config, failed)) if models else ()),
+        *(([devices], _models(config), model_loads(config, failed)) if models else ()),
         *([_prompts(config, failed)] if prompts else ()),
     ]
     for setting, load in chain(_loads(config, failed), *further):
@@ -129,6 +131,7 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
         from lachesis.pipeline.model.model_check import check_model
         from lachesis.pipeline.model.policy import ModelSetup, model_setup
         from lachesis.pipeline.training.adapter_targets import adapter_problem
+        from lachesis.pipeline.training.packing import predict_packing
     except ModuleNotFoundError as error:
         return f"not checked: needs {error.name}; {install_command('train')}"
     trained = setting == "model" and config.mode == "train"
@@ -141,8 +144,14 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
             exceptions=tuple(config.model_exceptions),
         )
     )
-    lora = setup.lora
-    return check_model(named.name, setup, None if lora is None else lambda model: adapter_problem(model, lora))
+    lora, rows = setup.lora, []
+
+    def problem_of(model: Any) -> str | None:
+        if trained:
+            rows.append(predict_packing(config.training.learner.packing, model, config.training.inputs))
+        return None if lora is None else adapter_problem(model, lora)
+
+    return "; ".join([check_model(named.name, setup, problem_of), *rows])
 
 
 def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> Callable[[], str]:

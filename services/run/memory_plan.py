@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.free_memory import free_bytes
@@ -20,6 +20,7 @@ from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named
 from lachesis.pipeline.model.source import ModelSource
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.pipeline.training.memory_plan import MemoryPlan, StepShape, plan_memory
+from lachesis.pipeline.training.packing import predict_packing
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["StepPlan", "copied_bytes", "plan_step", "step_shape"]
@@ -94,7 +95,8 @@ def plan_step(config: RunConfig, *, model: str | None, device: str | None, memor
         cures = ["nothing that a setting does makes it fit: take a smaller model, or a device with more memory"]
     return StepPlan(
         model=name, device=kind, parts=parts, total=total, available=available,
-        microbatch_tokens=shape.rows * shape.tokens, text=text, cures=cures, notes=_notes(config, kind, found),
+        microbatch_tokens=shape.rows * shape.tokens, text=text, cures=cures,
+        notes=[_rows_note(config, model_config), *_notes(config, kind, found)],
     )  # fmt: skip
 
 
@@ -177,6 +179,16 @@ def _halves(rows: int) -> Iterator[int]:
     while rows > 1:
         rows //= 2
         yield rows
+
+
+def _rows_note(config: RunConfig, model_config: Any) -> str:
+    """Say whether the rows of a micro-batch are computed in one, as far as the model's form tells."""
+    attention = config.training.attention
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            model_config, attn_implementation=None if attention == "auto" else attention
+        )
+    return predict_packing(config.training.learner.packing, model, config.training.inputs)
 
 
 def _notes(config: RunConfig, kind: str, found: MemoryPlan) -> list[str]:

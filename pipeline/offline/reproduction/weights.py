@@ -139,7 +139,9 @@ class _RecordedSettings:
         learner_config, shuffle_seed = self._known[recorded]
         if recorded is not None:
             tokens = microbatch_at(recorded, learner.steps)
-            learner_config = msgspec.structs.replace(learner_config, max_tokens_per_microbatch=tokens)
+            learner_config = msgspec.structs.replace(
+                learner_config, max_tokens_per_microbatch=tokens, packing=recorded.packed
+            )
         learner.configure(learner_config)
         return shuffle_seed
 

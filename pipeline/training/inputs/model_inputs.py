@@ -17,7 +17,7 @@ from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.training.batch import PackedBatch
-from lachesis.pipeline.training.config import MODEL_INPUTS, ModelInputConfig
+from lachesis.pipeline.training.config import INPUTS_FOR_ONE_ROW, MODEL_INPUTS, ModelInputConfig
 from lachesis.pipeline.training.inputs.images import Images
 from lachesis.pipeline.training.inputs.model_input import ModelInput, SequenceParts
 from lachesis.pipeline.training.inputs.routed_experts import RoutedExperts
@@ -42,6 +42,11 @@ class ModelInputs:
 
     def __init__(self, members: Sequence[_Member] = ()) -> None:
         self._members = list(members)
+
+    @property
+    def needs_padding(self) -> str | None:
+        """Name the input that takes padded rows alone; None: there is none."""
+        return next((one.name for one in self._members if one.name not in INPUTS_FOR_ONE_ROW), None)
 
     def prepare_group(self, group: RolloutGroup) -> list[tuple[Any, ...]]:
         """Return for each sequence of a group what each input made of it.
@@ -84,7 +89,11 @@ class ModelInputs:
         """Let the inputs change the forward and backward pass over `batch`."""
         with ExitStack() as contexts:
             for one, of_pass in self._of_pass(batch):
-                contexts.enter_context(one.input.during(*of_pass))
+                of_rows = of_pass
+                if batch.in_one_row is not None and isinstance(one.input, RoutedExperts):
+                    in_one = one.input.in_one_row(of_pass[0], batch.in_one_row.lengths)
+                    of_rows = ([in_one], batch.in_one_row.tokens, of_pass[2])
+                contexts.enter_context(one.input.during(*of_rows))
             yield
 
     def _of_pass(self, batch: PackedBatch) -> Iterator[tuple[_Member, tuple[list[Any], int, torch.device]]]:

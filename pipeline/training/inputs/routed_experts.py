@@ -99,6 +99,12 @@ class RoutedExperts(ModelInput):
                 "cannot be told which to take; leave routed_experts out of training.inputs"
             )
 
+    def in_one_row(self, prepared_B: Sequence[NDArray[Any] | None], lengths: Sequence[int]) -> NDArray[Any]:
+        """Return what `prepare` made of several sequences as that of one, which has their tokens in a row."""
+        unknown = np.full((max(lengths), self._layers, self._k), -1)
+        pairs = zip(prepared_B, lengths, strict=True)
+        return np.concatenate([unknown[:length] if one is None else one for one, length in pairs])
+
     def recorded(self, layer: int, tokens: int) -> torch.Tensor | None:
         """Return one layer's experts, int64 [tokens, k], in a pass over so many; None: none are replayed."""
         if self._recorded is None:

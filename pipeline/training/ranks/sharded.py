@@ -32,11 +32,11 @@ class ShardedPolicy(nn.Module):
     def __init__(self, model: Any, config: LearnerConfig, ranks: Ranks, device: torch.device) -> None:
         super().__init__()
         self.model = model
-        self.precision = torch.bfloat16 if config.uses_bfloat16(device.type) else torch.float32
+        precision = torch.bfloat16 if config.uses_bfloat16(device.type) else torch.float32
         self.entropy_gradient = config.loss.entropy_coef > 0
         self.by_device = config.device_kernels
         self._sampled = SampledLogprobs(
-            model, self.precision, entropy_gradient=self.entropy_gradient, by_device=self.by_device
+            model, precision, entropy_gradient=self.entropy_gradient, by_device=self.by_device
         )
         mesh = init_device_mesh(device.type, (ranks.size,))
         for module in model.modules():
@@ -45,6 +45,15 @@ class ShardedPolicy(nn.Module):
         # The pass goes through this module, so that its hooks gather what is in no layer: embeddings, norm and head.
         fully_shard(self, mesh=mesh, reshard_after_forward=True)
         model.to(device)  # its buffers
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of matrix products."""
+        return self._sampled.precision
+
+    @precision.setter
+    def precision(self, precision: torch.dtype) -> None:
+        self._sampled.precision = precision
 
     def forward(
         self,

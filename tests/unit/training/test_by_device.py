@@ -53,7 +53,7 @@ def test_kept_logits_change_no_bit_and_spare_the_second_pass(small_policy, batch
         policy = small_policy()
         data, seen = batch(policy, 0), []
         policy.model.lm_head.register_forward_hook(lambda _module, _args, out, seen=seen: seen.append(len(out)))
-        config = msgspec.convert({"max_step_kl": None, **settings}, LearnerConfig)
+        config = msgspec.convert({"max_step_kl": None, "packing": False, **settings}, LearnerConfig)
         Learner(policy.model, config).step(data)
         digests.append(weights_digest(policy_tensors(policy.model)))
         rows.append(sum(seen) - 4)  # those that the head is tried on
@@ -148,7 +148,7 @@ def test_no_pass_waits_for_the_device(small_policy, batch, budget):
     with _Waits() as waits:
         count = [part.trainable_tokens for _, part in on_host]  # this one is the processor's own
         own = len(waits.found)
-        learner._pass = lambda part, denominator: (parts.append(part), of_mode(part, denominator))[1]
+        learner._pass = lambda part, *given: (parts.append(part), of_mode(part, *given))[1]
         passes, failed = learner._passes(data, 10)
     assert failed is None
     assert len(parts) == len(on_host)
