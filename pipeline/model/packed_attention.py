@@ -120,13 +120,19 @@ def _attend_packed(
     spread = [_rearranged(column, 2, rows.spread_G, rows.back_N)[0] for column in columns]  # [H,G,D]
     outputs = []
     for grid, of_grid in zip(rows.grids, mask.of_grids, strict=True):
-        parts = [column[:, grid.places].unflatten(1, (grid.rows, grid.width)).transpose(0, 1) for column in spread]
+        parts = [_rows_of(column, grid) for column in spread]
         if kind == "sdpa":
             output = own(module, *parts, of_grid, is_causal=of_grid is None, **kwargs)[0]
         else:
             output = own(module, *parts, _additive(of_grid, grid, parts[0]), **kwargs)[0]
         outputs.append(output.flatten(0, 1))  # [b*t,H,D]
     return _rearranged(torch.cat(outputs), 0, rows.back_N, rows.token_G)[None]
+
+
+def _rows_of(column_HGD: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Return [b,H,t,D]."""
+    heads, _, size = column_HGD.shape
+    return column_HGD[:, grid.places].reshape(heads, grid.rows, grid.width, size).transpose(0, 1)
 
 
 def _rearranged(values: torch.Tensor, dim: int, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:

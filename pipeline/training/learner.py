@@ -37,7 +37,7 @@ from lachesis.pipeline.training.memory import (
     told_as_out_of_memory,
 )
 from lachesis.pipeline.training.optimizer import has_fused_adamw, place_step_counters
-from lachesis.pipeline.training.packing import PackingChoice, choose_packing, in_float32
+from lachesis.pipeline.training.packing import COMPARED_TOKENS, PackingChoice, choose_packing, in_float32
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.sharded import ShardedPolicy, whole
 from lachesis.pipeline.training.step_metrics import StepMetrics
@@ -292,7 +292,7 @@ class Learner:
 
     def _passes(self, batch: PackedBatch, denominator: int) -> tuple[BatchPasses | None, FailedPass | None]:
         """Run forward and backward passes; return what they gave, or the one that ran out of memory."""
-        rows, tokens = 1, 0
+        rows, tokens = 1, COMPARED_TOKENS
         try:
             packs = self._packs()
             loss = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -27,7 +27,15 @@ from lachesis.pipeline.training.memory import is_out_of_memory
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.schemas.errors import ConfigError, UnsupportedError
 
-__all__ = ["PackingChoice", "choose_packing", "describe_packing", "in_float32", "predict_packing", "why_padded_by_form"]
+__all__ = [
+    "COMPARED_TOKENS",
+    "PackingChoice",
+    "choose_packing",
+    "describe_packing",
+    "in_float32",
+    "predict_packing",
+    "why_padded_by_form",
+]
 
 log = logging.getLogger("lachesis")
 
@@ -39,6 +47,8 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_a
 _ROPE_BY_LENGTH = ("'longrope'", "'dynamic'")
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.RNNBase)
 _LENGTHS = (5, 7, 3)
+COMPARED_TOKENS = sum(_LENGTHS)
+"""Tokens of the rows that are compared."""
 _DRAWS = 3
 """A router of experts that is near a tie may pick others for a rounding's sake: then other tokens are taken."""
 _SAMPLED_VALUES = 64

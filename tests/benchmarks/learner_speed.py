@@ -3,7 +3,7 @@
 The bare loop is what a user would write: whole logits of a micro-batch, fused AdamW, no checks and no statistics. Ways
 take turns in one process, and the best of their steps counts.
 
-    python tests/benchmarks/learner_speed.py [--rows 8] [--length 256] [--layers 6] [--way NAME]...
+    python tests/benchmarks/learner_speed.py [--rows 8] [--length 256] [--lognormal 0.8] [--layers 6] [--way NAME]...
 """
 
 import argparse
@@ -23,17 +23,20 @@ from lachesis.pipeline.training.learner import Learner
 
 WAYS = {
     "defaults": {},
+    "padded rows": {"packing": False},
     "no step KL": {"max_step_kl": None},
     "layers again": {"recompute_layers": True},
 }
 
 
 def a_batch(arguments: argparse.Namespace) -> PackedBatch:
-    """Rows of random tokens, of up to `spread` fewer tokens than `length`."""
+    """Rows of random tokens, up to `spread` fewer than `length`; or of lognormal lengths, `length` at most."""
     draw = np.random.default_rng(0)
     sequences = []
     for row in range(arguments.rows):
         length = int(arguments.length * (1 - arguments.spread * draw.random()))
+        if arguments.lognormal:
+            length = int(min(arguments.length, max(8, arguments.length / 5 * draw.lognormal(0, arguments.lognormal))))
         sequences.append(
             TrainingSequence(
                 tokens=draw.integers(0, arguments.vocabulary, length).astype(np.int32),
@@ -80,6 +83,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--spread", type=float, default=0.0)
+    parser.add_argument("--lognormal", type=float, default=0.0, help="sigma; median --length / 5")
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--vocabulary", type=int, default=49_152)
     parser.add_argument("--width", type=int, default=576)

@@ -64,18 +64,24 @@ def model_of(shape: str, device: str, *, sharpened: float = 1.0) -> Any:
     return model.eval().to(device)
 
 
-def batch_of(vocabulary: int, rows: int, length: int, seed: int = 0) -> PackedBatch:
-    """Return random sequences of one length, with advantages of both signs."""
+def batch_of(vocabulary: int, rows: int, length: int, seed: int = 0, *, uneven: bool = False) -> PackedBatch:
+    """Return random sequences of one length, with advantages of both signs.
+
+    `uneven`: of lognormal lengths, whose median is a fifth of `length`, which is the most.
+    """
     draw = np.random.default_rng(seed)
+    lengths = [length] * rows
+    if uneven:
+        lengths = np.clip(length / 5 * draw.lognormal(0, 0.8, rows), 8, length).astype(int).tolist()
     return pack(
         [
             TrainingSequence(
-                tokens=draw.integers(0, vocabulary, length).astype(np.int32),
-                loss_mask=np.arange(length) > length // 8,
-                logprobs=np.full(length, -math.log(vocabulary), np.float32),
+                tokens=draw.integers(0, vocabulary, own).astype(np.int32),
+                loss_mask=np.arange(own) > own // 8,
+                logprobs=np.full(own, -math.log(vocabulary), np.float32),
                 advantage=(-1.0) ** row,
             )
-            for row in range(rows)
+            for row, own in enumerate(lengths)
         ]
     )
 

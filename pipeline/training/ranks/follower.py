@@ -33,12 +33,13 @@ from lachesis.pipeline.training.ranks.messages import (
     Hello,
     JoinRun,
     Message,
+    NoMemory,
     RankStream,
     Stop,
     TrainNext,
 )
 from lachesis.pipeline.training.ranks.place import RankPlace, rank_device
-from lachesis.pipeline.training.ranks.process_group import end_process, in_thread, meet, open_process_group
+from lachesis.pipeline.training.ranks.process_group import GRACE_S, end_process, in_thread, meet, open_process_group
 from lachesis.pipeline.training.train_batch import train_batch
 from lachesis.pipeline.training.train_loop import prefetched_batches
 from lachesis.schemas.errors import DataError, LedgerError, OutOfMemoryError, StartupError
@@ -134,7 +135,9 @@ async def _train_next(
     except DataError:  # rank 0 says so, and counts the step as void
         learner.steps = batch.batch.number + 1
     except OutOfMemoryError as error:
-        if learner.sharded is not None:  # rank 0 waits in a collective
-            log.error("rank %d: %s", learner.ranks.rank, error)  # noqa: TRY400 - its text says all
-            end_process(EXIT_NO_MEMORY)
-        await anyio.sleep_forever()  # rank 0 raises the same and ends, and this process with it
+        log.error("rank %d: %s", learner.ranks.rank, error)  # noqa: TRY400 - its text says all
+        if learner.sharded is None:  # where all ranks raise the same, rank 0 ends meanwhile, and this process with it
+            await anyio.sleep(GRACE_S)
+        with suppress(*GONE):  # rank 0 waits in a collective
+            await stream.send(NoMemory(str(error)))
+        end_process(EXIT_NO_MEMORY)

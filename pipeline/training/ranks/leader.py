@@ -43,6 +43,7 @@ from lachesis.pipeline.training.ranks.messages import (
     Hello,
     JoinRun,
     Message,
+    NoMemory,
     RankStream,
     Stop,
     TrainNext,
@@ -141,6 +142,8 @@ class Leader:
                     case Fetched(index):
                         self.fetched[rank] = index
                         self.changed.set()
+                    case NoMemory(text) if not self.stopping:
+                        self.lose(rank, f"ran out of memory ({text})", EXIT_NO_MEMORY)
         except (*GONE, msgspec.DecodeError):
             if not self.stopping and not self.starts_ranks:
                 self.lose(rank, "has ended, or its connection has", EXIT_RANK_LOST)

@@ -14,7 +14,18 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.training.ranks.join import RankStart
 
-__all__ = ["GONE", "Fetched", "GatherOptimizer", "Hello", "JoinRun", "Message", "RankStream", "Stop", "TrainNext"]
+__all__ = [
+    "GONE",
+    "Fetched",
+    "GatherOptimizer",
+    "Hello",
+    "JoinRun",
+    "Message",
+    "NoMemory",
+    "RankStream",
+    "Stop",
+    "TrainNext",
+]
 
 _MAX_MESSAGE_BYTES = 1 << 20
 GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -51,11 +62,17 @@ class GatherOptimizer(msgspec.Struct, frozen=True, tag=True):
     """Take part in collecting the optimizer's state."""
 
 
+class NoMemory(msgspec.Struct, frozen=True, tag=True):
+    """This rank alone ran out of memory where a step cannot be begun again, and ends; `text` says in what."""
+
+    text: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End: the trainer has."""
 
 
-Message: TypeAlias = Hello | JoinRun | TrainNext | Fetched | GatherOptimizer | Stop
+Message: TypeAlias = Hello | JoinRun | TrainNext | Fetched | GatherOptimizer | NoMemory | Stop
 
 
 class RankStream:

@@ -25,6 +25,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "plain kernels": {"device_kernels": False},
     "compiled": {"compile": True},
     "no step KL": {"max_step_kl": None},
+    "uneven, in one": {"packing": True},
+    "uneven, padded": {"packing": False},
     "recompute": {"recompute_layers": True},
     "not deterministic": {},
 }
@@ -41,9 +43,19 @@ def measure(*, small: bool) -> None:
         bare = _bare(shape, batch)
         if bare and (best := rates["defaults"]):
             figure(f"{shape} defaults beside the bare loop", best / bare, "of its speed")
+        if shape != "1.5B":
+            _uneven(shape, rows, length)
     if not small:  # last, since the first steps may take minutes
         rows, length, _ = _CASES["0.135B"]
         _learner("0.135B", batch_of(config_of("0.135B").vocab_size, rows, length), "compiled")
+
+
+def _uneven(shape: str, rows: int, length: int) -> None:
+    """Measure rows in one beside padded ones, at lengths that differ."""
+    batch = batch_of(config_of(shape).vocab_size, 4 * rows, length, uneven=True)
+    in_one, padded = (_learner(shape, batch, way) for way in ("uneven, in one", "uneven, padded"))
+    if in_one and padded:
+        figure(f"{shape} uneven rows in one beside padded ones", in_one / padded, "of their speed")
 
 
 def _peak() -> None:
@@ -69,9 +81,10 @@ def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
     except OutOfMemoryError as error:
         figure(name, None, "tokens/s", why=f"out of memory: {str(error)[:90]}")
         return None
-    tokens = batch.tokens_BT.numel()
+    tokens = int(batch.lengths_B.sum())
     figure(name, tokens / seconds, "tokens/s", microbatch_tokens=learner.fit.tokens, recomputes=learner.fit.recomputes)
-    figure(f"{name}, share of what is computed", _flops(model, batch) / seconds / 1e12, "TFLOP/s")
+    if not name.startswith(f"{shape} uneven"):
+        figure(f"{name}, share of what is computed", _flops(model, batch) / seconds / 1e12, "TFLOP/s")
     if (peak := peak_gb()) is not None:
         figure(f"{name}, memory", peak, "GB")
     return tokens / seconds
@@ -100,7 +113,7 @@ def _bare(shape: str, batch: PackedBatch) -> float | None:
         except torch.OutOfMemoryError:
             figure(f"{shape} bare loop, micro-batches of {micro}", None, "tokens/s", why="out of memory")
             continue
-        rate = batch.tokens_BT.numel() / seconds
+        rate = int(batch.lengths_B.sum()) / seconds
         figure(f"{shape} bare loop, micro-batches of {micro}", rate, "tokens/s")
         if (peak := peak_gb()) is not None:
             figure(f"{shape} bare loop, micro-batches of {micro}, memory", peak, "GB")
