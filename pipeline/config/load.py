@@ -114,6 +114,9 @@ def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: It
     infinite = next(_not_finite(config, ""), None)
     if infinite is not None:
         raise ConfigError(f"{infinite}: must be a finite number (from {_origin(infinite, origins)})")
+    large = next(_beyond_64_bits(config, ""), None)
+    if large is not None:
+        raise ConfigError(f"{large}: the number does not fit into 64 bits (from {_origin(large, origins)})")
     return LoadedConfig(config, origins)
 
 
@@ -242,6 +245,22 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _not_finite(item, f"{path}[{index}]")
+
+
+def _beyond_64_bits(value: Any, path: str) -> Iterator[str]:
+    """Yield the path of every integer that no file, message or library here could hold."""
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            yield path
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _beyond_64_bits(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _beyond_64_bits(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _beyond_64_bits(item, f"{path}[{index}]")
 
 
 def _is_struct(hint: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.protocol import SamplingParams, TokenId
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_plain, shaped
 
@@ -66,7 +66,7 @@ class _Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -165,7 +165,7 @@ class ChatRequest(_OpenAiRequest, frozen=True, kw_only=True):
 class CompletionRequest(_OpenAiRequest, frozen=True, kw_only=True):
     """POST /v1/completions. A prompt is text or token ids; there may be several."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: int | None = None
     echo: Any = None
     suffix: Any = None
@@ -182,13 +182,13 @@ class CompletionRequest(_OpenAiRequest, frozen=True, kw_only=True):
         prompts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         if not isinstance(prompts, list) or not 1 <= len(prompts) <= _MAX_PROMPTS:
             raise DataError(f"prompt: give text, token ids, or a list of 1 to {_MAX_PROMPTS} of these.")
-        return [one if isinstance(one, str) else shaped("prompt", list[int], one) for one in prompts]
+        return [one if isinstance(one, str) else shaped("prompt", list[TokenId], one) for one in prompts]
 
 
 class PromptTokens(Struct, frozen=True, kw_only=True):
     """A prompt of vLLM's that is token ids already."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[TokenId]
 
 
 class VllmRequest(_Sampling, frozen=True, kw_only=True):
@@ -227,7 +227,7 @@ class SglangSampling(_Sampling, frozen=True, kw_only=True):
 class SglangRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /generate as clients of SGLang write it, for one prompt."""
 
-    input_ids: list[int] | None = None
+    input_ids: list[TokenId] | None = None
     text: str | None = None
     sampling_params: SglangSampling = SglangSampling()
     return_logprob: bool = False

@@ -194,8 +194,8 @@ class Engine:
         limit = params.max_tokens or room
         if (wanted := top_logprobs_of(prompt, params, limit)) > self.config.max_top_logprobs:
             raise DataError(
-                f"logprobs and prompt_logprobs ask for {wanted} logprobs of likeliest tokens, in {params.n} samples of up "
-                f"to {limit} tokens and a prompt of {len(prompt)}; {self.config.max_top_logprobs} are the most: lower "
+                f"logprobs and prompt_logprobs ask for {wanted} logprobs of likeliest tokens ({params.n} samples of at "
+                f"most {limit} tokens, a prompt of {len(prompt)}); {self.config.max_top_logprobs} are the most: lower "
                 "them, max_tokens or n."
             )
         return limit

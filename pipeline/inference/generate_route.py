@@ -68,12 +68,10 @@ async def answer_generate(given: dict[str, Any], backend: GenerateBackend) -> An
 
 async def _vllm(body: VllmRequest, backend: GenerateBackend) -> dict[str, Any]:
     params = body.params
-    if isinstance(body.prompt, str):
-        text, prompt = body.prompt, await backend.tokenize(body.prompt)
-    else:
-        prompt = body.prompt.prompt_token_ids
-        text = await backend.detokenize(prompt)
+    given = body.prompt
+    prompt = await backend.tokenize(given) if isinstance(given, str) else given.prompt_token_ids
     samples, prompt_logprobs = await backend.sample(prompt, params)
+    text = given if isinstance(given, str) else await backend.detokenize(prompt)  # what no context holds is refused
     answer: dict[str, Any] = {
         "text": [sample.text for sample in samples],
         "prompt": text,

@@ -34,6 +34,7 @@ __all__ = [
     "PromptLogprob",
     "PromptLogprobs",
     "SamplingParams",
+    "TokenId",
     "TokenizeRequest",
     "TokenizeResponse",
     "WeightVersionSpan",

@@ -61,7 +61,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """Looks for stop strings in one sample as it grows. What a token costs does not grow with the sample or with them."""
+    """Looks for stop strings in one sample as it grows. A token costs the same, however long the sample is."""
 
     def __init__(self, stops: Sequence[str], decoders: Sequence[Decode]) -> None:
         self._stops = stops

@@ -6,6 +6,7 @@ set by name the package `datasets`.
 
 import csv
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.memory_bound import bounded_memory
 from lachesis.pipeline.nearest import nearest
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -32,8 +34,14 @@ def read_file(path: Path) -> list[DatasetRow]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"data set {path}: the name must end in {', '.join(readers)}")
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
-        rows = list(reader(path))
+        with bounded_memory(most):
+            rows = list(reader(path))
+    except MemoryError as error:
+        raise ConfigError(
+            f"data set {path}: its rows take more than {most >> 20} MiB of memory, half of this machine's: split it"
+        ) from error
     except OSError as error:
         raise ConfigError(f"data set {path.absolute()}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:

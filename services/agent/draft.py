@@ -39,6 +39,8 @@ COMMON = (
     "evaluate.items",
 )
 """Settings that are shown where no section is asked for, besides those of the environment."""
+_MAX_EDITS = 512
+_MAX_EDIT_BYTES = 128 << 10
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 _LIMITS = {"minimum": "min", "exclusiveMinimum": "above", "maximum": "max", "exclusiveMaximum": "below"}
 
@@ -109,6 +111,7 @@ class RunDraft:
         edits = {one: kept for one, kept in self.edits.items() if one != path and not one.startswith(f"{path}.")}
         if value is not None:
             edits |= _leaves(path, value)
+        _check_size(edits)
         _check_own(entry, edits)
         loaded = self._load(entry, edits)
         self.policy.check(values_by_path(self._load(entry, {})), values_by_path(loaded))
@@ -217,6 +220,19 @@ def _check_own(entry: CatalogEntry, edits: Mapping[str, Any]) -> None:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ConfigError(f"{path}: expected `{field.type}`, got {masked(path, value)!r}")
+
+
+def _check_size(edits: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where there are more edits, or larger ones, than a configuration has use for."""
+    try:
+        size = len(msgspec.json.encode(edits))
+    except (msgspec.MsgspecError, RecursionError, OverflowError, TypeError) as error:
+        raise ConfigError(f"the value cannot stand in a configuration: {error}") from error
+    if len(edits) > _MAX_EDITS or size > _MAX_EDIT_BYTES:
+        raise ConfigError(
+            f"{len(edits)} edits of {size} bytes: {_MAX_EDITS} of {_MAX_EDIT_BYTES} bytes in all are the most; take "
+            "some back with null"
+        )
 
 
 def _leaves(path: str, value: Any) -> dict[str, Any]:

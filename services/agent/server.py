@@ -36,6 +36,12 @@ _MAX_BODY_BYTES = 1 << 20
 _BODY_S = 30.0
 """Seconds in which a request's body must have arrived."""
 _MAX_CONNECTIONS = 128
+_MAX_SESSIONS = 32
+"""Sessions of agents that are open at once; one more is refused with 503 until one ends."""
+_SESSION_S = 1800.0
+"""Seconds without a request after which a session ends."""
+_MAX_CALLS = 32
+"""Calls of tools at work or waiting; one more is refused."""
 _SHUTDOWN_S = 5
 """Seconds that open connections have when the server ends."""
 _INSTRUCTIONS = """Train language models by reinforcement learning with Lachesis. The usual order: rl_list_environments,
@@ -47,22 +53,36 @@ often as you like, rl_get_results. A reward that rises proves nothing by itself:
 def make_server(tools: AgentTools) -> MCPServer:
     """Return a server with every tool: each public method of `tools`."""
     server: MCPServer = MCPServer("lachesis", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    calls = _Calls()
     for name in dir(tools):
         if name.startswith("rl_"):
-            server.add_tool(_explained(getattr(tools, name)), structured_output=False)
+            server.add_tool(_explained(getattr(tools, name), calls), structured_output=False)
     logging.getLogger("mcp").setLevel(logging.WARNING)
     return server
 
 
-def _explained(tool: Callable[..., Awaitable[dict[str, Any]]]) -> Callable[..., Awaitable[dict[str, Any]]]:
-    """Return the tool with expected errors as the protocol has them."""
+class _Calls:
+    """Counts the calls of all tools that have not ended."""
+
+    open = 0
+
+
+def _explained(
+    tool: Callable[..., Awaitable[dict[str, Any]]], calls: _Calls
+) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """Return the tool with expected errors as the protocol has them, and a bound of calls at once."""
 
     @functools.wraps(tool)
     async def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        if calls.open >= _MAX_CALLS:
+            raise ToolError(f"{calls.open} calls have not ended yet, and no more are taken: wait for one of them")
+        calls.open += 1
         try:
             return await tool(*args, **kwargs)
         except (LachesisError, OSError) as error:
             raise ToolError(without_secrets(str(error))) from error
+        finally:
+            calls.open -= 1
 
     return call
 
@@ -79,7 +99,13 @@ async def serve_http(server: MCPServer, host: str, port: int, token: str, starte
     bound = int(listener.getsockname()[1])
     names = [f"{name}:{bound}" for name in dict.fromkeys((host, "127.0.0.1", "localhost", "[::1]"))]
     security = TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
-    app = server.streamable_http_app(streamable_http_path=HTTP_PATH, transport_security=security, host=host)
+    app = server.streamable_http_app(
+        streamable_http_path=HTTP_PATH,
+        transport_security=security,
+        host=host,
+        max_sessions=_MAX_SESSIONS,
+        session_idle_timeout=_SESSION_S,
+    )
     config = uvicorn.Config(
         _TokenCheck(_BodyBound(app), token),
         log_level="warning",

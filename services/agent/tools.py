@@ -32,7 +32,7 @@ from lachesis.services.observe.runs import RunOverview, look_at_folder, look_at_
 from lachesis.services.observe.summary import read_steps
 from lachesis.services.supervisor.detached import start_run, stop_run
 
-__all__ = ["AgentTools"]
+__all__ = ["MAX_RUNS", "AgentTools"]
 
 _OPENROUTER_KEY = "OPENROUTER_API_KEY"
 _HISTORY = 10
@@ -40,6 +40,16 @@ _HISTORY = 10
 _HISTORY_FIGURES = frozenset({"train/step", "reward/mean", "staleness/mean", "latency/e2e/rolling_p99"})
 """What they show of a step, besides held-out rates."""
 _NANOSECONDS = 1e9
+MAX_RUNS = 8
+"""Runs of this machine that are live at once, if the operator says nothing else."""
+_MAX_COMMANDS = 4
+"""Commands that the tools run at once; others wait."""
+_MAX_TEST_STEPS = 100
+_MAX_TEST_SAMPLES = 256
+_MAX_MODELS = 16
+_MAX_SETTINGS = 100
+_MAX_ARGUMENT_CHARS = 4096
+_MAX_INTEGER = (1 << 53) - 1
 
 Load = Callable[[str, Sequence[str]], LoadedConfig[RunConfig]]
 
@@ -48,7 +58,8 @@ class AgentTools:
     """The tools of one agent. `load`: returns the configuration of the run of a name, with settings changed.
 
     `file` and `sets`: what every run begins with; `folders`: where environments are looked for. `key_envs`: variables
-    of this process with keys that may be sent to servers which the agent names.
+    of this process with keys that may be sent to servers which the agent names. `max_runs`: live runs of this machine
+    from which on no further one is started.
     """
 
     def __init__(
@@ -60,11 +71,15 @@ class AgentTools:
         load: Load,
         *,
         key_envs: Collection[str] = (),
+        max_runs: int = MAX_RUNS,
     ) -> None:
         self._draft = RunDraft(file, tuple(sets), policy)
         self._folders = list(folders)
         self._load = load
         self._key_envs = key_envs
+        self._max_runs = max_runs
+        self._starting = anyio.Lock()
+        self._commands = anyio.CapacityLimiter(_MAX_COMMANDS)
 
     async def rl_list_environments(self) -> dict[str, Any]:
         """List the environments that can be trained on, with name, file, docstring and own settings.
@@ -120,8 +135,15 @@ class AgentTools:
         Returns once it has begun: rl_check_status(run_id) says how far it is. What keeps it from starting is the error.
         """
         config = self._draft.config_to_start(datetime.now(UTC))
-        with _written(config) as file:
-            found = await start_run(config, ["--config", file], lambda _: None, wait=False)
+        async with self._starting:
+            live = [one.run for one in await anyio.to_thread.run_sync(look_at_runs) if one.is_live]
+            if len(live) >= self._max_runs:
+                raise StartupError(
+                    f"{len(live)} runs are live on this machine ({', '.join(live)}), and {self._max_runs} are the most "
+                    "that the operator lets agents have: stop one with rl_stop_training"
+                )
+            with _written(config) as file:
+                found = await start_run(config, ["--config", file], lambda _: None, wait=False)
         return {
             "run_id": found.run,
             "status": found.state,
@@ -195,12 +217,16 @@ class AgentTools:
             raise ConfigError(
                 f"key_env: no variable is sent to a server but those that the operator allows with --key-env: {allowed}"
             )
+        _check_bound("num_steps", num_steps, _MAX_TEST_STEPS)
+        _check_bound("group_size", group_size, _MAX_TEST_SAMPLES)
+        _check_bound("models", len(models or "1"), _MAX_MODELS)
+        _check_bound("characters of a model", max(map(len, models or "1")) or 1, _MAX_ARGUMENT_CHARS)
         config = self._draft.config()
         arguments = _models(models, server, config.model, key_env)
         with _written(config) as file:
             return {
                 "environment": self._entry().name,
-                **await call_command(
+                **await self._run_command(
                     *("env", "test", "--config", file, "--env", self._entry().section),
                     *("--steps", str(num_steps), "--samples", str(group_size), "--json", *arguments),
                     codes=(0, 1),
@@ -233,6 +259,9 @@ class AgentTools:
             "--env": env, "--state": state, "--item": item, "--text": text, "--score": score,
             "--disagreement": disagreement, "--limit": limit, "--before": before,
         }  # fmt: skip
+        for name in ("--limit", "--before"):
+            if (number := given[name]) is not None:
+                _check_bound(name.strip("-"), int(number), _MAX_INTEGER)
         options = [f"{name}={value}" for name, value in given.items() if value is not None]
         return {"run_id": run_id, "groups": await self._call(run_id, "rollouts", *options, lines=True)}
 
@@ -250,6 +279,7 @@ class AgentTools:
         The live run is not touched. rl_compare(run_id, "live", revision) shows what would have changed.
         """
         self._overview(run_id)
+        _check_bound("settings", len(settings or "1"), _MAX_SETTINGS)
         before, after = self._load(run_id, ()), self._load(run_id, settings or ())
         self._draft.policy.check(values_by_path(before), values_by_path(after))
         options = [f"--revision={revision}", *(f"--set={one}" for one in settings or ())]
@@ -263,7 +293,14 @@ class AgentTools:
         self, run_id: str, command: str, *arguments: str, codes: Sequence[int] = (0,), lines: bool = False
     ) -> Any:
         self._overview(run_id)
-        return await call_command(command, f"--run={run_id}", "--json", *arguments, codes=codes, lines=lines)
+        return await self._run_command(command, f"--run={run_id}", "--json", *arguments, codes=codes, lines=lines)
+
+    async def _run_command(self, *arguments: str, codes: Sequence[int] = (0,), lines: bool = False) -> Any:
+        longest = max(map(len, arguments))
+        if longest > _MAX_ARGUMENT_CHARS:
+            raise ConfigError(f"an argument has {longest} characters; {_MAX_ARGUMENT_CHARS} are the most")
+        async with self._commands:
+            return await call_command(*arguments, codes=codes, lines=lines)
 
     async def _entries(self) -> list[CatalogEntry]:
         return await anyio.to_thread.run_sync(lambda: list_environments(self._draft.base(), self._folders))
@@ -295,6 +332,12 @@ class _written(AbstractContextManager[str]):  # noqa: N801 - used as a function
 
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
+
+
+def _check_bound(name: str, number: int, most: int) -> None:
+    """Raise `ConfigError` where a number of a call is not from 1 to `most`."""
+    if not 1 <= number <= most:
+        raise ConfigError(f"{name}: {number if abs(number) <= _MAX_INTEGER else 'it'} is not from 1 to {most}")
 
 
 def _models(models: Sequence[str] | None, server: str | None, own: str | None, key_env: str | None) -> list[str]:

@@ -45,6 +45,9 @@ def mcp(
         list[str] | None,
         typer.Option(metavar="NAME", help="Variable with a key that agents may send to servers. Repeatable."),
     ] = None,
+    max_runs: Annotated[
+        int, typer.Option(min=0, max=1000, help="Live runs from which on agents start no further one.")
+    ] = 8,
 ) -> None:
     """Serve tools for agents by the Model Context Protocol: find, configure, start, watch and stop runs.
 
@@ -61,7 +64,13 @@ def mcp(
     options.load()  # an error in it is said now, not to the agent
     rules = ConfigPolicy() if policy is None else load_policy(policy)
     tools = AgentTools(
-        options.config_file(), options.texts(), rules, folder or (), _load_run, key_envs=frozenset(key_env or ())
+        options.config_file(),
+        options.texts(),
+        rules,
+        folder or (),
+        _load_run,
+        key_envs=frozenset(key_env or ()),
+        max_runs=max_runs,
     )
     server = make_server(tools)
     if http is None:

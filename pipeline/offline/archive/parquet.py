@@ -1,6 +1,7 @@
 """Rows as Parquet, by pyarrow, with the schema's name and what was exported in the file's metadata.
 
-Memory is bounded by one row group on either side: it is as large as the rows written at once, or read at once.
+Memory is bounded by the rows that are written at once, or read at once. A file says itself how large its rows are, in
+few bytes: the reader bounds what that takes (`reader.MAX_READING_BYTES`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,6 +80,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, RolloutRow | SchemaError]]:
                 for i, values in enumerate(plain):
                     number += 1
                     yield number, _row({**values, **{name: found[i] for name, found in arrays.items()}})
+    except MemoryError:
+        raise  # an error of pyarrow's, too
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: row {number + 1}: {str(error)[:MAX_ERROR_CHARS]}") from error
 

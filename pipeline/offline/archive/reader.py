@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.memory_bound import each_within
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.jsonl import read_lines, read_row
 from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions, epoch_of, from_line
@@ -19,6 +20,9 @@ from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["PlacedGroup", "check_kind", "read_groups"]
+
+MAX_READING_BYTES = 2 << 30
+"""Memory that reading a group and the rows beside it may take; 64 rows of a million tokens take half."""
 
 
 class PlacedGroup(NamedTuple):
@@ -64,9 +68,15 @@ def read_groups(path: Path, kind: Format, *, run: str, assumed: ImportAssumption
     """
     try:
         if assumed is not None:
-            yield from _atropos(path, assumed)
+            groups = _atropos(path, assumed)
         else:
-            yield from _assembled(path, _parquet(path) if kind == "parquet" else _jsonl(path), run)
+            groups = _assembled(path, _parquet(path) if kind == "parquet" else _jsonl(path), run)
+        yield from each_within(groups, MAX_READING_BYTES)
+    except MemoryError as error:
+        raise ConfigError(
+            f"{path}: reading its next rows takes more than {MAX_READING_BYTES >> 20} MiB of memory, which no group of "
+            "sequences needs"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except SchemaError as error:

@@ -1,18 +1,23 @@
 """Every number and list of every HTTP body beyond its bound is refused by name: no route fails, and none is held up."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from integration.security.test_routes import KEY, TOKEN, application, gateway, inference
+from integration.security.test_routes import TOKEN, _gateway, application, inference
 
-__all__ = ["application", "gateway", "inference"]
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+
+__all__ = ["application", "inference"]
+
+World = _gateway.World
 
 DEEP = "@deep"
 """Stands for a value that is nested 5,000 levels deep."""
-LARGE = [1 << 63, 1 << 64, -(1 << 63) - 1, 1 << 70, -(1 << 70), 10**400, 1e308]
+LARGE = [1 << 63, 1 << 64, -(1 << 70), 10**400, 1e308, float("inf"), DEEP]
 SAMPLING = {
     "n": 1, "temperature": 1.0, "top_p": 0.9, "max_tokens": 1, "seed": 1, "stop_token_ids": [1], "stop": ["x"],
     "skip_special_tokens": True, "ignore_eos": False, "logprobs": 1, "prompt_logprobs": 1,
@@ -90,23 +95,80 @@ async def ask(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
         raise AssertionError(f"{path} fails for {content[:600]}: {error!r}") from error
 
 
-async def check(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+async def check(http: httpx.AsyncClient, path: str, body: dict[str, Any], values: list[Any]) -> None:
     for place in places(body):
-        for value in (*LARGE, float("inf"), DEEP, {"a": {"b": [[1]]}}):
+        for value in values:
             answer = await ask(http, path, changed(body, place, value))
             assert answer.status_code < 500, (path, place, str(value)[:50], answer.text[:300])
 
 
+@pytest.fixture
+async def observed(make_lab: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway whose run another trainer trains, without a token."""
+    async with MemoryBus() as bus:
+        world = World(make_lab(bus))
+        await world.policy()
+        async with world.gateway(msgspec.structs.replace(world.config(), mode="observe")) as http:
+            yield http
+            assert (await http.get("/status")).status_code == 200
+
+
 @pytest.mark.parametrize(("path", "body"), INFERENCE)
-async def test_the_inference_server_refuses_numbers_beyond_their_range(
+async def test_the_inference_server_outlives_numbers_beyond_their_range(
     inference: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
-    assert KEY
-    await check(inference, path, body)
+    assert (await ask(inference, path, body)).status_code < 500
+    await check(inference, path, body, LARGE)
 
 
 @pytest.mark.parametrize(("path", "body"), GATEWAY)
-async def test_the_gateway_refuses_numbers_beyond_their_range(
-    gateway: httpx.AsyncClient, path: str, body: dict[str, Any]
+async def test_the_gateway_outlives_numbers_beyond_their_range(
+    observed: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
-    await check(gateway, path, body)
+    await check(observed, path, body, [1 << 64, 10**400])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/register-env", changed(GATEWAY[0][1], ("max_token_length",), 1 << 70)),
+        ("/register-env", changed(GATEWAY[0][1], ("max_token_length",), 1 << 31)),
+        ("/disconnect-env", {"env_id": 1 << 70}),
+        ("/register", changed(GATEWAY[2][1], ("num_steps",), 1 << 70)),
+        ("/register", changed(GATEWAY[2][1], ("starting_step",), 1 << 60)),
+        ("/scored_data", changed(GATEWAY[3][1], ("generation_params", "top_k"), 1 << 70)),
+        ("/scored_data", changed(GATEWAY[3][1], ("messages", 0, 0, "n"), 10**30)),
+    ],
+)
+async def test_the_gateway_names_the_number_that_it_refuses(
+    observed: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    place = next(path[-1] for path in places(body) if isinstance(at(body, path), int) and at(body, path) >= 1 << 31)
+    answer = await ask(observed, path, body)
+    assert answer.status_code == 422
+    assert place in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1001}, ["stop_token_ids", "1000"]),
+        ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, ["stop", "16"]),
+        ("/v1/completions", {"prompt": "a", "stop": ["x" * 1001]}, ["stop", "1000"]),
+        ("/v1/completions", {"prompt": ["a"] * 65}, ["prompt", "64"]),
+        ("/v1/completions", {"prompt": "a", "n": 257}, ["n is 257", "256"]),
+        ("/v1/completions", {"prompt": "a", "logprobs": 101}, ["logprobs", "100"]),
+        ("/v1/completions", {"prompt": "a", "seed": 1 << 70}, ["seed", "64"]),
+        ("/v1/completions", {"prompt": "a", "best_of": 1 << 40}, ["best_of"]),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(5000)}}, ["logit_bias"]),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{"k" * 200_000: 1}]}, ["characters"]),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{"a": [1] * 200_000}]}, ["characters"]),
+        ("/tokenize", {"messages": [{"role": "user", "content": ""}] * 50_000}, ["characters"]),
+    ],
+)
+async def test_every_list_of_a_request_has_a_bound_that_its_refusal_says(
+    inference: httpx.AsyncClient, path: str, body: dict[str, Any], named: list[str]
+) -> None:
+    answer = await ask(inference, path, body)
+    assert answer.status_code == 400
+    assert all(one in answer.text for one in named), answer.text

@@ -7,7 +7,7 @@ import pytest
 from lachesis.pipeline.bus.routing import matches, stream_of
 from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, identity_of, roles
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BUCKET, STREAMS, WEIGHTS, weights_subjects
+from lachesis.schemas.subjects import BUCKET, STREAMS, WEIGHTS, value_subject, weights_subjects
 from lachesis.services.registry import SERVICES
 
 SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "sums"), foreign=("sums",))
@@ -43,7 +43,8 @@ def test_what_is_named_exists() -> None:
         for names in (row.reads, row.gets, row.measures, row.trims, row.makes):
             assert set(names) <= stores
         assert set(row.reads) <= set(row.gets)
-        assert BUCKET in row.gets or not row.watches
+        single = {subject for stream, subject in row.rereads if stream == BUCKET}
+        assert BUCKET in row.gets or {value_subject("one", key) for key in (*row.watches, *row.sets)} == single
 
 
 def test_nothing_belongs_to_another_run() -> None:

@@ -4,16 +4,18 @@ from pathlib import Path
 
 import anyio
 import pytest
+from mcp.server.mcpserver.exceptions import ToolError
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.agent import server as agent_server
 from lachesis.services.agent import tools as agent_tools
 from lachesis.services.agent.commands import CommandError, call_command
 from lachesis.services.agent.server import HTTP_PATH, make_server, serve_http
 from lachesis.services.agent.tools import AgentTools
+from lachesis.services.observe.runs import RunOverview
 
 POLICY = ConfigPolicy(fields={"scoring.raters": FieldRule(locked=True)})
 
@@ -88,3 +90,88 @@ async def test_half_a_request_holds_no_connection(tools: AgentTools, monkeypatch
             await slow.send(f"POST {HTTP_PATH} HTTP/1.1\r\nHost: ".encode())
             assert (await slow.receive()).startswith(b"HTTP/1.1 408 ")
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"num_steps": 1 << 70}, "num_steps: it is not from 1 to 100"),
+        ({"num_steps": 0}, "num_steps: 0 is not from 1 to 100"),
+        ({"group_size": 257}, "group_size: 257 is not from 1 to 256"),
+        ({"models": ["m"] * 17}, "models: 17 is not from 1 to 16"),
+        (
+            {"models": ["m" * 5000], "server": "http://127.0.0.1:1/v1"},
+            "a model: 5000 is not from 1 to 4096",
+        ),
+    ],
+)
+async def test_a_test_of_inference_is_bounded(
+    tools: AgentTools, called: list[tuple[str, ...]], given: dict[str, object], why: str
+) -> None:
+    await tools.rl_select_environment("words")
+    with pytest.raises(ConfigError, match=why):
+        await tools.rl_test_inference(**given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="limit: it is not from 1"):
+        await tools.rl_list_rollouts("r", limit=1 << 70)
+    with pytest.raises(ConfigError, match="settings: 101 is not from 1 to 100"):
+        await tools.rl_replay("r", "again", ["seed=1"] * 101)
+    assert not called
+
+
+async def test_agents_start_no_more_runs_than_the_operator_allows(
+    tools: AgentTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = [RunOverview(run=f"r{i}", folder="/x", state="running" if i else "stopped") for i in range(9)]
+    started: list[str] = []
+
+    async def start(config: RunConfig, *_: object, **__: object) -> RunOverview:
+        started.append(config.run)
+        return live[1]
+
+    monkeypatch.setattr(agent_tools, "start_run", start)
+    monkeypatch.setattr(agent_tools, "look_at_runs", lambda: live)
+    await tools.rl_select_environment("words")
+    with pytest.raises(StartupError, match=r"8 runs are live on this machine .*, and 8 are the most"):
+        await tools.rl_start_training()
+    assert not started
+    live.pop()
+    await tools.rl_start_training()
+    assert len(started) == 1
+
+
+async def test_few_commands_run_at_once_and_calls_beyond_a_bound_are_refused(
+    tools: AgentTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, go = 0, 0, anyio.Event()
+
+    async def call(*_: str, **__: object) -> dict[str, object]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go.wait()
+        running -= 1
+        return {}
+
+    monkeypatch.setattr(agent_tools, "call_command", call)
+    calls = agent_server._Calls()
+    ask = agent_server._explained(tools.rl_health, calls)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(agent_server._MAX_CALLS):
+            tasks.start_soon(ask, "r")
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(ToolError, match="32 calls have not ended yet"):
+            await ask("r")
+        go.set()
+    assert most == 4
+    assert calls.open == 0
+
+
+async def test_edits_are_bounded_in_number_and_bytes(tools: AgentTools) -> None:
+    await tools.rl_select_environment("words")
+    with pytest.raises(ConfigError, match=r"513 edits of .* bytes: 512"):
+        await tools.rl_edit_config("params", {f"a{i}": i for i in range(513)})
+    with pytest.raises(ConfigError, match=r"1 edits of .* bytes in all are the most"):
+        await tools.rl_edit_config("params.a", "x" * (128 << 10))
+    with pytest.raises(ConfigError, match="seed: the number does not fit into 64 bits"):
+        await tools.rl_edit_config("seed", 1 << 70)
+    assert not tools._draft.edits

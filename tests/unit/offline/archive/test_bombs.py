@@ -1,0 +1,67 @@
+"""Small files that ask for gigabytes are refused in a sentence, within the memory that reading may take."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lachesis.pipeline.memory_bound import bounded_memory
+from lachesis.pipeline.offline.archive import reader
+from lachesis.pipeline.offline.archive.parquet import arrow_schema
+from lachesis.pipeline.offline.archive.reader import read_groups
+from lachesis.pipeline.tasks import rows as rows_module
+from lachesis.pipeline.tasks.rows import read_file
+from lachesis.schemas.errors import ConfigError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+VALUES = 30_000_000
+LIMIT_BYTES = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of one row with a list of zeros, some kilobytes for 120 MB."""
+    path = tmp_path_factory.mktemp("bombs") / "bomb.parquet"
+    zeros = pa.ListArray.from_arrays(pa.array([0, VALUES], pa.int32()), pa.array(np.zeros(VALUES, np.int32)))
+    columns = [zeros if field.name == "tokens" else pa.nulls(1, field.type) for field in arrow_schema()]
+    pq.write_table(pa.table(columns, schema=arrow_schema()), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    return path
+
+
+def test_an_archive_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_READING_BYTES", LIMIT_BYTES)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(ConfigError, match=r"bomb.parquet: reading its next rows takes more than 64 MiB"):
+        list(read_groups(bomb, "parquet", run="r", assumed=None))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_line_that_asks_for_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_READING_BYTES", LIMIT_BYTES)
+    path = tmp_path / "bomb.jsonl"
+    path.write_bytes(b'{"schema": "x", "tokens": [' + b"1000," * 5_000_000 + b"1]}\n")
+    with pytest.raises(ConfigError, match=r"bomb.jsonl: reading its next rows takes more than 64 MiB"):
+        list(read_groups(path, "jsonl", run="r", assumed=None))
+
+
+def test_a_data_set_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module.os, "sysconf", lambda name: LIMIT_BYTES // 4096 * 2 if "PAGES" in name else 4096)
+    with pytest.raises(ConfigError, match=r"its rows take more than 64 MiB of memory"):
+        read_file(bomb)
+
+
+def test_of_bounds_that_overlap_the_last_one_lifts_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    first, second = bounded_memory(LIMIT_BYTES), bounded_memory(LIMIT_BYTES << 4)
+    with first:
+        limit = resource.getrlimit(resource.RLIMIT_DATA)
+        second.__enter__()
+        assert resource.getrlimit(resource.RLIMIT_DATA) == limit != before
+    with pytest.raises(MemoryError):
+        bytearray(256 << 20)
+    second.__exit__(None, None, None)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(256 << 20)) == 256 << 20
