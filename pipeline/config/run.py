@@ -421,24 +421,37 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         temperature = self.trained_temperature
         if temperature is None:
             return
-        masked = MASK_COLUMN in self.training.reads.columns
+        self._check_nucleus()
         for name, env in self.environments.items():
-            if env.is_foreign:
-                continue
-            asked = {"temperature": env.temperature, "top_p": env.top_p}
-            difference = sampling_difference(asked, temperature, masked=masked)
-            if difference is not None:
-                raise ConfigError(f"environments.{name}: {difference}")
-            if env.top_p < 1 and self.role("policy").kind == "vllm":
-                raise ConfigError(
-                    f"environments.{name}.top_p is {env.top_p:g}, and vLLM does not say which tokens that left: set it "
-                    'to 1, or leave inference.policy.kind at "reference"'
-                )
-            if env.top_p < 1 and not env.column_bytes:
-                raise ConfigError(
-                    f"environments.{name}.top_p is {env.top_p:g}, so each token has the ids among which it was "
-                    f"sampled: set environments.{name}.column_bytes to 4 bytes for each id that may be left, 4096 say"
-                )
+            if not env.is_foreign:
+                difference = sampling_difference({"temperature": env.temperature}, temperature, masked=True)
+                if difference is not None:
+                    raise ConfigError(f"environments.{name}: {difference}")
+
+    def _check_nucleus(self) -> None:
+        """Refuse a `top_p` that the trainer would not know of, with all that has to be set for it."""
+        cut = {name: env for name, env in self.environments.items() if env.top_p < 1 and not env.is_foreign}
+        if not cut:
+            return
+        asked = ", ".join(f"environments.{name}.top_p is {env.top_p:g}" for name, env in cut.items())
+        if self.training.backend == "tinker":
+            raise ConfigError(f"{asked}, and Tinker trains on all tokens: set it to 1")
+        if self.role("policy").kind == "vllm":
+            raise ConfigError(
+                f"{asked}, and vLLM does not say which tokens that left, so the trainer cannot leave out the others: "
+                'set it to 1, or leave inference.policy.kind at "reference"'
+            )
+        missing = []
+        if MASK_COLUMN not in self.training.reads.columns:
+            missing.append(f'training.inputs = [{{ input = "{MASK_COLUMN}" }}]')
+        if self.training.learner.loss.teacher_kl != "sampled":
+            missing.append('training.learner.loss.teacher_kl = "sampled"')
+        missing += [f"environments.{name}.column_bytes = 4096" for name, env in cut.items() if not env.column_bytes]
+        if missing:
+            raise ConfigError(
+                f"{asked}, which leaves out tokens that the trainer counts, unless each token comes with the ids among "
+                f"which it was sampled: set top_p to 1, or set {' and '.join(missing)} (column_bytes: 4 for each id)"
+            )
 
     @property
     def trained_temperature(self) -> float | None:

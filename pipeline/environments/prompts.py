@@ -14,8 +14,7 @@ from lachesis.pipeline.environments.group_environment import GroupEnvironment
 from lachesis.pipeline.environments.inference import as_chat
 from lachesis.pipeline.environments.template import PLACEHOLDERS, render_turn
 from lachesis.pipeline.inference.dialects import template_messages
-from lachesis.pipeline.model.chat_template import render_chat, template_text, template_variables
-from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.model.chat_template import render_chat, template_text, template_variables, unread_parameter
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message
 
@@ -78,9 +77,10 @@ async def check_prompts(
 
     def render(messages: Sequence[Message]) -> list[int]:
         chat = template_messages([as_chat(message) for message in messages])
-        return render_chat(tokenizer, chat, parameters=parameters)
+        return render_chat(tokenizer, chat, parameters=known)
 
-    problems = [PromptProblem(text, fatal=False) for text in _unread_parameters(parameters, variables)]
+    known = {name: value for name, value in parameters.items() if name in variables}
+    problems = [PromptProblem(text, fatal=True) for text in _unread_parameters(parameters, variables)]
     found: dict[str, PromptProblem] = {}
     for index in _spread(len(env), _RENDERED):
         for kind, problem in _lost_messages(env, index, render):
@@ -110,11 +110,7 @@ def _spread(count: int, most: int) -> list[int]:
 def _unread_parameters(parameters: Mapping[str, Any], variables: frozenset[str]) -> Iterator[str]:
     for name in parameters:
         if name not in variables:
-            own = ", ".join(sorted(variables - {"tools", "bos_token", "eos_token"})) or "none"
-            yield (
-                f"chat_template_kwargs: the chat template does not read {name!r}{nearest(name, variables)}; it reads "
-                f"{own}"
-            )
+            yield f"chat_template_kwargs: {unread_parameter(name, variables)}"
 
 
 def _lost_messages(env: Environment, index: int, render: Render) -> Iterator[tuple[str, PromptProblem]]:

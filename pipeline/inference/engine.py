@@ -23,7 +23,7 @@ import torch
 
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
-from lachesis.pipeline.inference.decoding_choice import choose_decoding, context_length, positions_change_at
+from lachesis.pipeline.inference.decoding_choice import choose_decoding
 from lachesis.pipeline.inference.placement import fitted
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
@@ -37,6 +37,7 @@ from lachesis.pipeline.inference.requests import (
 from lachesis.pipeline.inference.sampling import allowed_tokens, processed_logprobs, sample
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.inference.text import StopStrings
+from lachesis.pipeline.model.context import context_length, positions_change_at
 from lachesis.pipeline.model.tensors import load_tensors, vocabulary_of
 from lachesis.schemas.errors import DataError, InfrastructureError
 
@@ -60,14 +61,14 @@ class Engine:
         Without `decode` requests cannot have stop strings. Raises `ConfigError` when the model cannot be decoded.
         """
         self.config = config or EngineConfig()
-        self.max_model_len: int = self.config.max_model_len or context_length(model)
+        self.max_model_len: int = self.config.max_model_len or context_length(model.config)
         self._model = model
         self._vocabulary = vocabulary_of(model) or 0
         self._eos = frozenset({eos_token_id} if isinstance(eos_token_id, int) else eos_token_id)
         self._decode = decode
         self._weight_version = weight_version
         self._batch: DecodingBatch = choose_decoding(model, self.max_model_len)
-        self._score_apart = positions_change_at(model, self.max_model_len) is not None
+        self._score_apart = positions_change_at(model.config, self.max_model_len) is not None
         self._rows: list[SampleRow] = []
         self._waiting: deque[GenerationRequest] = deque()
         self._commands: deque[tuple[Callable[[], None], Future[None]]] = deque()

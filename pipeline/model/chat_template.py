@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.values import check_plain
 
-__all__ = ["read_template", "render_chat", "template_text", "template_variables"]
+__all__ = ["read_template", "render_chat", "template_text", "template_variables", "unread_parameter"]
 
 _RESERVED = frozenset({
     "add_generation_prompt", "add_special_tokens", "chat_template", "continue_final_message", "conversation",
@@ -75,6 +76,13 @@ def template_variables(text: str) -> frozenset[str]:
         raise DataError(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
 
 
+def unread_parameter(name: str, variables: frozenset[str]) -> str:
+    """Return what is wrong with a parameter that is none of the `variables` of a template."""
+    own = sorted(variables - {"tools", "bos_token", "eos_token", "pad_token", "unk_token"})
+    meant = "".join(f", did you mean {near!r}?" for near in get_close_matches(name, own, n=1, cutoff=0.5))
+    return f"the chat template does not read {name!r}{meant} (it reads {', '.join(own) or 'none'})"
+
+
 def render_chat(
     tokenizer: Any,
     messages: Sequence[dict[str, Any]],
@@ -93,7 +101,10 @@ def render_chat(
     check_plain("messages", [list(messages), list(tools or []), given])  # templates walk them recursively
     if reserved := sorted(_RESERVED & given.keys()):
         raise DataError(f"chat_template_kwargs: {reserved[0]!r} is not the template's to take; leave it out.")
-    if tools and "tools" not in template_variables(template_text(tokenizer, tools=True)):
+    variables = template_variables(template_text(tokenizer, tools=bool(tools)))
+    for name in given.keys() - variables - _GIVEN:
+        raise DataError(f"chat_template_kwargs: {unread_parameter(name, variables)}; leave it out.")
+    if tools and "tools" not in variables:
         raise DataError(
             "the chat template of this model does not read `tools`, so the model would not hear of them; tell it of "
             "them in a system message, or give the model a template that does."

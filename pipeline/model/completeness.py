@@ -7,8 +7,8 @@ the time of a copy.
 
 from __future__ import annotations
 
-import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,10 +25,13 @@ __all__ = [
     "tied_pairs",
 ]
 
-log = logging.getLogger("lachesis")
-
 _CHUNK = 1 << 24
 """Elements that are looked at together."""
+_MAY_BE_ZERO = re.compile(
+    r"bias|lora_B|lora_embedding_A|norm|scale|position|wpe|mm_input_projection|(^|\.)(gate|router|\w*init)(\.|$)",
+    re.IGNORECASE,
+)
+"""Parts of the names of tensors of two dimensions that models begin with as zeros."""
 _PLACEHOLDER = ("image", "img", "audio", "video", "vision", "soft_token")
 """Parts of the names of tokens that stand for pictures or sounds: a model of text has no rows for them."""
 
@@ -71,30 +74,26 @@ def tied_pairs(model: Any) -> dict[str, str]:
 
 
 def add_value_faults(faults: ModelFaults, model: Any) -> None:
-    """Add the tensors that hold NaN or infinity, and a model that holds nothing but zeros."""
+    """Add the tensors that hold NaN or infinity, and matrices that hold nothing but zeros."""
     add_faults_of_values(faults, _once_each(model.state_dict()))
 
 
 def add_faults_of_values(faults: ModelFaults, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """As `add_value_faults`, for tensors that come one after the other.
 
-    Single matrices of zeros are named in the log alone: a layer may begin so, and a file whose download broke off looks
-    so where its room was taken in advance.
+    A file whose download broke off holds zeros where its room was taken in advance. Single matrices of zeros are no
+    fault where models begin with them: biases, gates, scales, position embeddings, the second half of an adapter.
     """
-    matrices, empty = 0, []
+    empty = []
     for name, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         low, high = _range(tensor)
         if not (math.isfinite(low) and math.isfinite(high)):
             faults.add("non-finite tensors", name)
-        matrices += tensor.dim() > 1
-        if tensor.dim() > 1 and low == high == 0:
+        if low == high == 0 and sum(size > 1 for size in tensor.shape) > 1 and not _MAY_BE_ZERO.search(name):
             empty.append(name)
-    if empty and len(empty) == matrices:
-        faults.add_names("tensors of nothing but zeros", empty)
-    elif empty:
-        log.warning("%d tensors of the model hold nothing but zeros: %s", len(empty), some(empty))
+    faults.add_names("tensors of nothing but zeros", empty)
 
 
 def add_tokenizer_faults(faults: ModelFaults, tokenizer: Any, rows: int) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from lachesis.pipeline.model.chat_template import read_template
 from lachesis.pipeline.model.source import ModelSource, find_model, holds_tokenizer_alone
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["cannot_load", "find_named", "load_tokenizer", "tokenizer_from"]
+
+if "TRANSFORMERS_VERBOSITY" not in os.environ:
+    transformers_logging.set_verbosity_error()  # what its warnings are about is checked here, and said in our words
 
 
 def load_tokenizer(path_or_hf_id: str | Path, chat_template: str | None = None) -> Any:

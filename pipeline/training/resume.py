@@ -16,6 +16,7 @@ import torch
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
+from lachesis.pipeline.model.context import untrainable_positions
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
 from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
@@ -40,7 +41,7 @@ async def resume(
 
     Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
     weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
-    trained on.
+    trained on; `ConfigError` when the model cannot be trained on all that it may sample.
     """
     folder = config.path / CHECKPOINTS
     path = latest_checkpoint(folder)
@@ -51,6 +52,7 @@ async def resume(
     if path is not None:
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
+        _check_positions(config, checkpoint.policy)
         await check_resumable(checkpoint.state, checkpoint.path, feed)
         _keep_fit(checkpoint)
         feed.position = checkpoint.state.position
@@ -60,7 +62,13 @@ async def resume(
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
+    _check_positions(config, policy)
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
+
+
+def _check_positions(config: RunConfig, policy: PolicyModel) -> None:
+    if (problem := untrainable_positions(config, policy.model.config)) is not None:
+        raise ConfigError(f"model: {problem}")
 
 
 def _keep_fit(checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch.nn import functional
 
+from lachesis.pipeline.model.context import context_length
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import DataError
@@ -71,7 +72,7 @@ def _encode(policy: PolicyModel, prompt: str, answer: str) -> tuple[list[int], i
     question = [{"role": "user", "content": prompt}]
     prompt_ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     answer_ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
-    limit = policy.model.config.max_position_embeddings
+    limit = context_length(policy.model.config)
     if len(prompt_ids) + len(answer_ids) > limit:
         raise DataError(
             f"a warm-start pair has {len(prompt_ids) + len(answer_ids)} tokens, the model's context {limit}."

@@ -107,7 +107,7 @@ async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path |
                 model.source,
                 settings,
                 name=model.name,
-                aliases=["default", model.source, Path(model.source).name],
+                aliases=["policy", "default", model.source, Path(model.source).name],
                 token=secrets.token_urlsafe(32),  # nobody changes its state
                 key=key,
                 hosts={settings.host} if settings.host in LOOPBACK else None,

@@ -128,6 +128,7 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
     try:
         import torch
 
+        from lachesis.pipeline.model.context import untrainable_positions
         from lachesis.pipeline.model.model_check import check_model
         from lachesis.pipeline.model.policy import ModelSetup, model_setup
         from lachesis.pipeline.training.adapter_targets import adapter_problem
@@ -149,7 +150,8 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
     def problem_of(model: Any) -> str | None:
         if trained:
             rows.append(predict_packing(config.training.learner.packing, model, config.training.inputs))
-        return None if lora is None else adapter_problem(model, lora)
+        problem = None if lora is None else adapter_problem(model, lora)
+        return problem or (untrainable_positions(config, model.config) if trained else None)
 
     return "; ".join([check_model(named.name, setup, problem_of), *rows])
 

@@ -32,8 +32,9 @@ def model_loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str
         if settings.kind != "reference" or name is None or setting in failed:
             continue
         tokenizer = settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
-        if (name, tokenizer) not in seen:
-            seen.add((name, tokenizer))
+        tried = (name, tokenizer, config.chat_template_of(row.part), settings.dtype, settings.engine.max_model_len)
+        if tried not in seen:
+            seen.add(tried)
             yield f"inference.{row.part}", partial(_sample, config, name, tokenizer, row.part)
 
 

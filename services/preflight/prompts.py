@@ -11,9 +11,7 @@ from lachesis.schemas.errors import ConfigError
 if TYPE_CHECKING:
     from lachesis.pipeline.environments.prompts import PromptReport
 
-__all__ = ["PolicyPrompts", "context_of_model"]
-
-_VLLM_CONTEXT = "--max-model-len"
+__all__ = ["PolicyPrompts"]
 
 
 class PolicyPrompts:
@@ -53,34 +51,8 @@ class PolicyPrompts:
         return found.text
 
     def _loaded(self) -> tuple[Any, int | None]:
+        from lachesis.pipeline.model.context import policy_context
         from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 
         name, template = self._config.tokenizer_of("policy"), self._config.chat_template_of("policy")
-        return load_tokenizer(str(name), template), max_context(self._config)
-
-
-def max_context(config: RunConfig) -> int | None:
-    """Return the tokens of the policy's context, None where only its server knows."""
-    settings = config.role("policy")
-    if settings.url is not None or config.is_at_tinker("inference", "policy"):
-        return None
-    if settings.kind == "reference" and settings.engine.max_model_len is not None:
-        return settings.engine.max_model_len
-    if _VLLM_CONTEXT in settings.args[:-1]:
-        given = settings.args[settings.args.index(_VLLM_CONTEXT) + 1]
-        return int(given) if given.isdecimal() else None
-    return context_of_model(settings.model or config.model)
-
-
-def context_of_model(name: str | None) -> int | None:
-    """Return what a model's own configuration says of its context, None where it says nothing."""
-    from transformers import AutoConfig
-
-    if name is None:
-        return None
-    try:
-        found = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError):
-        return None  # what is wrong with a model has findings of its own
-    context = getattr(found, "max_position_embeddings", None)
-    return context if isinstance(context, int) else None
+        return load_tokenizer(str(name), template), policy_context(self._config)

@@ -33,6 +33,21 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+_SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 _ALIBI = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "time_step_rank": 4}
 
@@ -143,11 +158,61 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # attention that is compressed
     "deepseek_v3": (
         "DeepseekV3",
-        _BASE
-        | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
-        | {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
-        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
+        _BASE | _LATENT,
     ),
+    # a limit of time steps that the cached pass leaves out
+    "nemotron_h": (
+        "NemotronH",
+        _BASE
+        | {"layers_block_type": ["mamba", "attention", "mamba", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 8}
+        | {"ssm_state_size": 8, "n_groups": 2, "chunk_size": 8, "conv_kernel": 4, "n_routed_experts": 4}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16}
+        | {"n_group": 1, "topk_group": 1},
+    ),
+    # attention within chunks
+    "llama4": (
+        "Llama4Text:Llama4",
+        _BASE
+        | {"num_local_experts": 4, "attention_chunk_size": 16, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 1}
+        | {"intermediate_size_mlp": 48, "layer_types": ["chunked_attention", "full_attention"]},
+    ),
+    # further ones of 2025 and 2026
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        _BASE
+        | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8, "mamba_n_groups": 1}
+        | {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"shared_intermediate_size": 16},
+    ),
+    "olmo_hybrid": ("OlmoHybrid", _BASE | _DELTA),
+    "kimi_linear": (
+        "KimiLinear",
+        _BASE
+        | _LATENT
+        | {"layer_types": ["linear_attention", "full_attention"]}
+        | {
+            "linear_attn_config": {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4}
+            | {"kda_layers": [1], "full_attn_layers": [2]}
+        },
+    ),
+    "olmo3": ("Olmo3", _BASE | _SLIDING),
+    "gemma3n": (  # layers that read the keys of others
+        "Gemma3nText:Gemma3n",
+        _BASE
+        | {"num_hidden_layers": 4, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"laurel_rank": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
+        | {"num_kv_shared_layers": 2, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0]},
+    ),
+    "gemma4": (
+        "Gemma4Text:Gemma4",
+        _BASE
+        | {"num_hidden_layers": 4, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "global_head_dim": 16}
+        | {"num_global_key_value_heads": 2, "num_kv_shared_layers": 2},
+    ),
+    "glm4_moe": ("Glm4Moe", _BASE | _LATENT),
+    "ernie4_5_moe": ("Ernie4_5_Moe", _BASE | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}),
+    "smollm3": ("SmolLM3", _BASE),
     "qwen3": ("Qwen3", _BASE),
 }
 

@@ -11,14 +11,24 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.tensors import policy_tensors
 
 WAIT = 60
-PROMPTS = [[3, 5, 6], [3, *range(7, 20)], [3, 20], [3, *range(30, 60)]]
-TOLERANCE = 1e-4
-SLOW = {"minimax", "phi3", "recurrent_gemma", "xlstm", "zamba2"}
+PROMPTS = [
+    [3, 5, 6],
+    [3, *range(7, 20)],
+    [3, 20],
+    [3, *range(30, 60)],
+    [3, *range(25, 86)],  # 62 tokens: what is sampled crosses the chunks of 64 of linear attention
+    [3, *range(20, 87)],
+]
+TOLERANCE = 5e-4
+SLOW = {"llama4", "minimax", "nemotron_h", "phi3", "recurrent_gemma", "xlstm", "zamba2"}
 """Families that are not decoded all rows together: they have caches of their own, or none that agrees with a pass."""
 BY_PREFIX = {"phi3"}
 """The logits of a token depend on how long the pass is that computes them."""
 
-COSTLY = {"bamba", "falcon_h1", "falcon_mamba", "mamba2", "qwen3_next", "recurrent_gemma", "xlstm", "zamba2"}
+COSTLY = {
+    "bamba", "ernie4_5_moe", "falcon_h1", "falcon_mamba", "gemma3n", "gemma4", "glm4_moe", "granite_hybrid",
+    "kimi_linear", "mamba2", "olmo3", "olmo_hybrid", "qwen3_next", "recurrent_gemma", "smollm3", "xlstm", "zamba2",
+}  # fmt: skip
 """Each is like another family here, and takes long."""
 
 pytestmark = [

@@ -80,7 +80,8 @@ async def test_a_template_that_keeps_everything_is_fine() -> None:
 
 async def test_a_parameter_that_a_template_does_not_read_is_named() -> None:
     (problem,) = (await report(Prompts(), KEEPS, enable_thinkin=False)).problems
-    assert "does not read 'enable_thinkin'; did you mean 'enable_thinking'?" in problem.text
+    assert "does not read 'enable_thinkin', did you mean 'enable_thinking'?" in problem.text
+    assert problem.fatal  # the server refuses it
 
 
 async def test_prompts_beyond_the_context_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,14 @@ MASK = {"training": {"inputs": [{"input": "sampling_mask"}]}}
     [
         ({"temperature": 0.7}, {}, r"environments.e: sampled at temperature 0.7"),
         ({}, {"training": {"learner": {"temperature": 3.0}}}, r"training.learner.temperature is 3"),
-        ({"top_p": 0.9}, {}, r"environments.e: sampled with top_p 0.9"),
+        ({"top_p": 0.9}, {}, r"environments.e.top_p is 0.9.*sampling_mask.* and environments.e.column_bytes = 4096"),
+        (
+            {"top_p": 0.9},
+            {"training": {"learner": {"loss": {"teacher_kl": "reverse"}}}},
+            r"sampling_mask.*teacher_kl = .*column_bytes",
+        ),
+        ({"top_p": 0.9}, {"inference": {"policy": {"kind": "vllm"}}}, "vLLM does not say"),
+        ({"top_p": 0.9}, {"training": {"backend": "tinker"}}, "Tinker trains on all tokens"),
         ({"top_p": 0.9}, MASK, r"environments.e.column_bytes"),
         ({"top_p": 0.9, "column_bytes": 4096}, MASK | {"inference": {"policy": {"kind": "vllm"}}}, "vLLM does not say"),
         ({"temperature": 0.7}, {"training": {"backend": "tinker"}}, r"temperature 0.7"),

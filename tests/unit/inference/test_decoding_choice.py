@@ -7,7 +7,8 @@ import torch
 from contract.model_families import family_model
 
 from lachesis.pipeline.inference.decoding import PaddedBatch, SeparateRows, UnpaddedBatch, WholeSequences
-from lachesis.pipeline.inference.decoding_choice import choose_decoding, context_length, positions_change_at
+from lachesis.pipeline.inference.decoding_choice import choose_decoding
+from lachesis.pipeline.model.context import context_length, positions_change_at
 from lachesis.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -17,16 +18,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
     ("name", "right"), [("qwen3", 96), ("gpt2", 96), ("mpt", 96), ("mamba", 8192), ("bloom", 8192)]
 )
 def test_the_context_is_what_the_model_says_or_a_sensible_one(name, right):
-    assert context_length(family_model(name)) == right
+    assert context_length(family_model(name).config) == right
 
 
 def test_sequences_of_different_positions_share_a_pass_only_below_the_change():
     model = family_model("phi3")
-    assert positions_change_at(model, 90) == 24
-    assert positions_change_at(model, 24) is None
+    assert positions_change_at(model.config, 90) == 24
+    assert positions_change_at(model.config, 24) is None
     assert type(choose_decoding(model, 24)) is PaddedBatch
     assert type(choose_decoding(model, 90)) is SeparateRows
-    assert positions_change_at(family_model("qwen3"), 10**9) is None
+    assert positions_change_at(family_model("qwen3").config, 10**9) is None
 
 
 def test_positions_that_depend_on_what_was_read_before_are_refused_beyond_the_first_context():
@@ -37,7 +38,7 @@ def test_positions_that_depend_on_what_was_read_before_are_refused_beyond_the_fi
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=96, max_position_embeddings=32, rope_parameters=rope, **sizes)
     ).eval()
-    assert type(choose_decoding(model, context_length(model))) is PaddedBatch
+    assert type(choose_decoding(model, context_length(model.config))) is PaddedBatch
     with pytest.raises(ConfigError, match=r"beyond 32 tokens .* set max_model_len"):
         choose_decoding(model, 33)
 

@@ -94,6 +94,8 @@ WRONG = [
     (None, {"vocab_size": 200}, rf"mis-shaped tensors \(1\): {EMBEDDING} is \[101, 32\], by config.json \[200, 32\]"),
     (lambda tensors: {name: torch.zeros_like(one) for name, one in tensors.items()}, {},
      rf"tensors of nothing but zeros \(15\): {EMBEDDING}"),
+    (lambda tensors: tensors | {Q: torch.zeros_like(tensors[Q])}, {},
+     rf"tensors of nothing but zeros \(1\): {Q}"),
     (at(NAN), {}, rf"non-finite tensors \(1\): {Q}"),
     (at(-INF), {}, rf"non-finite tensors \(1\): {Q}"),
     (lambda tensors: cast(torch.float16)(at(INF)(tensors)), {}, r"non-finite tensors \(1\)"),
@@ -314,3 +316,25 @@ def test_the_first_few_are_named_and_all_are_counted():
     faults.add_names("missing tensors", ["b1"])
     assert "missing tensors (9): a0, a1, a2, a3 and 5 more" in str(faults.text("m"))
     assert ModelFaults().text("m") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("model.layers.0.mlp.gate_proj.weight", True),
+        ("model.layers.3.self_attn.o_proj.weight", True),
+        ("model.layers.0.mixer.conv1d.weight", True),
+        ("model.layers.0.mlp.gate.weight", False),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight", False),
+        ("model.embed_positions.weight", False),
+        ("model.layers.0.mlp.experts.gate_up_proj_bias", False),
+    ],
+)
+def test_a_matrix_of_zeros_is_refused_where_no_model_begins_with_one(name, refused):
+    faults = ModelFaults()
+    add_faults_of_values(faults, [("x", torch.ones(2, 2)), ("norm", torch.zeros(4)), (name, torch.zeros(4, 4))])
+    text = faults.text("m")
+    assert (text is not None and "nothing but zeros (1)" in text) == refused
+    excepted = ModelFaults([name])
+    add_faults_of_values(excepted, [(name, torch.zeros(4, 4))])
+    assert excepted.text("m") is None

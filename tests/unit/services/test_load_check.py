@@ -116,7 +116,7 @@ def test_prompts_are_rendered_for_the_policy_s_model(here: Path) -> None:
     finding = found(msgspec.structs.replace(settings, environments={"shop": odd}), prompts=True)[
         "environments.shop, prompts"
     ]
-    assert finding.state == "doubtful"
+    assert finding.state == "failed"
     assert "does not read 'enable_thinking'" in finding.text
 
 
