@@ -97,7 +97,7 @@ def serving_app(
     may call the model beside `model_name`.
     """
     server = _Server(tokens, engine, model_name, read_weights)
-    names = [model_name, *aliases]
+    names = list(dict.fromkeys([model_name, *aliases]))
     openai = OpenAiRoutes(engine, tokens.tokenizer, server.tokens, names, tokens.end_tokens)
     get: dict[str, Handler] = {
         "/health": server.health,

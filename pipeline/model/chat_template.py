@@ -23,7 +23,7 @@ from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.values import check_plain
 
-__all__ = ["read_template", "render_chat", "template_text", "template_variables", "unread_parameter"]
+__all__ = ["read_parameters", "read_template", "render_chat", "template_text", "template_variables", "unread_parameter"]
 
 _RESERVED = frozenset({
     "add_generation_prompt", "add_special_tokens", "chat_template", "continue_final_message", "conversation",
@@ -81,6 +81,12 @@ def unread_parameter(name: str, variables: frozenset[str]) -> str:
     own = sorted(variables - {"tools", "bos_token", "eos_token", "pad_token", "unk_token"})
     meant = "".join(f", did you mean {near!r}?" for near in get_close_matches(name, own, n=1, cutoff=0.5))
     return f"the chat template does not read {name!r}{meant} (it reads {', '.join(own) or 'none'})"
+
+
+def read_parameters(tokenizer: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of another model's parameters that the template of `tokenizer` reads, too."""
+    variables = template_variables(template_text(tokenizer))
+    return {name: value for name, value in parameters.items() if name in variables}
 
 
 def render_chat(

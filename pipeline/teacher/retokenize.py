@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.model.chat_template import render_chat
+from lachesis.pipeline.model.chat_template import read_parameters, render_chat
 from lachesis.pipeline.teacher.logic.alignment import ByteSpan, common_spans, valid_text
 from lachesis.pipeline.teacher.token_bytes import token_bytes
 from lachesis.schemas.errors import DataError
@@ -121,7 +121,7 @@ class Retokenizer:
             raise DataError("its conversation has tool calls or attachments, which are not rendered for another model")
         messages = [{"role": message.role, "content": message.content} for message in before]
         try:
-            ids = render_chat(self._teacher, messages, parameters=parameters)
+            ids = render_chat(self._teacher, messages, parameters=read_parameters(self._teacher, parameters))
         except DataError as error:
             raise DataError(f"its conversation does not fit the teacher's chat template: {error}") from error
         if not ids:

@@ -357,6 +357,7 @@ async def test_parameters_of_the_template_are_served_and_tools_that_it_drops_ref
     for wrong, text in (
         ({"tools": TOOLS}, "does not read `tools`"),
         ({"chat_template_kwargs": {"tools": 1}}, "not the"),
+        ({"chat_template_kwargs": {"shout": True}}, "does not read 'shout', did you mean 'shouts'?"),
     ):
         answer = await http.post(CHAT, json={**body, **wrong})
         assert (answer.status_code, text in answer.text) == (400, True)

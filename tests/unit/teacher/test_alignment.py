@@ -219,5 +219,6 @@ def test_the_parameters_of_the_template_are_those_of_the_group():
     other = byte_level(420, template="{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '!' if shouts }}>>")
     ids = STUDENT.encode("the cat", add_special_tokens=False)
     tokens = np.array([1, *ids], np.int32)
-    (found,) = pair(other).turns(tokens, np.arange(len(tokens)) >= 1, TALK, {"shouts": True})
+    given = {"shouts": True, "enable_thinking": False}  # the teacher's template need not read what the policy's does
+    (found,) = pair(other).turns(tokens, np.arange(len(tokens)) >= 1, TALK, given)
     assert said(other, found.token_ids).startswith(b"write!>>the cat")
