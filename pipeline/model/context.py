@@ -11,7 +11,14 @@ from typing import Any
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["context_length", "context_of_model", "policy_context", "positions_change_at", "untrainable_positions"]
+__all__ = [
+    "check_positions",
+    "context_length",
+    "context_of_model",
+    "policy_context",
+    "positions_change_at",
+    "untrainable_positions",
+]
 
 _NAMES = (
     "max_position_embeddings",
@@ -39,7 +46,7 @@ def context_length(config: Any) -> int:
     """
     text = config.get_text_config()
     stated = (getattr(text, name, None) for name in _NAMES)
-    known = next((value for value in stated if _is_length(value)), None)
+    known: int | None = next((value for value in stated if _is_length(value)), None)
     if known is None:
         return _UNBOUNDED
     for rope in _rotary(text):
@@ -92,6 +99,12 @@ def untrainable_positions(run: RunConfig, config: Any) -> str | None:
         f"logprobs: set inference.policy.engine.max_model_len to {change} at most (for vLLM, "
         f'args = ["{_VLLM_CONTEXT}", "{change}"])'
     )
+
+
+def check_positions(run: RunConfig, config: Any) -> None:
+    """Raise `ConfigError` for what `untrainable_positions` finds."""
+    if (problem := untrainable_positions(run, config)) is not None:
+        raise ConfigError(f"model: {problem}")
 
 
 def policy_context(run: RunConfig) -> int | None:

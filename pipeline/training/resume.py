@@ -16,7 +16,7 @@ import torch
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
-from lachesis.pipeline.model.context import untrainable_positions
+from lachesis.pipeline.model.context import check_positions
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
 from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
@@ -52,7 +52,7 @@ async def resume(
     if path is not None:
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
-        _check_positions(config, checkpoint.policy)
+        check_positions(config, checkpoint.policy.model.config)
         await check_resumable(checkpoint.state, checkpoint.path, feed)
         _keep_fit(checkpoint)
         feed.position = checkpoint.state.position
@@ -62,13 +62,8 @@ async def resume(
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
-    _check_positions(config, policy)
+    check_positions(config, policy.model.config)
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
-
-
-def _check_positions(config: RunConfig, policy: PolicyModel) -> None:
-    if (problem := untrainable_positions(config, policy.model.config)) is not None:
-        raise ConfigError(f"model: {problem}")
 
 
 def _keep_fit(checkpoint: Checkpoint) -> None:

@@ -30,10 +30,12 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environments.stage import SingleGroup, run_environment
 from lachesis.pipeline.evaluation.plan import is_held_out
 from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
+from lachesis.pipeline.model.context import check_positions
 from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
@@ -80,8 +82,9 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
     policy = load_model(config.model, model_setup(config, torch.device("cpu")))
+    check_positions(config, policy.model.config)
     bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)
-    async with _serve_policy(policy, config.path / _FOLDER) as url:
+    async with _serve_policy(policy, config.path / _FOLDER, config.role("policy").engine) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")
         await feed.publish_policy(_policy_record(config, policy))
         await register(bus, config.run, "policy", url)
@@ -176,7 +179,7 @@ def _version(policy: PolicyModel) -> PolicyVersion:
 
 
 @asynccontextmanager
-async def _serve_policy(policy: PolicyModel, folder: Path) -> AsyncIterator[str]:
+async def _serve_policy(policy: PolicyModel, folder: Path, limits: EngineConfig) -> AsyncIterator[str]:
     """Serve the policy on a free port of this machine and yield the URL. No proxy is to stand in between."""
     os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy", os.environ.get("NO_PROXY")), _HOST)))
     version = str(_version(policy))
@@ -186,6 +189,7 @@ async def _serve_policy(policy: PolicyModel, folder: Path) -> AsyncIterator[str]
             policy.model,
             eos_token_id=end_tokens(policy.model, policy.tokenizer),
             weight_version=version,
+            config=limits,
             decode=policy.tokenizer.decode,
         ) as engine,
     ):

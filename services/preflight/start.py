@@ -101,7 +101,7 @@ def _mend(setting: str) -> str:
     if checked:
         return _MEND_BY_CHECK[checked]
     if setting.rpartition(".")[2] == "model":
-        return f"set {setting} to a whole model, or correct training.lora where it is named"
+        return f"set {setting} to a whole model, or correct what the finding names"
     if setting.startswith("inference."):
         return 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"'
     if setting.endswith("scoring"):

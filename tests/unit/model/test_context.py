@@ -6,7 +6,14 @@ from transformers import GPT2Config, LlamaConfig, MambaConfig, MptConfig, Phi3Co
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.model.context import context_length, context_of_model, policy_context, untrainable_positions
+from lachesis.pipeline.model.context import (
+    check_positions,
+    context_length,
+    context_of_model,
+    policy_context,
+    untrainable_positions,
+)
+from lachesis.schemas.errors import ConfigError
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 1024}
 PHI3 = {
@@ -51,5 +58,7 @@ def test_positions_that_change_within_what_a_run_samples_are_refused(tmp_path):
     problem = untrainable_positions(run(tmp_path), config)
     assert "phi3 beyond 1024 tokens" in problem
     assert "inference.policy.engine.max_model_len to 1024 at most" in problem
+    with pytest.raises(ConfigError, match="model: sequences of phi3"):
+        check_positions(run(tmp_path), config)
     assert untrainable_positions(run(tmp_path, max_model_len=1024), config) is None
     assert untrainable_positions(run(tmp_path), LlamaConfig()) is None
