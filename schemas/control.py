@@ -12,6 +12,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
+from lachesis.schemas.notices import Notice
 from lachesis.schemas.rollout import is_word
 from lachesis.schemas.values import Count, Finite, Seq
 
@@ -71,13 +72,17 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
 
 
 class LeaseReply(Event, frozen=True, kw_only=True):
-    """`granted` false comes with the reason and with how long to wait before asking again, seconds."""
+    """`granted` false comes with the reason and with how long to wait before asking again, seconds.
+
+    `never`: what was asked for can never be granted, as the run is configured.
+    """
 
     granted: bool
     lease: str | None = None
     expires_s: Finite | None = None
     retry_s: Finite | None = None
     reason: str | None = None
+    never: bool = False
 
 
 class AdmissionStatus(Event, frozen=True, kw_only=True):
@@ -252,8 +257,8 @@ class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `given_back` counts what was put off because something that it needs is away, and comes again. `slots` is how many
     things it can work on at once, and `busy_s` the seconds of work done in all of them, what is under way included;
-    over a span of time its load is the growth of `busy_s` / (span * slots). `problems`: what goes wrong while it goes
-    on, and a person has to mend.
+    over a span of time its load is the growth of `busy_s` / (span * slots). `since_ns`: since when it is in its state,
+    Unix ns by its own clock. `notices`: what goes wrong while it goes on, and a person has to mend.
     """
 
     state: StageState = "ok"
@@ -270,7 +275,13 @@ class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     wait: PackedHistogram | None = None
     process: PackedHistogram | None = None
     note: str | None = None
-    problems: list[str] = []
+    since_ns: Count | None = None
+    notices: list[Notice] = []
+
+    @property
+    def problems(self) -> list[str]:
+        """The texts of its notices."""
+        return [one.what for one in self.notices]
 
 
 class Heartbeat(Event, frozen=True, kw_only=True):

@@ -200,7 +200,8 @@ class Governor:
         reason = self._refusal(request, now_s)
         if reason is not None:
             self._counts["refused"] += 1
-            return LeaseReply(granted=False, retry_s=max(self.config.retry_s, self._wait_s(now_s)), reason=reason)
+            retry_s, never = max(self.config.retry_s, self._wait_s(now_s)), self._never_reason(request) is not None
+            return LeaseReply(granted=False, retry_s=retry_s, reason=reason, never=never)
         self._counts["granted"] += 1
         return self._begin(f"{self._term}.{self._counts['granted']}", request, now_s)
 
@@ -245,11 +246,9 @@ class Governor:
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
         """Return why nothing can be granted, None if it can."""
-        if request.sequences > self._batch_size:
-            return (
-                f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
-                "make groups smaller, or batches larger"
-            )
+        never = self._never_reason(request)
+        if never is not None:
+            return never
         closed = self._closed(request.env)
         if closed is not None:
             return closed
@@ -258,15 +257,22 @@ class Governor:
         if self.budget.is_blind(now_s):
             return "the size of the streams is unknown: the broker does not answer"
         room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
-        too_large = self.budget.reason_never_possible(room)
-        if too_large is not None:
-            return too_large
         reason = self.budget.refusal_reason(room)
         if reason is None:
             free = self.capacity - self.outstanding
             reason = self._shares.refusal_reason(request.env, request.sequences, free, now_s)
         self._wanting = reason is not None
         return reason
+
+    def _never_reason(self, request: LeaseRequest) -> str | None:
+        """Return why what is asked for can never be granted, None if it can be some time."""
+        if request.sequences > self._batch_size:
+            return (
+                f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
+                "make groups smaller, or batches larger"
+            )
+        room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
+        return self.budget.reason_never_possible(room)
 
     def _closed(self, env: str) -> str | None:
         """Return why nothing at all is granted to an environment now."""

@@ -168,7 +168,7 @@ class _Follower:
         try:
             policy = await bus.value(keys.POLICY)
         except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
-            self.service.set_note("policy", str(error))
+            self.service.set_problem("policy", str(error))
         else:
             if policy is not None:
                 self._trained(policy.value)
@@ -226,9 +226,9 @@ class _Follower:
         try:
             report = decode(TrainReport, message.data)
         except SchemaError as error:  # history is kept as if it had not been made
-            self.service.set_note("report", f"a trainer's report cannot be read: {error}")
+            self.service.set_problem("report", f"a trainer's report cannot be read: {error}")
         else:
-            self.service.set_note("report", None)
+            self.service.set_problem("report", None)
             self.readers.untrained.report(report)
 
     async def policy(self) -> None:
@@ -240,9 +240,9 @@ class _Follower:
         try:
             step = decode(PolicyRecord, record).policy_version.step
         except SchemaError as error:  # nothing is known to be trained by it; the next one tells
-            self.service.set_note("policy", f"the policy record cannot be read: {error}")
+            self.service.set_problem("policy", f"the policy record cannot be read: {error}")
         else:
-            self.service.set_note("policy", None)
+            self.service.set_problem("policy", None)
             self.governor.trained(step)
 
     async def alerts(self) -> None:
@@ -263,9 +263,9 @@ class _Follower:
             try:
                 await self._measure()
                 await self._let_run_out()
-                self.service.set_note("sizes", None)
+                self.service.set_problem("sizes", None)
             except (InfrastructureError, NotFoundError) as error:  # nothing is granted without them
-                self.service.set_note("sizes", f"stream sizes unknown: {error}")
+                self.service.set_problem("sizes", f"stream sizes unknown: {error}")
             await self._mark_ends()
             self.show()
             await self.publish_status()
@@ -296,7 +296,7 @@ class _Follower:
         self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
         self.governor.usage(usage, asked_s)
         self.lost = {name: one.lost_bytes for name, one in usage.items() if one.lost_bytes}
-        self.service.set_note("store", describe_lost_bytes(self.lost))
+        self.service.set_problem("store", describe_lost_bytes(self.lost))
         self.governor.record_contact(time.monotonic())
 
     async def _let_run_out(self) -> None:

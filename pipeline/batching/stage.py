@@ -34,7 +34,7 @@ from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, publish_decision
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
@@ -94,7 +94,7 @@ async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[
             async for attempt in service.retrying("publish a dead letter"):
                 with attempt:
                     await publish_dead_letter(service, letter)
-            service.vitals.dead += 1
+            count_dead(service, letter)
             service.mark_ok()
 
 

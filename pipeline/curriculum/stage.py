@@ -156,9 +156,9 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
                 self._check_step(feedback)
                 self.learner.observe(feedback, reward.item)
             except DataError as error:  # no item of the pool, no share of successes: an environment's slip
-                self.service.set_note("feedback", f"feedback left out: {error}")
+                self.service.set_problem("feedback", f"feedback left out: {error}")
             else:
-                self.service.set_note("feedback", None)
+                self.service.set_problem("feedback", None)
 
     def _count_without_task(self) -> None:
         self._without_task += 1

@@ -65,7 +65,7 @@ class EpochClaims:
         if left_out:
             self._left_out += 1
             self._service.vitals.metrics[f"environment/{self._env}/left_out"] = self._left_out
-            self._service.set_note(
+            self._service.set_problem(
                 f"{self._env} epoch",
                 f"{self._env}: epoch {claim.epoch} goes on without item {self.order.item(claim)}, which failed "
                 f"{claim.failures + 1} times ({self._left_out} items so far)",

@@ -84,7 +84,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         service.mark_ok()
         for one in envs:
             if doubt := _doubt(one):
-                evaluator.set_note(f"environment {one.name}", doubt)
+                evaluator.set_problem(f"environment {one.name}", doubt)
         async with service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
@@ -101,7 +101,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                         if await evaluator.evaluate(record, one, items):
                             one.schedule.done = step
                 except _PolicyRefusedError as error:
-                    evaluator.set_note("policy", f"policy {record.version} was not evaluated: {error}")
+                    evaluator.set_problem("policy", f"policy {record.version} was not evaluated: {error}")
                 if config.mode == "train" and config.training.steps is not None and step >= config.training.steps:
                     return  # evaluated, or refused: there will be no other
 
@@ -173,29 +173,29 @@ class _Evaluator:
         except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
             if not isinstance(error, AccessError | DataError) and not is_held_out(self.config, one.name):
                 raise  # where nobody asked for an evaluation, the run goes on without
-            self.set_note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
+            self.set_problem(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
         self.service.mark_ok()
-        self.set_note("policy", None)
-        self.set_note(one.name, _failing(one, event))
+        self.set_problem("policy", None)
+        self.set_problem(one.name, _failing(one, event))
         await self._publish(event)
         return True
 
-    def set_note(self, about: str, text: str | None) -> None:
-        """Say what is not evaluated and why, in the log and, until it is over (None), in the heartbeat."""
+    def set_problem(self, about: str, text: str | None) -> None:
+        """Raise a notice of what is not evaluated and why, until it is over (None)."""
         self.service.mark_ok()
         if text is not None:
             log.warning("%s", text)
-        self.service.set_note(about, text)
+        self.service.set_problem(about, text)
 
     def note_too_long(self, env: str, too_long: Sequence[int]) -> None:
-        """Name held-out tasks that cannot be asked; the supervisor logs the evaluator's notes."""
+        """Name held-out tasks that cannot be asked; the supervisor logs it."""
         known = self.too_long.setdefault(env, set())
         known.update(too_long)
         if known:
             named = ", ".join(map(str, sorted(known)[:_MAX_NAMED])) + (", ..." if len(known) > _MAX_NAMED else "")
             text = f"environment {env}: {len(known)} held-out tasks leave no room for an answer in the context, so they"
-            self.service.set_note(f"{env} too long", f"{text} are not judged: {named}")
+            self.service.set_problem(f"{env} too long", f"{text} are not judged: {named}")
 
     async def _measure(self, record: PolicyRecord, one: EvaluatedEnv, items: int) -> EvalEvent:
         started_ns = time.time_ns()

@@ -20,6 +20,8 @@ log = logging.getLogger("lachesis")
 
 _MAX_REASONS = 64
 """Different reasons that one process logs in full."""
+_FAILURES_TOLD = 3
+"""Groups in a row that failed from which a notice says so."""
 _VARIES = re.compile(r"'[^']*'|\d+")
 """Names and numbers: two failures for the same reason differ in them."""
 
@@ -57,6 +59,7 @@ class GroupFailures:
         self.in_a_row = 0
         self.made += 1
         self._service.set_note("failure", None)
+        self._service.set_problem(f"{self._env} failing", None)
         if thought_calls:
             self._thought_calls += thought_calls
             self._service.vitals.metrics[f"environment/{self._env}/thought_calls"] = self._thought_calls
@@ -121,6 +124,12 @@ class GroupFailures:
         )
         said = " ".join(str(error).split())
         self._service.set_note("failure", said)
+        if self.in_a_row >= _FAILURES_TOLD:
+            self._service.set_problem(
+                f"{self._env} failing",
+                f"environment {self._env}: {self.in_a_row} groups in a row failed, the last one: {said}; "
+                f"`lachesis dev {self._env}` shows it without a run",
+            )
         if self.in_a_row >= most:
             before = "" if self.made else ", and none was made before"
             raise EnvironmentCodeError(

@@ -45,13 +45,24 @@ class ProducerLeases:
                     await self.release(reply.lease)
                     break
                 self._service.mark_ok()
+                self._tell_never(None)
                 self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
                 if reply.expires_s is not None:
                     self._renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
                 return reply.lease
             self._service.mark_waiting("backpressure", reply.reason)
+            self._tell_never(reply.reason if reply.never else None)
             await self._pause(reply.retry_s or _DEFAULT_RETRY_S)
         return None
+
+    def _tell_never(self, reason: str | None) -> None:
+        """Say that no lease will ever be granted; None: one may be."""
+        self._service.set_problem(
+            f"{self._env} lease",
+            None if reason is None else f"environment {self._env} can generate nothing: {reason}",
+            held_up=["trainer"],
+            stops=True,
+        )
 
     def settled(self, lease: str) -> None:
         """Renew a lease no more whose group is stored, or may be.

@@ -122,7 +122,7 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
             service.mark_waiting("waiting", text)
         elif waited:
             service.mark_ok()
-        service.set_note("environments", text if silent and not waits else None)
+        service.set_problem("environments", text if silent and not waits else None)
         await anyio.sleep(_FIGURES_S)
 
 

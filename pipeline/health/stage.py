@@ -18,11 +18,12 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.plan import evaluated_environments
-from lachesis.pipeline.health.ledger_reader import LedgerReader, rules_of
+from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader, rules_of
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
 from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
+from lachesis.pipeline.health.notice_webhook import STOPPED_TOPIC, NoticeWebhook
 from lachesis.pipeline.health.webhook import AlertWebhook
 from lachesis.pipeline.ledger.audit import LedgerProblem
 from lachesis.pipeline.runtime.commitlog import RestoredState
@@ -30,7 +31,7 @@ from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
+from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
@@ -58,6 +59,7 @@ async def run_health(service: Service, config: RunConfig) -> None:
     async with background() as watching, anyio.create_task_group() as tasks:
         if webhook is not None:
             watching.start_soon(webhook.send_changes)
+            watching.start_soon(NoticeWebhook(service, config.health).send_changes)
         if LEDGER_CHECK not in config.health.off:
             watching.start_soon(_watch_ledger, service, config, writers)
         for writer in writers:
@@ -72,9 +74,9 @@ async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["
         try:
             new = await reader.verify_new_entries()
         except InfrastructureError as error:
-            service.set_note("ledger unread", f"the ledger is not verified: {error}")
+            service.set_problem("ledger unread", f"the ledger is not verified: {error}")
         else:
-            service.set_note("ledger unread", None)
+            service.set_problem("ledger unread", None)
             found = [*found, *(problem for problem in new if problem not in found)][-_PROBLEMS:]
             _show_ledger(service, reader, found, new)
             try:
@@ -93,8 +95,15 @@ def _show_ledger(
     figures = service.vitals.metrics
     figures["ledger/verified_entries"] = reader.entries
     figures["ledger/problems"] = len(found)
-    figures["ledger/broken"] = float(any(problem.breaks for problem in found))
-    service.set_note("ledger", _in_words(found) if found else None)
+    breaks = any(problem.breaks for problem in found)
+    figures["ledger/broken"] = float(breaks)
+    service.set_problem(
+        "ledger",
+        None if not found else "the ledger is broken" if breaks else "something is wrong with the ledger",
+        why=_in_words(found),
+        mend=LEDGER_REPAIR_HINT if breaks else "`lachesis verify` says more",
+        stops=breaks,
+    )
     for problem in new:
         log.error("%s: %s", LEDGER_CHECK, problem.text)
 
@@ -129,6 +138,8 @@ class AlertWriter(StatefulStage[AlertEvent]):
         self._state = b""
         self._found: list[Alert] = []
         self._news = AlertNovelty()
+        self._why: dict[str, str] = {}
+        """By check why it gave an alert last."""
 
     async def restore(self, restored: RestoredState) -> None:
         """Take over the last commit, which holds the whole state."""
@@ -136,6 +147,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         if state is not None:
             self.monitor.load_state_dict(unpack("health state", state))
         self._next = dict(self.cursors)
+        self._show_standing(self.monitor.standing)
         await self.service.retrying("read evaluations")(self._remember_evaluations)
 
     def sources(self) -> list[InputSource]:
@@ -233,9 +245,9 @@ class AlertWriter(StatefulStage[AlertEvent]):
                     try:
                         after = decode(ResumeRequest, entry.value).after
                     except SchemaError as error:
-                        self.service.set_note("resume", f"a request to resume cannot be read: {error}")
+                        self.service.set_problem("resume", f"a request to resume cannot be read: {error}")
                         continue
-                    self.service.set_note("resume", None)
+                    self.service.set_problem("resume", None)
                     self.monitor.resume(entry.revision, after)
                     self.cursors = dict(self._next)
                     log.info("%s goes on, with the rollouts after %d", self.env, after)
@@ -292,11 +304,9 @@ class AlertWriter(StatefulStage[AlertEvent]):
                 self.service.set_problem(f"{self.env} unpaid bonuses", problem)
             if result.value is not None:
                 figures[f"health/{self.env}/{result.check}"] = result.value
-        standing = event.standing
         figures[f"health/{self.env}/groups"] = event.groups
-        figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
-        figures[f"health/{self.env}/halted"] = float(standing.halted)
-        self.service.vitals.stopped[self.env] = standing.stops
+        self._why |= {alert.check: alert.reason for alert in event.alerts}
+        self._show_standing(event.standing)
         if event.alerts:
             counted = f"health/{self.env}/alerts"
             figures[counted] = figures.get(counted, 0.0) + len(event.alerts)
@@ -305,6 +315,23 @@ class AlertWriter(StatefulStage[AlertEvent]):
                 logging.INFO if alert.severity == "inform" else logging.WARNING,
                 "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
             )  # fmt: skip
+
+    def _show_standing(self, standing: EnvironmentStanding) -> None:
+        """Put where the environment stands into the heartbeat, and why it is kept from training."""
+        figures = self.service.vitals.metrics
+        figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
+        figures[f"health/{self.env}/halted"] = float(standing.halted)
+        self.service.vitals.stopped[self.env] = standing.stops
+        effect = "nothing of it is generated" if standing.halted else "what it generates is not trained"
+        how = " and ".join(standing.stops)
+        self.service.set_problem(
+            f"{self.env} {STOPPED_TOPIC}",
+            f"environment {self.env} is {how} by the health check {standing.cause}, so {effect}" if how else None,
+            why=self._why.get(standing.cause or "", ""),
+            mend=f"fix the cause (`lachesis health` shows it), then `lachesis resume {self.env}`",
+            held_up=["trainer"],
+            stops=True,
+        )
 
 
 def _settings(config: RunConfig, env: str) -> RunSettings:

@@ -27,13 +27,13 @@ from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import InfrastructureError, SchemaError, StartupError
 
-__all__ = ["AlertWebhook", "webhook_url"]
+__all__ = ["POLICY", "TIMEOUT_S", "AlertWebhook", "post_to_webhook", "webhook_url"]
 
 log = logging.getLogger("lachesis")
 
-_TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0
 """For one request from its beginning to its answer, however slowly that comes."""
-_POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
+POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -71,7 +71,7 @@ class AlertWebhook:
         bus, subject = self._service.bus, subjects.event("alert", self._service.run, self._service.revision)
         async with (
             self._service.until_drained(),
-            httpx.AsyncClient(timeout=_TIMEOUT_S, transport=self._transport) as http,
+            httpx.AsyncClient(timeout=TIMEOUT_S, transport=self._transport) as http,
         ):
             await self._service.retrying("read what was sent to the webhook")(self._restore)
             async with bus.read(subjects.EVENTS, [subject], start=self._sent.seq + 1) as messages:
@@ -101,38 +101,43 @@ class AlertWebhook:
         notification, sent = next_notification(self._sent, event, message.seq, self._config.webhook_from)
         if notification is not None:
             retrying = retry_outages(
-                "send an alert to the webhook", self._report_wait, policy=_POLICY, draining=self._service.draining
+                "send an alert to the webhook", self._report_wait, policy=POLICY, draining=self._service.draining
             )
             await retrying(self._post, http, notification)
-            self._service.set_note("webhook", None)
+            self._service.set_problem("webhook", None)
             figures = self._service.vitals.metrics
             figures["health/webhook/sent"] = figures.get("health/webhook/sent", 0.0) + 1
         await self._service.retrying("store what was sent to the webhook")(self._store, sent)
 
     def _report_wait(self, wait: RetryWait) -> None:
-        self._service.set_note("webhook", str(wait))
+        self._service.set_problem("webhook", str(wait))
         self._log_wait(wait)
 
     async def _post(self, http: httpx.AsyncClient, notification: AlertNotification) -> None:
-        """Post once. Raises `InfrastructureError` when it was not taken; nothing says the URL, which is a secret."""
-        try:
-            url = webhook_url(self._config)  # it may have been replaced meanwhile
-        except StartupError as error:
-            raise InfrastructureError(str(error)) from error
-        headers = {
-            "Content-Type": "application/json",
-            "Idempotency-Key": f"{notification.run}.{notification.revision}.{notification.seq}",
-        }
-        try:
-            body = msgspec.json.encode(notification)
-            with anyio.fail_after(_TIMEOUT_S):
-                async with http.stream("POST", url, content=body, headers=headers) as response:
-                    status = response.status_code
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise InfrastructureError(f"the webhook is away: {type(error).__name__}") from None
-        if status in _REFUSED:
-            log.error(
-                "the webhook refuses an alert with status %d; it is not sent again: %s", status, notification.text
-            )
-        elif not 200 <= status < 300:
-            raise InfrastructureError(f"the webhook answers with status {status}; health.webhook_file names its URL")
+        key = f"{notification.run}.{notification.revision}.{notification.seq}"
+        await post_to_webhook(http, self._config, notification, key, notification.text)
+
+
+async def post_to_webhook(
+    http: httpx.AsyncClient, config: HealthConfig, content: msgspec.Struct, key: str, text: str
+) -> None:
+    """Post `content` as JSON once; `key` is the same for what is the same, `text` says it in a log.
+
+    Raises `InfrastructureError` when it was not taken; nothing says the URL, which is a secret.
+    """
+    try:
+        url = webhook_url(config)  # it may have been replaced meanwhile
+    except StartupError as error:
+        raise InfrastructureError(str(error)) from error
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    try:
+        body = msgspec.json.encode(content)
+        with anyio.fail_after(TIMEOUT_S):
+            async with http.stream("POST", url, content=body, headers=headers) as response:
+                status = response.status_code
+    except (httpx.HTTPError, TimeoutError) as error:
+        raise InfrastructureError(f"the webhook is away: {type(error).__name__}") from None
+    if status in _REFUSED:
+        log.error("the webhook refuses an alert with status %d; it is not sent again: %s", status, text)
+    elif not 200 <= status < 300:
+        raise InfrastructureError(f"the webhook answers with status {status}; health.webhook_file names its URL")

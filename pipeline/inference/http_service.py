@@ -74,7 +74,7 @@ async def serve_role(
     """
     foreign = role == "policy" and any(env.is_foreign for env in config.environments.values())
     if foreign and config.trained_temperature is not None:
-        app = SamplingNotice(app, TEXT_PATHS, config.trained_temperature, partial(service.set_note, "sampling"))
+        app = SamplingNotice(app, TEXT_PATHS, config.trained_temperature, partial(service.set_problem, "sampling"))
     traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
     counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
     server = HttpServer.over(counted, head_s=_HEAD_S, grace_s=5)

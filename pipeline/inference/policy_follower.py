@@ -135,11 +135,11 @@ class _PolicyFollower:
                         "begin with the same model (`model` and inference.policy.model)"
                     ) from error
                 log.warning("policy %s was refused: %s", done.version, error)
-                self._service.set_note("policy", f"policy {done.version} was refused: {error}")
+                self._service.set_problem("policy", f"policy {done.version} was refused: {error}")
                 await self._pause_if_late()
                 continue
             self._service.mark_ok()
-            self._service.set_note("policy", None)
+            self._service.set_problem("policy", None)
             self._loaded.set()
             self._service.vitals.metrics["policy/step"] = done.policy_version.step
             await self._pause_if_late()
@@ -176,4 +176,4 @@ class _PolicyFollower:
                 self._paused = True
                 text = f"paused: its weights are {behind} steps behind, and {self._max_behind} may be trained on"
                 log.warning("the inference server is %s", text)
-                self._service.set_note("policy", text)
+                self._service.set_problem("policy", text)

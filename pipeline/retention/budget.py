@@ -163,13 +163,13 @@ class Budget:
 
         What has landed since those counts twice, so `short` may ask for more than there is in the stream.
         """
-        usage, wanted = self._usage.get(stream), self._wanted.pop(stream, 0)
+        usage, wanted = self._usage.get(stream), self._wanted.pop(stream, None)  # of the LEDGER nothing is promised
         if usage is None or usage.max_bytes <= 0:
             return StreamPressure()
         retention = self._config.retention
-        load = usage.bytes + self._promised[stream] + wanted
+        load = usage.bytes + self._promised[stream] + (wanted or 0)
         if load <= retention.trim_at * usage.max_bytes:
             return StreamPressure()
         excess = min(usage.bytes, math.ceil(load - retention.trim_to * usage.max_bytes))
-        short = math.ceil(load - self._config.close_at * usage.max_bytes) if wanted else 0
+        short = math.ceil(load - self._config.close_at * usage.max_bytes) if wanted is not None else 0
         return StreamPressure(excess, max(0, short))

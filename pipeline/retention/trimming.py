@@ -63,11 +63,11 @@ class HistoryTrimmer:
                 await self._tidy()
                 for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
                     await self._relieve(stream)
-                self._service.set_note("trimming", None)
+                self._service.set_problem("trimming", None)
             except InfrastructureError as error:
-                self._service.set_note("trimming", f"history was not trimmed: {error}")
+                self._service.set_problem("trimming", f"history was not trimmed: {error}")
             except SchemaError as error:
-                self._service.set_note(
+                self._service.set_problem(
                     "trimming", f"nothing is trimmed: what says how far it may be is broken: {error}"
                 )
             await anyio.sleep(_PERIOD_S)

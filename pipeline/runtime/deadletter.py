@@ -13,12 +13,14 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
-__all__ = ["REQUEUED_HEADER", "dead_letter", "publish_dead_letter", "store_dead_letter"]
+__all__ = ["REQUEUED_HEADER", "count_dead", "dead_letter", "publish_dead_letter", "store_dead_letter"]
 
 REQUEUED_HEADER = "Lachesis-Requeued"
 """Header of a message that repeats a dead-lettered one, after a fix: `<stream>.<sequence>` of the one it repeats."""
 
 _MAX_REASON_CHARS = 2000
+_DEAD_LETTER_NOTICE_S = 60.0
+"""Seconds for which a heartbeat tells of the last dead letter."""
 
 
 def dead_letter(
@@ -72,4 +74,16 @@ async def store_dead_letter(service: Service, letter: DeadLetter) -> None:
     Raises `InfrastructureError` once the service drains.
     """
     await service.retrying("publish a dead letter")(publish_dead_letter, service, letter)
+    count_dead(service, letter)
+
+
+def count_dead(service: Service, letter: DeadLetter) -> None:
+    """Count a dead letter that was stored, and say for a while what was given up."""
     service.vitals.dead += 1
+    service.set_problem(
+        "dead letters",
+        f"{service.vitals.dead} messages were given up since {service.name} started, the last one of {letter.env}",
+        why=letter.reason,
+        mend="`lachesis dead` lists them",
+        for_s=_DEAD_LETTER_NOTICE_S,
+    )

@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.disk import SHORTAGES
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
-from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
+from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -100,7 +100,7 @@ class Service:
         unanswered = self.bus.unanswered
         self.set_note("unanswered requests", unanswered.summary(time.monotonic()))
         metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
-        stage = self._with_stall(vitals.report())
+        stage = self._with_stall(vitals.report(self.name))
         if (
             SHORTAGES.longest_wait_text is not None
         ):  # it says more than that the server is slow, whose disk that may be as well
@@ -204,15 +204,30 @@ class Service:
             self.started.set()
         self.vitals.waits_for = None
 
-    def set_problem(self, topic: str, text: str | None) -> None:
-        """Say in the heartbeat what goes wrong while the service goes on, and a person has to mend.
+    def set_problem(
+        self,
+        topic: str,
+        text: str | None,
+        *,
+        why: str = "",
+        mend: str = "",
+        held_up: Sequence[str] = (),
+        stops: bool = False,
+        for_s: float = math.inf,
+    ) -> None:
+        """Raise a notice (see `Notice`): what goes wrong while the service goes on, and a person has to mend.
 
-        The supervisor logs it once. None: it no longer holds.
+        `topic` stays the same while it holds, however its text changes. None: it no longer holds, nor does it `for_s`
+        seconds after it was said last.
         """
         if text is None:
             self.vitals.problems.pop(topic, None)
+            self.vitals.problem_details.pop(topic, None)
         else:
             self.vitals.problems[topic] = text
+            self.vitals.problem_details[topic] = ProblemDetails(
+                why, mend, tuple(held_up), stops, time.monotonic() + for_s
+            )
 
     def set_note(self, topic: str, text: str | None) -> None:
         """Say something in the heartbeat that keeps nothing from going on; None: it no longer holds."""

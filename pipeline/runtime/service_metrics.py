@@ -1,15 +1,30 @@
 """A service's metrics: counters, gauges and histograms, which its heartbeat reports each second."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from lachesis.pipeline.telemetry.figures import Exemplar, Exemplars
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.control import StageState, StageVitals, StopKind
+from lachesis.schemas.notices import MAX_NOTICE_CHARS, MAX_NOTICES, Notice
 
-__all__ = ["ServiceMetrics"]
+__all__ = ["ProblemDetails", "ServiceMetrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemDetails:
+    """What is known of a problem beside its text: see `Notice`."""
+
+    why: str = ""
+    mend: str = ""
+    held_up: tuple[str, ...] = ()
+    stops: bool = False
+    until_s: float = math.inf
+    """When it is over unless it is said again, by `time.monotonic`."""
 
 
 class ServiceMetrics:
@@ -23,6 +38,10 @@ class ServiceMetrics:
         """Notes by topic; the writer of a note removes it once it no longer holds."""
         self.problems: dict[str, str] = {}
         """By topic what goes wrong while the service goes on, and a person has to mend."""
+        self.problem_details: dict[str, ProblemDetails] = {}
+        """By topic what else is known of a problem; nothing where there is no more than its text."""
+        self._problem_since_ns: dict[str, int] = {}
+        self._state_since: tuple[StageState, int] = ("starting", time.time_ns())
         self.handled = 0
         self.emitted = 0
         self.redelivered = 0
@@ -78,11 +97,38 @@ class ServiceMetrics:
 
     @property
     def status_text(self) -> str | None:
-        """Text of what the service waits for, and of its problems and notes; None if there is nothing to say."""
-        parts = [self.waits_for, *self.problems.values(), *self.notes.values()]
+        """Text of what the service waits for, and of its notes; None if there is nothing to say."""
+        parts = [self.waits_for, *self.notes.values()]
         return "; ".join(filter(None, parts)) or None
 
-    def report(self) -> StageVitals:
+    def notices(self, service: str) -> list[Notice]:
+        """Return the problems as they travel. Since when they hold is known to a second."""
+        now_ns, now_s = time.time_ns(), time.monotonic()
+        for topic in [topic for topic, details in self.problem_details.items() if details.until_s <= now_s]:
+            self.problems.pop(topic, None)
+            del self.problem_details[topic]
+        self._problem_since_ns = {topic: self._problem_since_ns.get(topic, now_ns) for topic in self.problems}
+        found = []
+        for topic, text in self.problems.items():
+            details = self.problem_details.get(topic, ProblemDetails())
+            found.append(
+                Notice(
+                    key=topic[:MAX_NOTICE_CHARS],
+                    source=service,
+                    what=text[:MAX_NOTICE_CHARS],
+                    since_ns=self._problem_since_ns[topic],
+                    why=details.why[:MAX_NOTICE_CHARS],
+                    mend=details.mend[:MAX_NOTICE_CHARS],
+                    held_up=list(details.held_up),
+                    stops=details.stops,
+                )
+            )
+        return found[:MAX_NOTICES]
+
+    def report(self, service: str = "") -> StageVitals:
+        """Return the figures as they travel; `service`: its name."""
+        if self._state_since[0] != self.state:
+            self._state_since = (self.state, time.time_ns())
         return StageVitals(
             state=self.state,
             handled=self.handled,
@@ -98,5 +144,6 @@ class ServiceMetrics:
             wait=self.wait.pack(),
             process=self.process.pack(),
             note=self.status_text,
-            problems=list(self.problems.values()),
+            since_ns=self._state_since[1],
+            notices=self.notices(service),
         )

@@ -27,7 +27,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.runtime.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
 from lachesis.pipeline.runtime.incidents import announce_incident
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY
@@ -281,7 +281,7 @@ class _Replica(Generic[Item]):
             await self._give_back(delivery)
             return
         await self.traces.report_dead_letter(delivery, letter, error, start_ns, worked=worked)
-        self.service.vitals.dead += 1
+        count_dead(self.service, letter)
         await self._finish(delivery)
 
     async def _finish(self, delivery: Delivery) -> None:

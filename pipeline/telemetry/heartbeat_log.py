@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.notices import Notice
 
-__all__ = ["SILENCE_S", "HeartbeatLog", "ProcessBeats", "ReportedNames", "SharedName", "forget_before"]
+__all__ = ["SILENCE_S", "SUPERVISOR", "HeartbeatLog", "ProcessBeats", "ReportedNames", "SharedName", "forget_before"]
 
 T = TypeVar("T")
 
@@ -20,6 +21,8 @@ SILENCE_S = 5.0
 """A process that sent nothing for so long, five heartbeats, no longer speaks."""
 _MAX_REPORTED_NAMES = 100
 """Shared names that are reported: heartbeats may come from anybody in the run."""
+SUPERVISOR = "supervisor"
+"""The service in whose heartbeats the supervisor's notices travel; it is none of the services of a run."""
 
 
 @dataclass(slots=True)
@@ -108,9 +111,13 @@ class HeartbeatLog:
         self.window_s = window_s
         self._keeps_ended = keeps_ended
         self._by_service: dict[str, dict[str, ProcessBeats]] = {}
+        self._supervisor: tuple[float, Heartbeat] | None = None
 
     def add(self, beat: Heartbeat, now_s: float) -> None:
         """Store a heartbeat that came at `now_s`."""
+        if beat.service == SUPERVISOR:
+            self._supervisor = now_s, beat
+            return
         processes = self._by_service.setdefault(beat.service, {})
         one = processes.setdefault(beat.instance, ProcessBeats())
         one.beats.append((now_s, beat))
@@ -118,6 +125,12 @@ class HeartbeatLog:
         if not self._keeps_ended:
             for instance in [key for key, other in processes.items() if other.heard_s <= now_s - SILENCE_S]:
                 del processes[instance]
+
+    def supervisor_notices(self, now_s: float) -> list[Notice] | None:
+        """Return the notices of the run's supervisor; None where none speaks."""
+        if self._supervisor is None or now_s - self._supervisor[0] > SILENCE_S:
+            return None
+        return self._supervisor[1].stage.notices
 
     def services(self) -> set[str]:
         """Return the services that ever spoke."""
@@ -127,6 +140,11 @@ class HeartbeatLog:
         """Return the processes of a service by their first heartbeat; with a time, only those that speak then."""
         known = self._by_service.get(service, {}).values()
         return [one for one in known if speaking_at_s is None or one.heard_s > speaking_at_s - SILENCE_S]
+
+    def all_beats(self) -> list[tuple[float, Heartbeat]]:
+        """Return all heartbeats that are kept with the time at which each came, in that order."""
+        beats = [beat for processes in self._by_service.values() for one in processes.values() for beat in one.beats]
+        return sorted(beats, key=lambda beat: beat[0])
 
     def newest(self) -> list[Heartbeat]:
         """Return the newest heartbeat of every process that is known."""

@@ -118,7 +118,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"
         with only_writer(config.path / CHECKPOINTS):
             async with (
-                open_tracking(config, list(open_trackers(config, name)), service.set_note) as tracking,
+                open_tracking(config, list(open_trackers(config, name)), service.set_problem) as tracking,
                 lead_ranks(config, place, device) as leader,
                 background() as tasks,
             ):
@@ -373,7 +373,7 @@ class _Trainer:
         note = metrics.large_step
         if note is not None and self.large_step is None:
             log.warning("step %d: %s", metrics.step, note)
-        self.service.set_note("step", note)
+        self.service.set_problem("step", note)
         self.large_step = note
 
     def _tell_memory(self, metrics: StepMetrics) -> None:

@@ -6,6 +6,7 @@ the first ten are those that users of Atropos' agent tools know.
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.private_file import write_private
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.services.agent.catalog import CatalogEntry, list_environments, select_environment
@@ -157,7 +159,10 @@ class AgentTools:
         }
 
     async def rl_check_status(self, run_id: str) -> dict[str, Any]:
-        """Report at once how a run stands: processes, step, rewards, held-out rates, staleness, p99, logs."""
+        """Report at once how a run stands: processes, step, rewards, held-out rates, staleness, p99, logs.
+
+        `notices`: what stands in the way of the run or harms it, since when, why, and what to do.
+        """
         found = self._overview(run_id)
         return _status(found)
 
@@ -382,6 +387,7 @@ def _status(found: RunOverview) -> dict[str, Any]:
             "end_to_end_p99_s": found.end_to_end_p99_s,
             "rewards": msgspec.to_builtins(found.rewards),
         },
+        "notices": notice_lines(found.notices, time.time_ns()),
         "quarantined": found.quarantined,
         "halted": found.halted,
         "logs": _logs(found),

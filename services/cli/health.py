@@ -15,17 +15,19 @@ from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.notices import Notice
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.health import EnvHealth, checked_environments, read_alert, read_health
-from lachesis.services.observe.store import DiskWarning
+from lachesis.services.observe.snapshot import notices_of_run
 from lachesis.services.output import json_text, print_json, print_table, printable
-from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_history
+from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_run
 
 __all__ = ["EnvHealth", "follow_health", "health", "read_health", "request_resume", "resume"]
 
@@ -39,20 +41,22 @@ def health(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print alerts as they come, until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the health checks. Exits with 1 if an environment is quarantined, halted, or not checked yet."""
+    """Show the health checks. Exits with 1 if an environment is quarantined, halted, or not checked yet.
+
+    It also shows what stands in the way of the run, and exits with 1 if something does.
+    """
     config = options.config()
     if follow:
         anyio.run(follow_health, config, as_json)
         return
-    found = anyio.run(_read, config)
+    found, notices = anyio.run(_read, config)
     if as_json:
         print_json(found)
     else:
         _print(found)
-    disk = DiskWarning(config).finding()
-    if disk.text is not None:
-        print(f"warning: {disk.text}", file=sys.stderr)
-    if disk.stops or not all(health.is_healthy for health in found):
+    for line in notice_lines(notices, time.time_ns()):
+        print(printable(f"notice: {line}"), file=sys.stderr if as_json else sys.stdout)
+    if any(one.stops for one in notices) or not all(health.is_healthy for health in found):
         raise typer.Exit(1)
 
 
@@ -68,9 +72,10 @@ def resume(
         raise typer.Exit(1)
 
 
-async def _read(config: RunConfig) -> list[EnvHealth]:
-    async with open_history(config, f"{config.run}.health-cli", patience_s=CONNECT_S) as bus:
-        return [await read_health(bus, config, env) for env in await checked_environments(bus, config)]
+async def _read(config: RunConfig) -> tuple[list[EnvHealth], list[Notice]]:
+    async with open_run(config, f"{config.run}.health-cli", patience_s=CONNECT_S) as (bus, ended):
+        found = [await read_health(bus, config, env) for env in await checked_environments(bus, config)]
+        return found, [] if ended else await notices_of_run(bus, config)
 
 
 def _print(found: Sequence[EnvHealth]) -> None:

@@ -12,6 +12,7 @@ import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.delete import delete
 from lachesis.services.cli.options import Json, Options, with_options
@@ -191,6 +192,8 @@ def _show(found: RunOverview) -> None:
         "" if found.processes is None or not found.is_live else f", {found.ready} of {found.processes} processes ready"
     )
     print(printable(f"run {found.run} is {found.state}{pid}{count}"))
+    for line in notice_lines(found.notices, time.time_ns()):
+        print(printable(f"{'notice':9} {line}"))
     facts = {
         "problem": found.problem,
         "step": None if found.step is None else _step(found),

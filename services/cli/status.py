@@ -1,14 +1,15 @@
 """`lachesis status`: one snapshot of a run, as tables or JSON."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 from rich.text import Text
 
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, print_columns
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.evaluations import evaluation_summary
-from lachesis.services.observe.overview import untrained_warning
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.services import Quantiles, ServiceStatus
 from lachesis.services.observe.snapshot import RunSnapshot, StreamStatus, look_at_run
@@ -41,7 +42,9 @@ def _print(snapshot: RunSnapshot) -> None:
         print(f"problem  {printable(problem)}")
     for name, text in _facts(snapshot):
         print(f"{name:8} {printable(text)}")
-    for warning in [*untrained_warning(snapshot.ledger.outcomes if snapshot.ledger else {}), *snapshot.warnings]:
+    for line in notice_lines(snapshot.notices, time.time_ns()):
+        print(f"notice   {printable(line)}")
+    for warning in snapshot.warnings:
         print(f"warning  {printable(warning)}")
     _print_services(snapshot.services)
     if snapshot.streams is not None:

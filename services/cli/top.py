@@ -1,7 +1,7 @@
 """`lachesis top`: a run as it goes, redrawn once a second, or one look at it as text or JSON.
 
-What goes in: heartbeats, evaluations, what the server says of the durable consumers, and the figures in the run's
-folder where a rate fell; nothing else is read and nothing written.
+What goes in: heartbeats, evaluations, what the server says of the durable consumers, and of the run's folder the
+notices of its supervisor and the figures; nothing is written.
 """
 
 import sys
@@ -22,6 +22,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError, NotFoundError
@@ -35,11 +36,11 @@ from lachesis.services.observe.evaluations import (
     evaluation_summary,
     evaluation_warnings,
 )
+from lachesis.services.observe.notices import NoticeWatch
 from lachesis.services.observe.overview import Overview, RewardCurve, finished, look_back, overview_at
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.services import Quantiles
-from lachesis.services.observe.store import DiskWarning
 from lachesis.services.observe.window import Recent, StageRow
 from lachesis.services.output import SafeConsole, human_number, human_seconds, print_json, printable
 from lachesis.services.plan import planned_services
@@ -130,9 +131,7 @@ async def _last_look(bus: Bus, config: RunConfig) -> Overview:
     await reader.catch_up()
     overview = look_back(config.run, planned_services(config), recent_figures(config.path), outcomes)
     fallen = evaluation_warnings(reader.evaluations, config.path).values()
-    return msgspec.structs.replace(
-        overview, evaluations=evaluation_rows(reader.evaluations), warnings=[*overview.warnings, *fallen]
-    )
+    return msgspec.structs.replace(overview, evaluations=evaluation_rows(reader.evaluations), warnings=list(fallen))
 
 
 class _TopScreen:
@@ -140,7 +139,7 @@ class _TopScreen:
         self.config = config
         self.recent = Recent(window_s, planned_services(config))
         self.rewards = RewardCurve()
-        self.store = DiskWarning(config)
+        self.notices = NoticeWatch(config)
         self.bus: Bus | None = None
         self._evaluations: list[EvaluationStatus] = []
         self._fallen: list[str] = []
@@ -150,17 +149,13 @@ class _TopScreen:
         url = self.config.telemetry.jaeger_url
         overview = overview_at(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
-        warnings = [
-            *self.store.check_disk(),
-            *([] if stall is None else [str(stall)]),
-            *overview.warnings,
-            *self._fallen,
-        ]
+        self.notices.report_server(None if stall is None else str(stall))
+        notices = self.notices.notices(time.monotonic())
         self._step = max(self._step, overview.step or 0)
         steps = self.config.training.steps
         if steps is not None and self._step >= steps:
             overview = finished(overview)
-        return msgspec.structs.replace(overview, evaluations=self._evaluations, warnings=warnings)
+        return msgspec.structs.replace(overview, evaluations=self._evaluations, warnings=self._fallen, notices=notices)
 
     async def draw(self) -> None:
         """Redraw for ever, on a screen of its own."""
@@ -173,6 +168,7 @@ class _TopScreen:
         async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
             async for beat in beats:
                 self.recent.heartbeat(beat, time.monotonic())
+                self.notices.hear(beat, time.monotonic())
                 self.rewards.record_step(beat.metrics)
 
     async def follow_evaluations(self, bus: Bus) -> None:
@@ -236,6 +232,8 @@ def _header(overview: Overview) -> Iterator[Text]:
         found = overview.bottleneck
         named = f"{found.service} {printable(found.reason)}" if found else "none: nothing is under way"
         yield Text(f"bottleneck  {named}", style="bold")
+    for line in notice_lines(overview.notices, time.time_ns()):
+        yield Text(f"notice: {printable(line)}", style="yellow")
     for warning in overview.warnings:
         yield Text(f"warning: {printable(warning)}", style="yellow")
 

@@ -118,7 +118,8 @@ def _conclude(
     reason: str | None,
 ) -> None:
     """Write down what the run came to, and say where."""
-    for line in record.conclude(evaluations.rows(), evaluations.events, supervisor.restarts(), reason):
+    restarts, notices = supervisor.restarts(), supervisor.notices
+    for line in record.conclude(evaluations.rows(), evaluations.events, restarts, reason, notices):
         print(line, flush=True)
     checkpoint = newest_checkpoint(config.path)
     if checkpoint is not None:

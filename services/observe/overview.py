@@ -11,8 +11,10 @@ import msgspec
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
+from lachesis.schemas.notices import Notice
 from lachesis.services.observe.bottleneck import Bottleneck, find_bottleneck
 from lachesis.services.observe.evaluations import EvaluationStatus
+from lachesis.services.observe.notices import outcome_notices
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import Quantiles, place
 from lachesis.services.observe.window import Recent, StageRow
@@ -26,12 +28,8 @@ __all__ = [
     "look_back",
     "overview_at",
     "trace_url",
-    "untrained_warning",
 ]
 
-_UNTRAINED_REASONS = ("zero_variance", "unscorable")
-_MIN_GROUPS = 20
-"""Groups below which nothing is said of what became of them all."""
 _REWARDS = 200
 """Steps whose rewards are kept."""
 
@@ -73,12 +71,13 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float | None
     outcomes: dict[str, int]
     bottleneck: Bottleneck | None
-    warnings: list[str]
     stages: list[StageRow]
     slow: list[SlowRollout]
     evaluations: list[EvaluationStatus] = []
     env_rewards: dict[str, EnvRewards] = {}
     ended: bool = False
+    notices: list[Notice] = []
+    warnings: list[str] = []
 
 
 class RewardCurve:
@@ -121,7 +120,6 @@ def overview_at(
     s_per_step = _per_step(trainer)
     tokens = [beat.metrics["train/tokens"] for _, beat in trainer if "train/tokens" in beat.metrics]
     outcomes = _outcomes(batched)
-    before = _outcomes(batcher[0][1].metrics) if batcher else {}
     rows = [_with_batches(row, trainer, batched) for row in recent.rows(now_s)]
     slow = {group: seconds for beat in recent.newest() for group, seconds in beat.slow.items()}
     return Overview(
@@ -143,10 +141,6 @@ def overview_at(
         capacity=flow.get("flow/capacity"),
         outcomes=outcomes,
         bottleneck=find_bottleneck(rows, flow),
-        warnings=[
-            *untrained_warning({kind: count - before.get(kind, 0) for kind, count in outcomes.items()}),
-            *recent.shared_names(),
-        ],
         stages=rows,
         slow=[
             SlowRollout(group=group, seconds=seconds, url=trace_url(jaeger_url, group))
@@ -195,7 +189,7 @@ def look_back(
         capacity=None,
         outcomes=by_outcome(outcomes),
         bottleneck=None,
-        warnings=untrained_warning(dict(outcomes)),
+        notices=outcome_notices(outcomes),
         stages=[
             StageRow(
                 service=service,
@@ -216,15 +210,6 @@ def _rolling(figures: Mapping[str, float], name: str) -> Quantiles:
 def trace_url(base: str | None, group: str) -> str | None:
     """Return the page of a group's trace in Jaeger at `base`."""
     return f"{without_secrets(base).rstrip('/')}/trace/{group}" if base else None
-
-
-def untrained_warning(outcomes: dict[str, int]) -> list[str]:
-    """Return what is wrong if these groups, by what became of them, teach nothing; nothing if all is well."""
-    fruitless = sum(outcomes.get(kind, 0) for kind in _UNTRAINED_REASONS)
-    if fruitless < _MIN_GROUPS or outcomes.get("batched", 0) > 0:
-        return []
-    kinds = ", ".join(f"{outcomes[kind]} {kind}" for kind in _UNTRAINED_REASONS if kind in outcomes)
-    return [f"no group was fit to train on ({kinds}): look at the task and its raters with `lachesis dev ENV`"]
 
 
 def by_outcome(totals: Mapping[str, int]) -> dict[str, int]:

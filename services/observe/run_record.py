@@ -13,6 +13,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
+from lachesis.pipeline.notices.changes import PastNotice
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
@@ -78,6 +80,7 @@ class RunSummaryWriter(RunWatcher):
         events: Sequence[EvalEvent],
         restarts: Mapping[str, int],
         reason: str | None = None,
+        notices: Sequence[PastNotice] = (),
     ) -> Iterator[str]:
         """Write summary and plots, and yield what is to be said of them. `reason`: why the run failed.
 
@@ -110,6 +113,7 @@ class RunSummaryWriter(RunWatcher):
             evaluations=evaluations,
             restarts=restarts,
             places=places,
+            notices=notices,
         )
         if not path.is_dir():
             yield _headline(summary)
@@ -121,6 +125,8 @@ class RunSummaryWriter(RunWatcher):
         yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else "")
         if problem is not None:
             yield problem
+        still = [one.notice for one in notices if one.until_ns is None]
+        yield from (f"in the end: {line}" for line in notice_lines(still, time.time_ns()))
 
 
 def _headline(summary: RunSummary) -> str:

@@ -15,6 +15,7 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.evaluations import EvaluationStatus, evaluation_rows_of_figures
 from lachesis.services.observe.progress import newest_figures
@@ -23,6 +24,7 @@ from lachesis.services.observe.summary import SUMMARY_FILE
 from lachesis.services.run.file import run_file
 from lachesis.services.run.known_runs import known_runs
 from lachesis.services.run.lease import DELETION_MARK
+from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,
@@ -48,7 +50,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     start. `step`: optimizer steps taken of `steps`; `reward` and what follows are of the newest one.
     `end_to_end_p99_s`: seconds from a task to its optimizer step, lately. `pids`: by process, None for one that does
     not run. `quarantined`, `halted`: environments that a health check has stopped. `problem`: why something is not
-    known, or why the run failed.
+    known, or why the run failed. `notices`: what stands in the way of a run that goes on, or harms it.
     """
 
     run: str
@@ -74,6 +76,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     pids: dict[str, int | None] = {}
     logs: str | None = None
     wandb: str | None = None
+    notices: list[Notice] = []
 
     @property
     def is_live(self) -> bool:
@@ -122,6 +125,7 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
         started_ns=None if state is None else state.process.begun_ns,
         pids=_pids(folder),
         logs=str(folder / "logs") if (folder / "logs").is_dir() else None,
+        notices=_notices(folder, found),
         **_newest(folder),
     )
     file = run_file(folder)
@@ -177,6 +181,17 @@ def _problem(found: RunState, run: str, state: SupervisorState | None, reason: s
     if found == "elsewhere" and state is not None:
         return f"started on {state.process.host} (pid {state.process.pid}), of which nothing is known here"
     return None
+
+
+def _notices(folder: Path, found: RunState) -> list[Notice]:
+    if found not in LIVE_STATES:
+        return []
+    said = read_notices(folder)
+    if said is None and found == "running":
+        pid_file = folder / STATE_FILE
+        what, mend = "the supervisor of the run says nothing", f"see the process named in {pid_file}, and the disk"
+        return [Notice(key="silent", source="supervisor", what=what, mend=mend, stops=True)]
+    return said or []
 
 
 def _summary(folder: Path) -> _AnySummary:

@@ -6,7 +6,7 @@ and no consumer is made but where a stream is nearly full, to say who filled it.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ from lachesis.schemas.errors import (
     StartupError,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.notices import Notice
 from lachesis.schemas.promotion import PromotionOutcome
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,
@@ -41,11 +42,11 @@ from lachesis.services.observe.evaluations import (
     evaluation_rows_of_figures,
     evaluation_warnings,
 )
+from lachesis.services.observe.notices import NoticeWatch, outcome_notices
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import ServiceStatus, merge
-from lachesis.services.observe.store import DiskWarning
 from lachesis.services.plan import planned_services
 from lachesis.services.preflight.cluster import cluster_problems
 from lachesis.services.preflight.exhaustion import find_exhaustion
@@ -59,6 +60,7 @@ from lachesis.services.run.connect import (
     server_version,
     unknown_run,
 )
+from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.store import describe_lost_store, ways_out
 from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
@@ -66,8 +68,8 @@ __all__ = [
     "ANSWER_S",
     "RunSnapshot",
     "StreamStatus",
-    "failing_processes",
     "look_at_run",
+    "notices_of_run",
     "snapshot_of_folder",
     "take_snapshot",
 ]
@@ -136,8 +138,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `problems`: why something is not known. `streams` None: not known. `inference`: URL of the server of each role.
     evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
-    environment in it, and lately of each of its raters. warnings: held-out rates that fell, processes that share a
-    name, and what one identity uses up for the others.
+    environment in it, and lately of each of its raters. notices: what stands in the way of the run or harms it.
+    warnings: held-out rates that fell.
     """
 
     run: str
@@ -158,6 +160,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None = None
     rewards: dict[str, EnvRewards] = {}
     warnings: list[str] = []
+    notices: list[Notice] = []
 
 
 async def look_at_run(config: RunConfig, show: Callable[["RunSnapshot"], None]) -> None:
@@ -207,7 +210,7 @@ def snapshot_of_folder(config: RunConfig, problem: str) -> "RunSnapshot":
         steps=config.training.steps,
         server="",
         server_version="",
-        problems=[*DiskWarning(config).check_disk(), problem],
+        problems=[problem],
         streams=None,
         services=merge([], planned_services(config), absent="unknown"),
         ledger=None,
@@ -216,7 +219,14 @@ def snapshot_of_folder(config: RunConfig, problem: str) -> "RunSnapshot":
         evaluations=evaluation_rows_of_figures(figures),
         reward=figures.get("reward/mean"),
         rewards=rewards_of(figures),
+        notices=_notices_without_server(config, problem),
     )
+
+
+def _notices_without_server(config: RunConfig, problem: str) -> list[Notice]:
+    watch = NoticeWatch(config)
+    watch.report_server(problem)
+    return watch.notices(time.monotonic())
 
 
 async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) -> "RunSnapshot":
@@ -280,7 +290,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         steps=config.training.steps,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
-        problems=problems if ended else [*DiskWarning(config).check_disk(), *problems],
+        problems=problems,
         streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
         services=services,
         ledger=found.get("ledger"),
@@ -290,21 +300,37 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         evaluations=evaluation_rows(reader.evaluations),
         reward=figures.get("reward/mean"),
         rewards=rewards_of(figures),
-        warnings=[
-            *evaluation_warnings(reader.evaluations, config.path).values(),
-            *map(str, heard.shared_names()),
-            *([] if ended else failing_processes(config)),
-            *(f"{one.check}: {one.text}. {one.mend}" for one in found.get("exhausted", [])),
-        ],
+        warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
+        notices=outcome_notices(found["ledger"].outcomes if found.get("ledger") else {})
+        if ended
+        else _derived_notices(config, heard, found, problems, finished=finished),
     )
 
 
-def failing_processes(config: RunConfig) -> list[str]:
-    """Return why processes of this machine's supervisor ended that do not work again yet."""
-    state = read_record(config.path / STATE_FILE, SupervisorState)
-    if state is None or state.phase not in {"starting", "running"} or state.process.runs is False:
+def _derived_notices(
+    config: RunConfig, heard: HeartbeatLog, found: Mapping[str, Any], problems: Sequence[str], *, finished: bool
+) -> list[Notice]:
+    """Return the notices by the supervisor or, where none speaks, by what this look has found."""
+    watch = NoticeWatch(config, grace_s=0.0, expects=not finished and not problems)
+    watch.hear_all(heard)
+    watch.report_server(problems[0] if problems else None)
+    watch.report_exhaustion(found.get("exhausted", []))
+    return watch.notices(time.monotonic())
+
+
+async def notices_of_run(bus: NatsBus, config: RunConfig) -> list[Notice]:
+    """Return the notices of a run that goes on.
+
+    At once where its supervisor says them, else after a moment.
+    """
+    said = read_notices(config.path)
+    if said is not None:
+        return said
+    heard = HeartbeatLog()
+    planned = planned_services(config)
+    if not await recent_heartbeats(bus, config.run, planned, heard) and await is_trained(bus, config):
         return []
-    return [f"{name} {why}; it was started again" for name, why in state.failing.items()]
+    return _derived_notices(config, heard, {}, (), finished=False)
 
 
 def _training_figures(services: list[ServiceStatus]) -> dict[str, float]:

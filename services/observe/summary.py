@@ -12,6 +12,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.means import finite_mean
+from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
@@ -28,7 +29,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Times are seconds; None: not known. `first_step`: where the last start began, `step`: the last one taken of
     `steps`. `reward_first` and `reward_last`: means over the first and the last tenth of the steps. `rewards`: of the
     newest step. `end_to_end` and `staleness_*` are in seconds and optimizer steps. `wall_s`, `to_first_step_s` (from
-    the start to the end of its first step) and `restarts` are of the last start alone. `reason`: why it failed.
+    the start to the end of its first step), `restarts` and `notices`, what stood in the way, are of the last start
+    alone. `reason`: why it failed.
     """
 
     run: str
@@ -51,6 +53,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: list[EvaluationStatus]
     restarts: dict[str, int]
     places: dict[str, str]
+    notices: list[PastNotice] = []
 
 
 def read_steps(folder: Path) -> list[dict[str, float]]:
@@ -79,6 +82,7 @@ def summarize_run(
     restarts: Mapping[str, int],
     places: Mapping[str, Path],
     started_s: float | None = None,
+    notices: Sequence[PastNotice] = (),
 ) -> RunSummary:
     """Return the summary of a run that has ended; `reason`: why it failed, if it did.
 
@@ -112,4 +116,5 @@ def summarize_run(
         evaluations=list(evaluations),
         restarts={name: count for name, count in restarts.items() if count},
         places={name: str(path) for name, path in places.items() if path.exists()},
+        notices=list(notices),
     )

@@ -82,10 +82,6 @@ class Recent:
         """Return the newest heartbeat of every instance that is known."""
         return self._heartbeats.newest()
 
-    def shared_names(self) -> list[str]:
-        """Return what is wrong where several processes of a service go by one name."""
-        return [str(one) for one in self._heartbeats.shared_names()]
-
     def rows(self, now_s: float) -> list[StageRow]:
         """Return the services as of `now_s`, in the order in which a rollout meets them."""
         names = sorted(self._planned | self._heartbeats.services() | self._lags.keys(), key=place)

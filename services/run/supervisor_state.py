@@ -72,16 +72,12 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a supervisor is. `ready` of its `processes` have been ready in this life of it.
-
-    `failing`: by process why its last life ended, until it works again.
-    """
+    """How far a supervisor is. `ready` of its `processes` have been ready in this life of it."""
 
     process: ProcessRecord
     phase: Phase
     ready: int
     processes: int
-    failing: dict[str, str] = {}
 
 
 class SupervisorStateWriter:
@@ -93,16 +89,12 @@ class SupervisorStateWriter:
         self._socket = os.environ.pop(_NOTIFY_SOCKET, None)  # the services are not the ones to speak there
         self._reported: SupervisorState | None = None
 
-    def report(
-        self, phase: Phase, ready: int, processes: int, *, waits_for: str = "", failing: dict[str, str] | None = None
-    ) -> None:
+    def report(self, phase: Phase, ready: int, processes: int, *, waits_for: str = "") -> None:
         """Write and say how far the supervisor is, unless that was said last.
 
-        `waits_for`: the next process to become ready. `failing`: see `SupervisorState`.
+        `waits_for`: the next process to become ready.
         """
-        state = SupervisorState(
-            process=self._process, phase=phase, ready=ready, processes=processes, failing=failing or {}
-        )
+        state = SupervisorState(process=self._process, phase=phase, ready=ready, processes=processes)
         if state == self._reported:
             return
         self._reported = state

@@ -1,129 +1,173 @@
-"""Logs once what heartbeats say that a person has to know.
+"""Folds what the supervisor hears and sees into notices, logs what begins and ends, and says it on.
 
-A stopped environment, a broken ledger, a service that waits for long, the last step.
+Each notice is logged once when it begins and once when it is over. What holds is written into the run's folder, and
+sent in a heartbeat of the supervisor's own, so that every command shows the same.
 """
 
 import logging
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
+import anyio
+
+from lachesis.pipeline.bus.disk_room import StoreFinding
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT
-from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
-from lachesis.pipeline.telemetry.heartbeat_log import ReportedNames, SharedName
-from lachesis.schemas.control import Heartbeat, StopKind
+from lachesis.pipeline.disk import SHORTAGES, DeferredFile
+from lachesis.pipeline.notices.board import NoticeBoard
+from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, PastNotice
+from lachesis.pipeline.notices.facts import Moment, ProcessFact
+from lachesis.pipeline.notices.text import notice_line
+from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR
+from lachesis.schemas import codec, subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.errors import InfrastructureError, LachesisError
+from lachesis.schemas.notices import MAX_NOTICES, Notice
+from lachesis.services.observe.notices import disk_notices, exhaustion_notices, expected_run, step_durations
+from lachesis.services.preflight.exhaustion import find_exhaustion
+from lachesis.services.run.notices_file import NoticesWriter
+from lachesis.services.run.process_identity import process_state
 
-__all__ = ["Notices"]
+__all__ = ["RunNotices"]
 
 log = logging.getLogger("lachesis")
 
-_LONG_WAIT_S = 10.0
-"""Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
-_MAX_PROBLEMS = 256
-"""Different problems that are logged."""
-_MAX_PROBLEM_CHARS = 1000
-_FORGET_S = 30.0
-"""Seconds after which a process that says nothing more does not count as waiting: it has ended."""
-_LOST = "flow/lost_bytes/"
-_VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
-"""Ids of groups, counts and times: two processes that wait for the same thing differ in them."""
+_LOOK_S = 1.0
+_PROBE_S = 2.0
+_ANSWER_S = 4.0
+"""Seconds in which the server must answer a question that takes milliseconds."""
+_EXHAUSTION_S = 5.0
+_LEDGER_KEY = "ledger"
 
 
-@dataclass(slots=True)
-class _Wait:
-    """A process that waits: times of its first and newest heartbeat that said so, ns, and `logged`, what was logged."""
+class RunNotices:
+    """The notices of one run. `processes` says how its processes stand; `server_pid` which one its own server is."""
 
-    since_ns: int
-    newest_ns: int
-    logged: str | None = None
-
-
-class Notices:
-    """What was logged of a run so far, so that it is logged once."""
-
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        processes: Callable[[], Iterable[ProcessFact]],
+        server_pid: Callable[[], int | None],
+    ) -> None:
         self._config = config
+        self._processes = processes
+        self._server_pid = server_pid
+        self._board = NoticeBoard(expected_run(config))
+        self._board.progress.seed(step_durations(config.path))
+        self._changes = NoticeChanges()
+        self._history = NoticeHistory()
+        self._writer = NoticesWriter(config.path)
+        self._instance = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._bus: NatsBus | None = None
+        self._last_step_logged = False
         self.ledger_broken = ""
         """How the ledger is broken, as the health service found it; empty: it is not known to be."""
-        self._stopped: set[tuple[str, StopKind]] = set()
-        self._evaluator_note: str | None = None
-        self._last_step_logged = False
-        self._waits: dict[str, _Wait] = {}
-        self._problems: set[str] = set()
-        self._reported_names = ReportedNames()
-        self._lost: dict[str, int] = {}
 
-    def report(self, beat: Heartbeat, *, evaluates: bool) -> None:
-        """Log what is new in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
-        self._report_wait(beat)
-        self._report_problems(beat)
-        if beat.service == "health":
-            self._report_health(beat)
-        if beat.service == "governor":
-            self._report_store(beat)
+    @property
+    def history(self) -> list[PastNotice]:
+        """All notices of this life of the supervisor."""
+        return self._history.all()
+
+    @property
+    def file(self) -> DeferredFile:
+        return self._writer.file
+
+    def hear(self, beat: Heartbeat, *, evaluates: bool) -> None:
+        """Take in a heartbeat. `evaluates`: the run has an evaluator that has not finished."""
+        self._board.hear(beat, time.monotonic())
+        if beat.service == "health" and beat.metrics.get("ledger/broken") and not self.ledger_broken:
+            said = next((one for one in beat.stage.notices if one.key == _LEDGER_KEY), None)
+            self.ledger_broken = (said.why if said is not None else beat.stage.note) or "its log says how"
         if beat.service == "trainer" and evaluates:
             self._report_last_step(beat)
-        if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
-            self._report_not_evaluated(beat.stage.note)
 
-    def report_shared_names(self, found: Iterable[SharedName]) -> None:
-        """Log, once for each name, that several processes of a service go by it."""
-        for shared in self._reported_names.new_among(found):
-            log.warning("%s", shared)
+    def report_disk(self, found: StoreFinding) -> None:
+        """Take in how the disk of the run's own server stands."""
+        self._board.report("disk", disk_notices(found))
 
-    def _report_wait(self, beat: Heartbeat) -> None:
-        """Log what a service has waited for ten seconds long, and that it goes on.
+    async def watch_run(self) -> None:
+        """Look at the run once a second, until cancelled."""
+        while True:
+            await self._check_run()
+            await anyio.sleep(_LOOK_S)
 
-        Once, however many processes wait for the same thing. An environment at its limit is no wait: that is how a
-        healthy run looks. A governor in that state is one: nothing is admitted any more.
-        """
-        now_ns, state = beat.time_ns, beat.stage.state
-        self._waits = {name: one for name, one in self._waits.items() if now_ns - one.newest_ns < _FORGET_S * 1e9}
-        if state != "waiting" and not (state == "backpressure" and beat.service == "governor"):
-            wait = self._waits.pop(beat.instance, None)
-            if wait is not None and wait.logged is not None:
-                log.info("%s goes on after %.0f s", beat.service, (now_ns - wait.since_ns) / 1e9)
+    async def watch_server(self, bus: NatsBus) -> None:
+        """Ask the server again and again whether it answers, and what is used up. Runs until cancelled."""
+        self._bus, answered_ns, looked_s = bus, time.time_ns(), float("-inf")
+        while True:
+            with anyio.move_on_after(_ANSWER_S) as waiting:
+                error = ""
+                try:
+                    await bus.usage(subjects.LEDGER)
+                except InfrastructureError as failure:
+                    error = str(failure)
+            if waiting.cancelled_caught or error:
+                self._board.report_server(self._server_notice(bus, error, answered_ns))
+            else:
+                answered_ns = time.time_ns()
+                self._board.report_server(None)
+                if time.monotonic() - looked_s > _EXHAUSTION_S:
+                    looked_s = time.monotonic()
+                    with anyio.move_on_after(_ANSWER_S), suppress(LachesisError):
+                        found = await find_exhaustion(bus, self._config, (*subjects.STREAMS, subjects.BUCKET))
+                        self._board.report("exhaustion", exhaustion_notices(found))
+            await anyio.sleep(_PROBE_S)
+
+    def _server_notice(self, bus: NatsBus, error: str, answered_ns: int) -> Notice:
+        pid = self._server_pid()
+        state = "" if pid is None else process_state(pid)
+        why, mend = (str(bus.stall) if bus.stall is not None else error), "see nats.log in the run's folder"
+        if state in {"T", "t"}:
+            why, mend = f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"
+        elif self._config.nats is not None:
+            mend = "see whether that server runs and can be reached"
+        return Notice(
+            key="away",
+            source="nats-server",
+            what="nats-server does not answer",
+            since_ns=answered_ns,
+            why=why,
+            mend=mend,
+            held_up=["every service"],
+            stops=True,
+        )
+
+    async def _check_run(self) -> None:
+        now = Moment(time.monotonic(), time.time_ns())
+        self._board.see_processes(self._processes())
+        shortage = SHORTAGES.longest_wait_text
+        self._board.report("shortage", [] if shortage is None else [_shortage_notice(shortage, now.ns)])
+        notices = self._board.notices(now)
+        begun, ended = self._changes.update(notices, now.s)
+        self._history.record(self._changes.open, ended, now.ns)
+        for one in begun:
+            log.warning("%s", _named(one, notice_line(one)))
+        for one in ended:
+            lasted = "" if one.since_ns is None else f", after {(now.ns - one.since_ns) / 1e9:.0f} s"
+            log.info("over%s: %s", lasted, _named(one, one.what))
+        self._writer.write(notices)
+        await self._broadcast(notices, now.ns)
+
+    async def _broadcast(self, notices: Sequence[Notice], now_ns: int) -> None:
+        bus = self._bus
+        if bus is None or bus.stall is not None:
             return
-        wait = self._waits.setdefault(beat.instance, _Wait(now_ns, now_ns))
-        wait.newest_ns = now_ns
-        waited_s = (now_ns - wait.since_ns) / 1e9
-        if wait.logged is not None or waited_s < _LONG_WAIT_S:
-            return
-        text = beat.stage.note or "it does not say for what"
-        what = _VARIES.sub("#", text)
-        if all(one.logged != what for one in self._waits.values()):
-            wait.logged = what
-            log.warning("%s has been waiting for %.0f s: %s", beat.service, waited_s, text)
-
-    def _report_problems(self, beat: Heartbeat) -> None:
-        """Log what goes wrong in a service while it goes on: once, however many processes say it, and however a count
-        in it grows."""
-        for said in beat.stage.problems:
-            problem = said[:_MAX_PROBLEM_CHARS]
-            what = f"{beat.service}: {_VARIES.sub('#', problem)}"
-            if what not in self._problems and len(self._problems) < _MAX_PROBLEMS:
-                self._problems.add(what)
-                log.warning("%s: %s", beat.service, problem)
-
-    def _report_health(self, beat: Heartbeat) -> None:
-        """Log when a health check has stopped an environment: a run that stands still must not look busy."""
-        if beat.metrics.get("ledger/broken") and not self.ledger_broken:
-            self.ledger_broken = beat.stage.note or "its log says how"
-            log.error("the ledger is broken: %s. %s", self.ledger_broken, LEDGER_REPAIR_HINT)
-        stopped = {(env, how) for env, kinds in beat.stopped.items() for how in kinds}
-        for env, how in sorted(stopped - self._stopped):
-            log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
-                        env, how, env)  # fmt: skip
-        self._stopped = stopped
-
-    def _report_store(self, beat: Heartbeat) -> None:
-        """Log what the server could not read of its store, as the governor measured it."""
-        lost = {name.rpartition("/")[2]: int(size) for name, size in beat.metrics.items() if name.startswith(_LOST)}
-        if lost != self._lost:
-            self._lost = lost
-            if (text := describe_lost_bytes(lost)) is not None:
-                log.error("%s", text)
+        beat = Heartbeat(
+            run=self._config.run,
+            service=SUPERVISOR,
+            instance=self._instance,
+            pid=os.getpid(),
+            time_ns=now_ns,
+            stage=StageVitals(notices=list(notices)[: 4 * MAX_NOTICES]),
+            host=socket.gethostname(),
+            schema_version=codec.SCHEMA_VERSION,
+        )
+        with anyio.move_on_after(_LOOK_S), suppress(InfrastructureError):
+            await bus.broadcast(subjects.heartbeat(beat.run, beat.service, beat.instance), encode(beat))
 
     def _report_last_step(self, beat: Heartbeat) -> None:
         """Log what the run still waits for after its last step."""
@@ -132,8 +176,12 @@ class Notices:
             self._last_step_logged = True
             log.info("all %s steps are taken; the last policy is evaluated", steps)
 
-    def _report_not_evaluated(self, note: str | None) -> None:
-        """Log what the evaluator could not evaluate."""
-        if note is not None and note != self._evaluator_note:
-            log.warning("%s", note)
-        self._evaluator_note = note
+
+def _named(notice: Notice, text: str) -> str:
+    return text if text.startswith(notice.source) else f"{notice.source}: {text}"
+
+
+def _shortage_notice(text: str, now_ns: int) -> Notice:
+    return Notice(
+        key="shortage", source=SUPERVISOR, what=text, since_ns=now_ns, mend="make room there, and it goes on by itself"
+    )

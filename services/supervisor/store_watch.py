@@ -1,6 +1,6 @@
 """Watches the disk under the run's own server.
 
-Warns before it is full, and restarts a server that failed on it.
+Tells before it is full, and restarts a server that failed on it.
 
 A restart loses nothing: what was not acknowledged is published again by whoever waits for it, and clients come back by
 themselves. It is done only once there is room again, and more and more rarely where the writes keep failing.
@@ -8,6 +8,7 @@ themselves. It is done only once there is room again, and more and more rarely w
 
 import logging
 import time
+from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
@@ -30,24 +31,24 @@ _STEADY_S = 600.0
 """A server that took messages for so long has been helped."""
 
 
-async def watch_store(server: EmbeddedServer, budget_bytes: int) -> None:
-    """Say how the disk of `server` stands whenever that changes, and restart it when only that helps.
+async def watch_store(server: EmbeddedServer, budget_bytes: int, report: Callable[[StoreFinding], None]) -> None:
+    """Report how the disk of `server` stands, again and again, and restart it when only that helps.
 
     Runs until cancelled. `budget_bytes`: what its streams may hold together.
     """
-    watch = _DiskWatch(server, budget_bytes)
+    watch = _DiskWatch(server, budget_bytes, report)
     while True:
         await watch.check_disk()
         await anyio.sleep(_PERIOD_S)
 
 
 class _DiskWatch:
-    def __init__(self, server: EmbeddedServer, budget_bytes: int) -> None:
+    def __init__(self, server: EmbeddedServer, budget_bytes: int, report: Callable[[StoreFinding], None]) -> None:
         self._server = server
         self._budget = budget_bytes
         self._life = server.life
         self._log = StoreLogReader(server.log_path)
-        self._said = StoreFinding("ok")
+        self._report = report
         self._stored, self._measured_s = 0, -_MEASURE_S
         self._pause_s, self._restarted_s = _MIN_PAUSE_S, float("-inf")
 
@@ -60,18 +61,9 @@ class _DiskWatch:
             self._measured_s = now_s
         self._log.read_on()
         room = await anyio.to_thread.run_sync(disk_room, self._server.store)
-        self._say(assess(self._server.store, room, self._stored, self._budget, self._log.failed))
+        self._report(assess(self._server.store, room, self._stored, self._budget, self._log.failed))
         if self._log.failed and (room.free_bytes >= RESTART_BYTES or not room.total_bytes):
             await self._restart(now_s)
-
-    def _say(self, found: StoreFinding) -> None:
-        if found.level == self._said.level:
-            return
-        if found.text is not None:
-            log.warning("%s", found.text)
-        elif self._said.level != "ok":
-            log.info("the disk that holds %s has room again", self._server.store)
-        self._said = found
 
     async def _restart(self, now_s: float) -> None:
         since_s = now_s - self._restarted_s

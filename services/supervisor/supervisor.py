@@ -16,7 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,13 +37,14 @@ from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_ro
 from lachesis.pipeline.gateway.listener import LISTENER_FD, open_listener
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
+from lachesis.pipeline.notices.changes import PastNotice
+from lachesis.pipeline.notices.facts import ProcessFact
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow_marks
 from lachesis.pipeline.small_files import read_small_file
-from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError, StartupError
@@ -61,13 +63,13 @@ from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
-from lachesis.services.run.process_identity import started_ticks
+from lachesis.services.run.process_identity import process_state, started_ticks
 from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder
 from lachesis.services.run.supervisor_state import Phase, SupervisorStateWriter
 from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, open_supervised
 from lachesis.services.supervisor.forkserver import ForkRequest
 from lachesis.services.supervisor.ledger_check import verify_ledger
-from lachesis.services.supervisor.notices import Notices
+from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.supervisor.restarts import ProcessLife, Restarts, out_of_memory_kills
 from lachesis.services.supervisor.store_place import watch_place
@@ -85,6 +87,8 @@ _LASTING_ENDS = {
     EXIT_NO_MEMORY: "ran out of memory",
 }
 """Exit codes after which another start would end likewise, and what to say of them."""
+_COUNTED_S = 300.0
+_COUNTED_ENDS = 100
 _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
@@ -120,6 +124,10 @@ class _RunningProcess:
     """What it says of itself in this life."""
     failing: str = ""
     """Why its last life ended; empty once it works again."""
+    started_s: float = 0.0
+    ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COUNTED_ENDS))
+    """When its newest lives ended."""
+    last_end: str = ""
     restarts: int = -1
     log_start: int = 0
     stopping: bool = False
@@ -167,13 +175,18 @@ class Supervisor:
         self._marks = DeferredFile(config.path / MARKS_FILE)
         self._phase: Phase = "starting"
         self._verifying = anyio.CancelScope()
-        self._notices = Notices(config)
+        self._notices = RunNotices(config, self._process_facts, lambda: self._server_pid)
         self._held = ExitStack()
         self._listener: socket.socket | None = None
         self.has_begun = False
         """Whether the run's folder is this supervisor's."""
         self.has_served = False
         """Whether it came to start services; it does not where it is told to stop before."""
+
+    @property
+    def notices(self) -> list[PastNotice]:
+        """All that stood in the way of the run since this supervisor began, or still does."""
+        return self._notices.history
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -212,7 +225,9 @@ class Supervisor:
                 await self._unless_stopped(write_run_file, self.config)
                 if not self._stop.is_set():
                     register_run(self.config, self.file)
-                    await self._run_with_server()
+                    async with background() as noticing:
+                        noticing.start_soon(self._notices.watch_run)
+                        await self._run_with_server()
             finally:
                 self._enter("ended")
 
@@ -239,8 +254,9 @@ class Supervisor:
         self.has_served = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flush_output)
-            tasks.start_soon(retry_until_room, self._pids, self._state.file, self._marks)
+            tasks.start_soon(retry_until_room, self._pids, self._state.file, self._marks, self._notices.file)
             tasks.start_soon(follow_marks, bus, self._marks)
+            tasks.start_soon(self._notices.watch_server, bus)
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(keep_record, bus, self.config)
             tasks.start_soon(self._watch_heartbeats, bus)
@@ -349,6 +365,7 @@ class Supervisor:
             row.restarts += 1
             row.up, row.stage = False, None
             started, starved = time.monotonic(), out_of_memory_kills()
+            row.started_s = started
             code = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0):
                 break
@@ -367,8 +384,8 @@ class Supervisor:
             said = "" if life.killed else self._last_words(row)
             why = f": {said}" if said else ""
             log.warning("%s %s%s; starting it again in %.1f s", row.planned.name, life, why, pause)
-            row.failing = f"{life}{why}"
-            self._report_state()
+            row.failing = row.last_end = f"{life}{why}"
+            row.ends_s.append(time.monotonic())
             with anyio.move_on_after(pause):
                 await self._stop.wait()
 
@@ -433,17 +450,13 @@ class Supervisor:
         self._write_pids()
 
     async def _watch_heartbeats(self, bus: Bus) -> None:
-        heard = HeartbeatLog()
         async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
             async for beat in beats:
-                heard.add(beat, anyio.current_time())
-                self._notices.report_shared_names(heard.shared_names(beat.service))
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
                         row.stage = beat.stage
                         if row.failing and _works(beat):
                             row.failing = ""
-                            self._report_state()
                         if beat.stage.state != "starting":
                             row.up = True
                             if not row.ready.is_set():
@@ -451,7 +464,7 @@ class Supervisor:
                                 self._report_state()
                 evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
                 waits = evaluator is not None and not evaluator.ended.is_set()
-                self._notices.report(beat, evaluates=waits)
+                self._notices.hear(beat, evaluates=waits)
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
@@ -476,7 +489,8 @@ class Supervisor:
                 return
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_server, server)
-                tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
+                watched = server, self.config.streams.total_bytes(), self._notices.report_disk
+                tasks.start_soon(watch_store, *watched)
                 tasks.start_soon(watch_place, self.config, server)
                 yield
                 tasks.cancel_scope.cancel()
@@ -499,9 +513,32 @@ class Supervisor:
     def _report_state(self) -> None:
         missing = [row.planned.name for row in self.running if not row.ready.is_set()]
         count = len(self.running)
-        failing = {row.planned.name: row.failing for row in self.running if row.failing}
         waits_for = missing[0] if missing else ""
-        self._state.report(self._phase, count - len(missing), count, waits_for=waits_for, failing=failing)
+        self._state.report(self._phase, count - len(missing), count, waits_for=waits_for)
+
+    def _process_facts(self) -> Iterator[ProcessFact]:
+        """Yield how each process stands; nothing once they are to stop."""
+        now_s = time.monotonic()
+        for row in self.running if self._phase in {"starting", "running"} else ():
+            if row.restarts < 0:
+                continue  # those of its phase have not been started yet
+            process, service = row.process, "-".join(filter(None, (row.planned.service, row.planned.part)))
+            pid = None if process is None or process.returncode is not None else process.pid
+            ends = [at for at in row.ends_s if now_s - at <= _COUNTED_S]
+            yield ProcessFact(
+                name=row.planned.name,
+                service=service,
+                pid=pid,
+                started_s=row.started_s,
+                state="" if pid is None else process_state(pid),
+                failing=row.failing,
+                failing_since_s=ends[0] if ends else None,
+                ends=len(ends),
+                ends_within_s=_COUNTED_S,
+                last_end=row.last_end,
+                done=row.ended.is_set() or row.stopping,
+                log=str(self.logs / f"{row.planned.name}.log"),
+            )
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}

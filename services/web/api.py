@@ -15,6 +15,7 @@ import msgspec
 
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.offline.compare.logic import compare
 from lachesis.pipeline.offline.replay.revisions import conversation, read_revision, revision_names
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
@@ -22,7 +23,6 @@ from lachesis.services.observe.group_detail import TokenWindow, read_group_detai
 from lachesis.services.observe.group_reader import read_group_page
 from lachesis.services.observe.groups import GroupFilter
 from lachesis.services.observe.health import checked_environments, read_health
-from lachesis.services.observe.overview import untrained_warning
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.runs import LIVE_STATES, RunState, look_at_folder
 from lachesis.services.observe.series import CurveReader
@@ -108,7 +108,6 @@ class RunApi:
         _check_names(query)
         overview = await anyio.to_thread.run_sync(look_at_folder, self._config.run, self._config.path)
         snapshot = await self._newest_snapshot()
-        outcomes = snapshot.ledger.outcomes if snapshot.ledger else {}
         return bounded(
             msgspec.to_builtins(
                 {
@@ -120,7 +119,13 @@ class RunApi:
                     "raters": [rater.name or rater.rater for rater in self._config.scoring.raters],
                     "overview": overview,
                     "snapshot": snapshot,
-                    "warnings": [*untrained_warning(outcomes), *snapshot.warnings],
+                    "notices": [
+                        {"text": text, "stops": one.stops}
+                        for one, text in zip(
+                            snapshot.notices, notice_lines(snapshot.notices, time.time_ns()), strict=True
+                        )
+                    ],
+                    "warnings": snapshot.warnings,
                 }
             )
         )

@@ -91,7 +91,7 @@ async def run_tinker_trainer(service: Service, config: RunConfig) -> None:
     try:
         with only_writer(config.path / CHECKPOINTS):
             async with (
-                open_tracking(config, list(open_trackers(config, config.run)), service.set_note) as tracking,
+                open_tracking(config, list(open_trackers(config, config.run)), service.set_problem) as tracking,
                 open_client(config.training.tinker, config.run) as client,
                 background() as tasks,
             ):

@@ -237,6 +237,7 @@ class Overview extends View {
       made.push(element("div", { class: "progress", role: "progressbar", "aria-label": "Optimizer steps", "aria-valuenow": step, "aria-valuemin": 0, "aria-valuemax": steps }, element("span", { style: { width: `${share}%` } })));
     }
     for (const text of [overview.problem, ...snapshot.problems]) if (text) made.push(element("p", { class: "problem" }, text));
+    for (const one of facts.notices) made.push(element("p", { class: one.stops ? "problem" : "warning" }, one.text));
     for (const text of facts.warnings) made.push(element("p", { class: "warning" }, text));
     const figures = [["Training reward", number(snapshot.reward), ratersText(snapshot.rewards)]];
     for (const one of snapshot.evaluations) {
@@ -282,8 +283,6 @@ class Overview extends View {
       made.push(element("h2", {}, "Services"), table(["Service", "State", "Lag", "In work", "Handled", "Dead", "Wait p99", "Process p99"], services.map((row) => [
         row.service + (row.instances.length > 1 ? ` \u00d7 ${row.instances.length}` : ""), pill(row.state), numeric(number(row.lag)), numeric(number(row.in_flight)), numeric(number(row.handled)), numeric(number(row.dead)), numeric(seconds(row.wait?.p99)), numeric(seconds(row.process?.p99))])));
     }
-    const absent = snapshot.services.filter((row) => !row.instances.length && row.state === "silent");
-    if (absent.length) made.push(element("p", { class: "warning" }, `Silent, so dead or cut off: ${absent.map((row) => row.service).join(", ")}`));
     const streams = (snapshot.streams ?? []).filter((row) => row.messages);
     if (streams.length) {
       made.push(element("h2", {}, "Streams"), table(["Stream", "Messages", "Bytes", "Budget", "Full"], streams.map((row) => [

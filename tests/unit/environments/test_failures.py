@@ -27,7 +27,10 @@ class Service:
             self.vitals.notes[topic] = text
 
     def set_problem(self, topic: str, text: str | None) -> None:
-        self.vitals.problems[topic] = str(text)
+        if text is None:
+            self.vitals.problems.pop(topic, None)
+        else:
+            self.vitals.problems[topic] = text
 
 
 @pytest.fixture
@@ -56,6 +59,17 @@ def test_samples_that_the_code_of_an_environment_cost_are_counted_and_named(fail
     (problem,) = service.vitals.problems.values()
     assert "2 samples of 2 groups were left out" in problem
     assert "the first: E.reward: [1] is no number" in problem
+
+
+def test_groups_that_fail_in_a_row_are_said_until_one_is_made(failures: GroupFailures) -> None:
+    service: Any = failures._service
+    for number in range(5):
+        assert bool(service.vitals.problems) is (number >= 3)
+        failures.count_failed("a", DataError("unknown model 'm'"), 20)
+    (problem,) = service.vitals.problems.values()
+    assert problem.startswith("environment e: 5 groups in a row failed, the last one: unknown model 'm'")
+    failures.count_made(0)
+    assert not service.vitals.problems
 
 
 def test_groups_that_fail_in_a_row_end_the_environment_with_the_reason(failures: GroupFailures) -> None:

@@ -260,7 +260,7 @@ async def test_an_item_that_fails_is_claimed_again_and_then_left_out_of_its_epoc
     async with governor.serving(), lab.running(in_epochs, "environment") as service:
         await lab.until(at_least(lab, 6))
         await lab.until(lambda: _true(service.vitals.metrics.get("environment/echo/left_out", 0) >= 1))
-        assert "goes on without item 2, which failed 3 times" in str(service.vitals.notes)
+        assert "goes on without item 2, which failed 3 times" in str(service.vitals.problems)
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     assert sorted(group.dispatch.index for group in groups) == [0, 0, 1, 1, 3, 3]
 

@@ -94,8 +94,8 @@ async def test_an_outage_is_said_and_waited_out_and_the_url_is_never_said(lab, s
     receiver = Receiver(httpx.ConnectError(f"cannot reach {URL}"), 503, 404)
     async with lab.running(sending(settings, receiver), "health") as service:
         notes: list[str] = []
-        note = service.set_note
-        service.set_note = lambda name, text: (notes.append(text or ""), note(name, text))
+        problem = service.set_problem
+        service.set_problem = lambda name, text: (notes.append(text or ""), problem(name, text))
         await lab.until(sent_up_to(lab, 0))
         await publish(lab, "warn")
         await lab.until(taken(receiver, 1))
@@ -109,7 +109,7 @@ async def test_an_outage_is_said_and_waited_out_and_the_url_is_never_said(lab, s
 
 
 async def test_an_answer_that_never_ends_is_given_up_and_a_redirect_is_not_followed(lab, settings, monkeypatch):
-    monkeypatch.setattr(webhook, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.05)
 
     class Trickling(Receiver):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -123,7 +123,7 @@ async def test_an_answer_that_never_ends_is_given_up_and_a_redirect_is_not_follo
     receiver = Trickling(0, 302)
     async with lab.running(sending(settings, receiver), "health") as service:
         notes: list[str] = []
-        service.set_note = lambda _, text: notes.append(text or "")
+        service.set_problem = lambda _, text: notes.append(text or "")
         await lab.until(sent_up_to(lab, 0))
         await publish(lab, "warn")
         await lab.until(taken(receiver, 1))

@@ -6,7 +6,8 @@ import pytest
 from lachesis.pipeline.bus.api import ConsumerLag
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.services.observe.overview import RewardCurve, by_outcome, look_back, overview_at, untrained_warning
+from lachesis.services.observe.notices import outcome_notices
+from lachesis.services.observe.overview import RewardCurve, by_outcome, look_back, overview_at
 from lachesis.services.observe.window import Recent, StageRow
 
 S = 1_000_000_000
@@ -111,7 +112,6 @@ def test_the_training_is_seen_through_the_newest_heartbeats() -> None:
     assert (row.lag, row.load, row.held) == (2, 1.0, 8.0)
     assert seen.bottleneck is not None
     assert seen.bottleneck.service == "trainer"
-    assert seen.warnings == []
 
 
 @pytest.mark.parametrize(
@@ -120,23 +120,13 @@ def test_the_training_is_seen_through_the_newest_heartbeats() -> None:
      ({"zero_variance": 500, "batched": 1}, False), ({"stale": 500}, False)],
 )  # fmt: skip
 def test_a_run_that_learns_nothing_is_warned_of(outcomes: dict[str, int], warned: bool) -> None:
-    assert bool(untrained_warning(outcomes)) is warned
+    assert bool(outcome_notices(outcomes)) is warned
 
 
 def test_a_ledgers_totals_of_sequences_are_no_outcomes() -> None:
     totals = {"stale": 1, "batched": 2, "sequences": 12, "batched_sequences": 8}
     assert by_outcome(totals) == {"batched": 2, "stale": 1}
     assert look_back("r", [], [], totals).outcomes == {"batched": 2, "stale": 1}
-
-
-def test_a_run_that_learns_nothing_any_more_is_warned_of() -> None:
-    recent = Recent(10.0)
-    batcher = Stage(recent, "batcher")
-    for second in range(11):
-        metrics = {"batching/outcomes/batched": 900.0, "batching/outcomes/zero_variance": 10.0 * second}
-        batcher.beat(second, metrics=metrics)
-    (warning,) = overview_at("r", recent, RewardCurve(), 10.0).warnings
-    assert "100 zero_variance" in warning
 
 
 def test_rewards_are_kept_for_a_while() -> None:

@@ -11,13 +11,15 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.notices import Notice
 from lachesis.services.observe.run_logs import follow_logs, log_files, newest_lines
 from lachesis.services.observe.run_results import EnvRates, held_out_rates, results_of
 from lachesis.services.observe.runs import look_at_folder, look_at_runs, state_of_run
-from lachesis.services.observe.snapshot import failing_processes
 from lachesis.services.output import print_json
+from lachesis.services.run import notices_file
 from lachesis.services.run.file import write_run_file
 from lachesis.services.run.known_runs import known_runs, register_run
+from lachesis.services.run.notices_file import NoticesWriter
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,
@@ -213,13 +215,16 @@ def test_a_folder_whose_name_no_run_can_have_hides_no_other(
     assert [one["run"] for one in json.loads(capsys.readouterr().out)] == ["good"]
 
 
-def test_why_a_process_was_started_again_is_told_while_its_supervisor_runs(tmp_path: Path) -> None:
-    config = RunConfig(run="r", folder=str(tmp_path))
-    assert failing_processes(config) == []
-    failing = {"environment-words": "ended with code 10: reward environment is '1'"}
-    for phase, told in (("running", 1), ("ended", 0)):
-        found = msgspec.structs.replace(state(phase), failing=failing)
-        (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(found))
-        assert len(failing_processes(config)) == told
-    (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(state("running"), failing=failing)))
-    assert failing_processes(config)[0].startswith("environment-words ended with code 10: reward environment is '1'")
+def test_a_run_that_goes_on_shows_what_its_supervisor_says_and_that_it_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice = Notice(key="ended", source="environment-words", what="environment-words ended with code 10")
+    (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(state("running")))
+    assert [one.source for one in look_at_folder("r", tmp_path).notices] == ["supervisor"]
+    NoticesWriter(tmp_path).write([notice])
+    assert look_at_folder("r", tmp_path).notices == [notice]
+    monkeypatch.setattr(notices_file, "_FRESH_S", -1.0)  # it hangs since
+    (said,) = look_at_folder("r", tmp_path).notices
+    assert said.what == "the supervisor of the run says nothing"
+    (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(state("ended")))
+    assert look_at_folder("r", tmp_path).notices == []

@@ -1,0 +1,112 @@
+"""Posts which notices of the run begin and end to the webhook.
+
+They are the supervisor's where one runs, else what the health service derives from the heartbeats that it hears. What
+cannot be delivered is replaced by what holds once it can be: notices are a state, and in a run's summary in any case.
+That an environment is kept from training is left out, since that is posted as an alert.
+"""
+
+import time
+from contextlib import aclosing
+
+import anyio
+import httpx
+import msgspec
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.health.webhook import POLICY, TIMEOUT_S, post_to_webhook
+from lachesis.pipeline.notices.board import NoticeBoard
+from lachesis.pipeline.notices.changes import NoticeChanges
+from lachesis.pipeline.notices.facts import ExpectedRun, Moment
+from lachesis.pipeline.notices.text import notice_lines
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.retries import RetryWait, retry_outages
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
+from lachesis.schemas.notices import Notice
+
+__all__ = ["STOPPED_TOPIC", "NoticeNotification", "NoticeWebhook"]
+
+STOPPED_TOPIC = "stopped"
+"""Ends the topic of the notice of an environment that is kept from training."""
+_LOOK_S = 1.0
+_WEBHOOK_TOPIC = "webhook"
+
+
+class NoticeNotification(msgspec.Struct, frozen=True, kw_only=True):
+    """What is posted: the notices that began, those that are over, and all that hold. `text` says it for people."""
+
+    run: str
+    revision: str
+    begun: list[Notice]
+    ended: list[Notice]
+    open: list[Notice]
+    text: str
+
+
+class NoticeWebhook:
+    """Sends the notices of one run. Restarted, it tells again of those that hold."""
+
+    def __init__(
+        self, service: Service, config: HealthConfig, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._service = service
+        self._config = config
+        self._transport = transport
+        self._heard = HeartbeatLog()
+        self._board = NoticeBoard(ExpectedRun())
+        self._changes = NoticeChanges()
+        self._posted = 0
+
+    async def send_changes(self) -> None:
+        """Send until the service drains."""
+        async with (
+            self._service.until_drained(),
+            httpx.AsyncClient(timeout=TIMEOUT_S, transport=self._transport) as http,
+            background() as tasks,
+        ):
+            tasks.start_soon(self._listen)
+            while True:
+                begun, ended = self._changes.update(self._notices(), time.monotonic())
+                if begun or ended:
+                    await self._send(http, begun, ended)
+                await anyio.sleep(_LOOK_S)
+
+    async def _listen(self) -> None:
+        async with aclosing(listen_to_heartbeats(self._service.bus, self._service.run)) as beats:
+            async for beat in beats:
+                self._heard.add(beat, time.monotonic())
+                self._board.hear(beat, time.monotonic())
+
+    def _notices(self) -> list[Notice]:
+        now_s = time.monotonic()
+        derived = self._board.notices(Moment(now_s, time.time_ns()))
+        said = self._heard.supervisor_notices(now_s)
+        return [one for one in (derived if said is None else said) if not _is_told_elsewhere(one)]
+
+    async def _send(self, http: httpx.AsyncClient, begun: list[Notice], ended: list[Notice]) -> None:
+        run, revision, now_ns = self._service.run, self._service.revision, time.time_ns()
+        lines = [*(f"begun: {line}" for line in notice_lines(begun, now_ns))]
+        lines += [f"over: {one.source}: {one.what}" for one in ended]
+        notification = NoticeNotification(
+            run=run,
+            revision=revision,
+            begun=begun,
+            ended=ended,
+            open=self._changes.open,
+            text="\n".join([f"run {run}", *lines]),
+        )
+        self._posted += 1
+        key = f"{run}.{revision}.{self._service.instance}.{self._posted}"
+        retrying = retry_outages(
+            "send notices to the webhook", self._report_wait, policy=POLICY, draining=self._service.draining
+        )
+        await retrying(post_to_webhook, http, self._config, notification, key, notification.text)
+        self._service.set_problem(_WEBHOOK_TOPIC, None)
+
+    def _report_wait(self, wait: RetryWait) -> None:
+        self._service.set_problem(_WEBHOOK_TOPIC, str(wait))
+
+
+def _is_told_elsewhere(notice: Notice) -> bool:
+    return notice.source == "health" and (notice.key.endswith(STOPPED_TOPIC) or notice.key == _WEBHOOK_TOPIC)

@@ -1,0 +1,235 @@
+"""Folds what is known of a run into the notices that hold now. Pure: no bus, no clock, no files.
+
+In: heartbeats, what a supervisor sees of processes, and notices that others found (a full disk, a stream at its bound).
+Out: one notice for each thing that stands in the way or harms the run, the worst first, for as long as it holds.
+Guarantees that what one service has to say hides nothing of the others, and that a time in which the one who asks was
+held up himself makes nobody silent.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from lachesis.pipeline.notices.facts import (
+    ExpectedRun,
+    HeardProcess,
+    Moment,
+    ProcessFact,
+    held_up_by,
+    without_figures,
+)
+from lachesis.pipeline.notices.progress import StepProgress
+from lachesis.pipeline.notices.silence import SILENT_S, end_notices, is_silent, never_heard_notices, silence_notices
+from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR, HeartbeatLog
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.notices import MAX_NOTICES, Notice
+
+__all__ = ["NoticeBoard"]
+
+_LONG_WAIT_S = 10.0
+"""Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
+_TICK_S = 3.0
+"""Two looks that are further apart than this: the one who looks was held up, and heard nothing meanwhile."""
+_FORGET_S = 600.0
+"""Seconds after which a silent process is forgotten of whose service others speak."""
+_LIVES_S = 300.0
+_MANY_LIVES = 4
+"""Lives of one replica within `_LIVES_S` from which they are no accident."""
+_SERVER = "server"
+
+
+class NoticeBoard:
+    """What is known of one run. `grace_s`: how long a service may be unheard of after the first look."""
+
+    def __init__(self, expected: ExpectedRun, *, grace_s: float = SILENT_S) -> None:
+        self.progress = StepProgress(expected.trains, expected.steps)
+        self._expected = expected
+        self._grace_s = grace_s
+        self._began_s: float | None = None
+        self._looked_s: float | None = None
+        self._heard: dict[tuple[str, str], HeardProcess] = {}
+        self._lives: dict[tuple[str, str], deque[float]] = {}
+        self._names = HeartbeatLog()
+        self._facts: list[ProcessFact] | None = None
+        self._states: Mapping[int, str] = {}
+        self._found: dict[str, list[Notice]] = {}
+
+    # facts
+
+    def hear(self, beat: Heartbeat, now_s: float) -> None:
+        """Take in a heartbeat that came at `now_s`."""
+        if beat.service == SUPERVISOR:
+            return
+        self._began_s = now_s if self._began_s is None else self._began_s
+        one = self._heard.get((beat.service, beat.instance))
+        if one is None:
+            one = self._heard[beat.service, beat.instance] = HeardProcess(now_s, now_s, beat)
+            self._lives.setdefault((beat.service, beat.replica), deque(maxlen=_MANY_LIVES)).append(now_s)
+        one.hear(beat, now_s)
+        self._names.add(beat, now_s)
+        self.progress.hear(beat, now_s)
+
+    def see_processes(self, facts: Iterable[ProcessFact]) -> None:
+        """Take in how the planned processes stand; only their supervisor knows."""
+        self._facts = list(facts)
+        self._states = {fact.pid: fact.state for fact in self._facts if fact.pid is not None}
+
+    def see_states(self, states: Mapping[int, str]) -> None:
+        """Take in the kernel's states of processes of this machine, by pid: letters of proc(5), "" for none."""
+        self._states = states
+
+    def report(self, about: str, notices: Iterable[Notice]) -> None:
+        """Take in what was found elsewhere `about` something, in the place of what was found before."""
+        known = {(one.source, one.key): one.since_ns for one in self._found.get(about, ())}
+        self._found[about] = [
+            msgspec.structs.replace(one, since_ns=known.get((one.source, one.key)) or one.since_ns) for one in notices
+        ]
+
+    def report_server(self, notice: Notice | None) -> None:
+        """Take in why the server cannot be reached, None: it can. Without it nobody can be heard."""
+        self.report(_SERVER, [] if notice is None else [notice])
+
+    # notices
+
+    def notices(self, now: Moment) -> list[Notice]:
+        """Return what holds now: what stops the run first, then by when it began."""
+        self._pass_over_blindness(now.s)
+        self._forget(now.s)
+        speaking, silent = self._by_speech(now.s)
+        found = [*self._reported(), *self._problems(speaking), *self._waits(speaking, now)]
+        if self._facts is not None:
+            heard = {one.beat.pid: one for one in self._heard.values()}
+            found += end_notices(self._facts, heard, now)
+        if not self._found.get(_SERVER):
+            found += self._silences(speaking, silent, now)
+        found += self._shared_names()
+        found += self._many_lives(now)
+        found += self.progress.notices(now, speaking, [one for one in found if one.stops])
+        return sorted(_bounded(found), key=lambda one: (not one.stops, one.since_ns or 0))
+
+    def _pass_over_blindness(self, now_s: float) -> None:
+        if self._began_s is None:
+            self._began_s = now_s
+        if self._looked_s is not None and now_s - self._looked_s > _TICK_S:
+            blind_s = now_s - self._looked_s
+            for one in self._heard.values():
+                one.heard_s = min(now_s, one.heard_s + blind_s)
+                one.waits_seen_s += blind_s
+            self._began_s += blind_s
+            self.progress.pass_over(blind_s)
+        self._looked_s = now_s
+
+    def _forget(self, now_s: float) -> None:
+        """Forget processes that ended: in order, as their supervisor saw, or as others took their places."""
+        running = None if self._facts is None else {fact.pid for fact in self._facts if fact.pid is not None}
+        for key, one in list(self._heard.items()):
+            if now_s - one.heard_s <= 1.0:
+                continue
+            ended = one.beat.stage.state == "draining" and now_s - one.heard_s > SILENT_S
+            if ended or (running is not None and one.beat.pid not in running) or self._was_replaced(one, now_s):
+                del self._heard[key]
+
+    def _was_replaced(self, one: HeardProcess, now_s: float) -> bool:
+        for other in self._heard.values():
+            if other.beat.service == one.beat.service and other is not one:
+                same = other.beat.replica == one.beat.replica
+                if other.first_s >= one.heard_s and same:
+                    return True
+                if now_s - one.heard_s > _FORGET_S and other.heard_s > one.heard_s:
+                    return True
+        return False
+
+    def _by_speech(self, now_s: float) -> tuple[list[HeardProcess], list[HeardProcess]]:
+        speaking: list[HeardProcess] = []
+        silent: list[HeardProcess] = []
+        for one in self._heard.values():
+            (silent if is_silent(one, now_s, self._states.get(one.beat.pid, "")) else speaking).append(one)
+        return speaking, silent
+
+    def _reported(self) -> Iterator[Notice]:
+        for notices in self._found.values():
+            yield from notices
+
+    def _problems(self, speaking: Sequence[HeardProcess]) -> Iterator[Notice]:
+        """Yield what services say of themselves; processes of a service that say the same are one notice."""
+        found: dict[tuple[str, str], Notice] = {}
+        for one in speaking:
+            for notice in one.beat.stage.notices[:MAX_NOTICES]:
+                known = found.get((one.beat.service, notice.key))
+                mine = msgspec.structs.replace(notice, source=one.beat.service)
+                found[one.beat.service, notice.key] = mine if known is None else _together(known, mine)
+        yield from found.values()
+
+    def _waits(self, speaking: Sequence[HeardProcess], now: Moment) -> Iterator[Notice]:
+        """Yield what is waited for; however many processes wait for the same thing, it is one notice."""
+        found: dict[tuple[str, str], Notice] = {}
+        for one in speaking:
+            if one.waits_since_s is None or now.s - one.waits_since_s < _LONG_WAIT_S:
+                continue
+            note = one.wait_note or "it does not say for what"
+            service, key = one.beat.service, f"waits/{without_figures(note)}"
+            mine = Notice(
+                key=key,
+                source=service,
+                what=f"{service} is waiting",
+                since_ns=now.ago_ns(one.waits_since_s),
+                why=note,
+                held_up=held_up_by(service),
+                stops=True,
+            )
+            known = found.get((service, key))
+            found[service, key] = mine if known is None else _together(known, mine)
+        yield from found.values()
+
+    def _silences(
+        self, speaking: Sequence[HeardProcess], silent: Sequence[HeardProcess], now: Moment
+    ) -> Iterator[Notice]:
+        if self.progress.is_finished:
+            return  # the run is about to end
+        facts = {fact.pid: fact for fact in self._facts or () if fact.pid is not None}
+        yield from silence_notices(silent, {one.beat.service for one in speaking}, self._states, facts, now)
+        waited_s = now.s - (self._began_s or now.s)
+        if self._facts is None and waited_s >= self._grace_s:
+            known = {one.beat.service for one in self._heard.values()} | {service for service, _ in self._lives}
+            missing = sorted(set(self._expected.services) - known)
+            yield from never_heard_notices(missing, len(self._expected.services))
+
+    def _shared_names(self) -> Iterator[Notice]:
+        for shared in self._names.shared_names():
+            yield Notice(key=f"name/{shared.name}", source=shared.service, what=shared.text, mend=shared.mend)
+
+    def _many_lives(self, now: Moment) -> Iterator[Notice]:
+        """Yield a notice for each replica that was started again and again, where no supervisor tells of its ends."""
+        if self._facts is not None:
+            return
+        for (service, replica), times in self._lives.items():
+            if replica and len(times) == _MANY_LIVES and now.s - times[0] <= _LIVES_S:
+                yield Notice(
+                    key=f"lives/{replica}",
+                    source=service,
+                    what=f"{service} was started {_MANY_LIVES} times in {now.s - times[0]:.0f} s",
+                    since_ns=now.ago_ns(times[0]),
+                    mend="see the end of its log for why it ends",
+                    held_up=held_up_by(service),
+                )
+
+
+def _together(one: Notice, other: Notice) -> Notice:
+    """Return one notice of what two processes of a service say alike."""
+    since = [at for at in (one.since_ns, other.since_ns) if at is not None]
+    return msgspec.structs.replace(
+        one,
+        since_ns=min(since, default=None),
+        processes=one.processes + other.processes,
+        stops=one.stops and other.stops,
+    )
+
+
+def _bounded(found: Iterable[Notice]) -> Iterator[Notice]:
+    """Yield notices, of each source so many at most."""
+    count: Counter[str] = Counter()
+    for one in found:
+        count[one.source] += 1
+        if count[one.source] <= MAX_NOTICES:
+            yield one

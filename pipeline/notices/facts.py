@@ -1,0 +1,124 @@
+"""Facts about a run that notices are derived from, beside heartbeats. Pure."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from lachesis.schemas.control import Heartbeat
+
+__all__ = ["ExpectedRun", "HeardProcess", "Moment", "ProcessFact", "held_up_by", "without_figures"]
+
+_WELL_S = 3.0
+_VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
+"""Ids of groups, counts and times: two processes that wait for the same thing differ in them."""
+_HELD_UP = {
+    "governor": ("environments",),
+    "inference-policy": ("environments",),
+    "gateway": ("environments of other projects",),
+    "environment": ("scorer", "trainer"),
+    "scorer": ("normalizer", "trainer"),
+    "teacher": ("batcher", "trainer"),
+    "inference-teacher": ("teacher",),
+    "normalizer": ("batcher", "trainer"),
+    "batcher": ("trainer",),
+    "trainer": ("the next policy",),
+    "inference-eval": ("evaluator",),
+    "evaluator": ("held-out evaluations",),
+    "curriculum": ("the choice of tasks",),
+    "health": ("health checks",),
+}
+"""By service who waits for it."""
+
+
+def held_up_by(service: str) -> list[str]:
+    """Return who waits where `service` does not work."""
+    known = _HELD_UP.get(service) or _HELD_UP.get(service.partition("-")[0], ())
+    return list(known)
+
+
+def without_figures(text: str) -> str:
+    """Return a text without what varies while it means the same: ids, counts and times."""
+    return _VARIES.sub("#", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment by two clocks: seconds of one that does not jump, and Unix ns."""
+
+    s: float
+    ns: int
+
+    def ago_ns(self, then_s: float) -> int:
+        """Return the Unix ns of a time of the first clock."""
+        return max(0, self.ns - round((self.s - then_s) * 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRun:
+    """What a run should be. `services`: those that send heartbeats. `steps`: that it trains; None: no end is set."""
+
+    services: Collection[str] = ()
+    trains: bool = True
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFact:
+    """One planned process as its supervisor sees it. Times are seconds of the clock of `Moment`.
+
+    `pid` None: it does not run; `state`: its state by the kernel, a letter of proc(5). `failing`: how its last life
+    ended, until it works again; `ends`: how often it ended within `ends_within_s`.
+    """
+
+    name: str
+    service: str
+    pid: int | None
+    started_s: float
+    state: str = ""
+    failing: str = ""
+    failing_since_s: float | None = None
+    ends: int = 0
+    ends_within_s: float = 0.0
+    last_end: str = ""
+    done: bool = False
+    log: str = ""
+
+
+@dataclass(slots=True)
+class HeardProcess:
+    """A process that sent heartbeats: when the first and the newest came."""
+
+    first_s: float
+    heard_s: float
+    beat: Heartbeat
+    waits_since_s: float | None = None
+    waits_seen_s: float = 0.0
+    wait_note: str = ""
+    _emitted: int = 0
+    """What it had stored when it began to wait."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for what a healthy run has.
+
+        An environment at its limit does not: that is how a healthy run looks. A governor in that state does: nothing is
+        admitted any more.
+        """
+        state = self.beat.stage.state
+        return state == "waiting" or (state == "backpressure" and self.beat.service == "governor")
+
+    def hear(self, beat: Heartbeat, now_s: float) -> None:
+        """Take in its newest heartbeat, which came at `now_s`.
+
+        What waits for something tries again and again, and looks well in between: its wait is over once it has stored
+        something, or looked well for a while.
+        """
+        self.heard_s, self.beat = now_s, beat
+        if self.is_waiting:
+            if self.waits_since_s is None:
+                since_ns = beat.stage.since_ns
+                self.waits_since_s = now_s - (0.0 if since_ns is None else max(0.0, (beat.time_ns - since_ns) / 1e9))
+                self._emitted = beat.stage.emitted
+            self.waits_seen_s, self.wait_note = now_s, beat.stage.note or ""
+        elif now_s - self.waits_seen_s > _WELL_S or beat.stage.emitted > self._emitted:
+            self.waits_since_s = None

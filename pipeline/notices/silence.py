@@ -1,0 +1,128 @@
+"""Derives the notices of silent services, and of processes that end or do not become ready. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from lachesis.pipeline.notices.facts import HeardProcess, Moment, ProcessFact, held_up_by
+from lachesis.schemas.notices import Notice
+
+__all__ = ["SILENT_S", "STOPPED_S", "end_notices", "is_silent", "never_heard_notices", "silence_notices"]
+
+SILENT_S = 8.0
+"""Seconds without a heartbeat, which is sent once a second, from which a process counts as silent."""
+STOPPED_S = 3.0
+"""The same for a process that the kernel says is stopped."""
+_STARTING_S = 60.0
+"""The same for one that starts: it may import packages or load a model, and nothing else meanwhile."""
+_UNREACHED_S = 30.0
+"""Seconds from which a process should have sent its first heartbeat."""
+_MAX_NAMED = 3
+_SPARE = {"curriculum", "health", "evaluator", "inference-eval"}
+"""Services without which a run goes on."""
+_OFTEN = 3
+"""Ends of a process within a few minutes from which they are no accident."""
+
+
+def is_silent(one: HeardProcess, now_s: float, state: str = "") -> bool:
+    """Return whether a process should have been heard since. `state`: by the kernel, if that is known."""
+    if state in {"T", "t"}:
+        return now_s - one.heard_s > STOPPED_S
+    return now_s - one.heard_s > (_STARTING_S if one.beat.stage.state == "starting" else SILENT_S)
+
+
+def silence_notices(
+    silent: Sequence[HeardProcess],
+    speaking: Iterable[str],
+    states: Mapping[int, str],
+    facts: Mapping[int, ProcessFact],
+    now: Moment,
+) -> Iterator[Notice]:
+    """Yield a notice for each process that was heard and is silent now.
+
+    `speaking`: services of which others speak. `states`: by pid the kernel's state of processes of this machine, "" for those that do not run.
+    """
+    others = set(speaking)
+    for one in silent:
+        beat = one.beat
+        fact = facts.get(beat.pid)
+        name = fact.name if fact is not None else beat.service
+        state = states.get(beat.pid)
+        why, mend = _why_silent(beat.pid, state, fact, beat.host)
+        yield Notice(
+            key=f"silent/{beat.instance}",
+            source=beat.service,
+            what=f"{name} is silent" + ("" if beat.service not in others else ", others of it speak"),
+            since_ns=now.ago_ns(one.heard_s),
+            why=why,
+            mend=mend,
+            held_up=[] if beat.service in others else held_up_by(beat.service),
+            stops=beat.service not in others and beat.service not in _SPARE,
+        )
+
+
+def _why_silent(pid: int, state: str | None, fact: ProcessFact | None, host: str) -> tuple[str, str]:
+    log = f"see {fact.log}; " if fact is not None and fact.log else ""
+    again = f"`kill -9 {pid}` has it started again" if fact is not None else f"end process {pid} and start it again"
+    if state in {"T", "t"}:
+        return f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"
+    if state == "D":
+        return f"its process {pid} waits for a disk or a device", "look at the disk, or at the machine's log"
+    if state == "":
+        return f"its process {pid} has ended", "start it again"
+    if state is not None:
+        return f"its process {pid} runs, and something in it blocks all else", f"{log}{again}"
+    place = f"process {pid} on {host}" if host else f"process {pid}"
+    return f"{place} sends no heartbeats: it ended, hangs, or is cut off from the server", "look there, or at its log"
+
+
+def never_heard_notices(missing: Sequence[str], of: int) -> Iterator[Notice]:
+    """Yield notices for services of which nothing was ever heard. `of`: how many the run has."""
+    why, mend = "not running, or cut off from the server", "start it, or see its log"
+    if len(missing) > _MAX_NAMED:
+        what = f"all {of} services are silent" if len(missing) == of else f"silent: {', '.join(missing)}"
+        yield Notice(
+            key="silent", source="services", what=what, why=why, mend="start the run, or see the logs", stops=True
+        )
+        return
+    for service in missing:
+        yield Notice(
+            key="silent",
+            source=service,
+            what=f"{service} is silent",
+            why=why,
+            mend=mend,
+            held_up=held_up_by(service),
+            stops=service not in _SPARE,
+        )
+
+
+def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProcess], now: Moment) -> Iterator[Notice]:
+    """Yield notices of processes that end or do not become ready, by what their supervisor sees."""
+    for fact in facts:
+        if fact.done:
+            continue
+        since = fact.failing_since_s
+        if fact.failing or fact.ends >= _OFTEN:
+            often = f" ended {fact.ends} times in {fact.ends_within_s / 60:.0f} min; the last time it"
+            what, _, why = (fact.failing or fact.last_end).partition(": ")
+            yield Notice(
+                key="ended",
+                source=fact.name,
+                what=f"{fact.name}{often if fact.ends > 1 else ''} {what}",
+                since_ns=None if since is None else now.ago_ns(since),
+                why=why,
+                mend=f"it is started again each time; see {fact.log}" if fact.log else "it is started again each time",
+                held_up=held_up_by(fact.service),
+                stops=bool(fact.failing) and fact.service not in _SPARE,
+            )
+        elif fact.pid is not None and fact.pid not in heard_pids and now.s - fact.started_s > _UNREACHED_S:
+            why, mend = _why_silent(fact.pid, fact.state or None, fact, "")
+            yield Notice(
+                key="unreached",
+                source=fact.name,
+                what=f"{fact.name} was started and has not reached the server",
+                since_ns=now.ago_ns(fact.started_s),
+                why=why if fact.state in {"T", "t", "D"} else "",
+                mend=mend,
+                held_up=held_up_by(fact.service),
+                stops=fact.service not in _SPARE,
+            )

@@ -1,0 +1,138 @@
+"""Returns the notices of a run: the supervisor's where one runs, else what can be derived here."""
+
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from lachesis.pipeline.bus.disk_room import StoreFinding
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.notices.board import NoticeBoard
+from lachesis.pipeline.notices.facts import ExpectedRun, Moment
+from lachesis.pipeline.notices.progress import fruitless_warning
+from lachesis.pipeline.notices.silence import SILENT_S
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.notices import Notice
+from lachesis.services.observe.progress import recent_figures
+from lachesis.services.observe.store import DiskWarning
+from lachesis.services.plan import planned_services
+from lachesis.services.preflight.finding import DoctorFinding
+from lachesis.services.run.notices_file import read_notices
+from lachesis.services.run.process_identity import process_state
+
+__all__ = [
+    "NoticeWatch",
+    "disk_notices",
+    "exhaustion_notices",
+    "expected_run",
+    "outcome_notices",
+    "step_durations",
+]
+
+
+def expected_run(config: RunConfig, *, missed: bool = True) -> ExpectedRun:
+    """Return what a run should be by its configuration.
+
+    `missed`: whether services that were never heard are missed.
+    """
+    train = config.mode == "train"
+    services = frozenset(planned_services(config)) if missed else frozenset()
+    return ExpectedRun(services, train, config.training.steps if train else None)
+
+
+def step_durations(folder: Path) -> list[float]:
+    """Return how long the newest steps took, seconds, by the figures in a run's folder."""
+    try:
+        times = [figures["train/time"] for figures in recent_figures(folder) if "train/time" in figures]
+    except OSError:
+        return []
+    took = [after - before for before, after in pairwise(times)]
+    return [seconds for seconds in took if seconds > 0]
+
+
+def disk_notices(found: StoreFinding) -> list[Notice]:
+    """Return what a finding about the disk of the run's own server is to people."""
+    if found.text is None:
+        return []
+    held_up = ["every service"] if found.stops else []
+    return [Notice(key="disk", source="nats-server", what=found.text, held_up=held_up, stops=found.stops)]
+
+
+def exhaustion_notices(found: Iterable[DoctorFinding]) -> list[Notice]:
+    """Return what findings about streams and readers that are used up are to people."""
+    return [
+        Notice(
+            key=one.check,
+            source="nats-server",
+            what=f"{one.check}: {one.text}",
+            mend=one.mend or "",
+            held_up=["environments"] if "no new leases" in one.text else [],
+            stops="no new leases" in one.text,
+        )
+        for one in found
+    ]
+
+
+def outcome_notices(outcomes: Mapping[str, int]) -> list[Notice]:
+    """Return what is to be said of a run that has ended, whose groups these outcomes had."""
+    fruitless = fruitless_warning(outcomes)
+    return (
+        [] if fruitless is None else [Notice(key="fruitless", source="batcher", what=fruitless[0], mend=fruitless[1])]
+    )
+
+
+class NoticeWatch:
+    """Keeps what one who looks at a run hears of it. `grace_s`: how long a service may be unheard of at first.
+
+    `expects`: whether the services of the run should be heard; not, where it is about to end, or nothing can be heard.
+    """
+
+    def __init__(self, config: RunConfig, *, grace_s: float = SILENT_S, expects: bool = True) -> None:
+        self._config = config
+        self._board = NoticeBoard(expected_run(config, missed=expects), grace_s=grace_s)
+        self._board.progress.seed(step_durations(config.path))
+        self._disk = DiskWarning(config)
+        self._heard = HeartbeatLog()
+
+    def hear(self, beat: Heartbeat, now_s: float) -> None:
+        """Take in a heartbeat that came at `now_s`."""
+        self._heard.add(beat, now_s)
+        self._board.hear(beat, now_s)
+
+    def hear_all(self, heard: HeartbeatLog) -> None:
+        """Take in what was heard by another log, whose times are of the same clock."""
+        self._heard = heard
+        for at_s, beat in heard.all_beats():
+            self._board.hear(beat, at_s)
+
+    def report_exhaustion(self, found: Iterable[DoctorFinding]) -> None:
+        """Take in what of the server is used up."""
+        self._board.report("exhaustion", exhaustion_notices(found))
+
+    def report_server(self, problem: str | None) -> None:
+        """Take in why the server cannot be asked, None: it can."""
+        notice = None
+        if problem is not None:
+            notice = Notice(
+                key="away", source="nats-server", what="nats-server does not answer", why=problem, stops=True
+            )
+        self._board.report_server(notice)
+
+    def notices(self, now_s: float) -> list[Notice]:
+        """Return what holds at `now_s`: as the supervisor says, if it does."""
+        said = read_notices(self._config.path)
+        if said is None:
+            said = self._heard.supervisor_notices(now_s)
+        if said is not None:
+            return said
+        self._board.report("disk", disk_notices(self._disk.finding()))
+        self._board.see_states(_states(self._heard.newest()))
+        return self._board.notices(Moment(now_s, time.time_ns()))
+
+
+def _states(beats: Sequence[Heartbeat]) -> dict[int, str]:
+    """Return the kernel's states of the processes of this machine among those that were heard."""
+    here = socket.gethostname()
+    return {beat.pid: process_state(beat.pid) for beat in beats if beat.host == here}

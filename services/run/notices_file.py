@@ -1,0 +1,59 @@
+"""The notices of a run in its folder: written by its supervisor, read by whoever shows them."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from lachesis.pipeline.disk import DeferredFile
+from lachesis.schemas.notices import Notice
+from lachesis.services.run.supervisor_state import ProcessRecord, read_record
+
+__all__ = ["NOTICES_FILE", "NoticesWriter", "SavedNotices", "read_notices"]
+
+NOTICES_FILE = "notices.json"
+_FRESH_S = 10.0
+"""Age from which they are not believed: the supervisor hangs, or cannot write."""
+_REWRITE_S = 2.0
+
+
+class SavedNotices(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds as of `looked_ns`, Unix ns, by the supervisor whose process is `process`."""
+
+    process: ProcessRecord
+    looked_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    notices: list[Notice]
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the supervisor looked."""
+        return (time.time_ns() - self.looked_ns) / 1e9
+
+
+class NoticesWriter:
+    """Writes what holds when it changes, and every few seconds that it is so still."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = DeferredFile(folder / NOTICES_FILE)
+        self._process = ProcessRecord.current()
+        self._written: SavedNotices | None = None
+
+    def write(self, notices: Sequence[Notice]) -> None:
+        last = self._written
+        if last is not None and last.age_s < _REWRITE_S and last.notices == list(notices):
+            return
+        self._written = SavedNotices(process=self._process, looked_ns=time.time_ns(), notices=list(notices))
+        self.file.write(msgspec.json.encode(self._written))
+
+
+def read_notices(folder: Path) -> list[Notice] | None:
+    """Return the notices of the supervisor that runs here.
+
+    None where none does, or it says nothing any more.
+    """
+    saved = read_record(folder / NOTICES_FILE, SavedNotices)
+    if saved is None or saved.process.runs is not True or saved.age_s > _FRESH_S:
+        return None
+    return saved.notices
