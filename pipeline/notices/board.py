@@ -6,6 +6,7 @@ Guarantees that what one service has to say hides nothing of the others, and tha
 held up himself makes nobody silent.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -31,6 +32,8 @@ _LONG_WAIT_S = 10.0
 """Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
 _TICK_S = 3.0
 """Two looks that are further apart than this: the one who looks was held up, and heard nothing meanwhile."""
+_RECOVERY_S = 5.0
+"""Seconds after the server was away in which those that waited for it may still say so."""
 _FORGET_S = 600.0
 """Seconds after which a silent process is forgotten of whose service others speak."""
 _LIVES_S = 300.0
@@ -54,6 +57,7 @@ class NoticeBoard:
         self._facts: list[ProcessFact] | None = None
         self._states: Mapping[int, str] = {}
         self._found: dict[str, list[Notice]] = {}
+        self._server_away_s = -math.inf
 
     # facts
 
@@ -97,7 +101,11 @@ class NoticeBoard:
         self._pass_over_blindness(now.s)
         self._forget(now.s)
         speaking, silent = self._by_speech(now.s)
-        found = [*self._reported(), *self._problems(speaking), *self._waits(speaking, now)]
+        found = [*self._reported(), *self._problems(speaking)]
+        if self._found.get(_SERVER):
+            self._server_away_s = now.s
+        elif now.s - self._server_away_s > _RECOVERY_S:
+            found += self._waits(speaking, now)
         if self._facts is not None:
             heard = {one.beat.pid: one for one in self._heard.values()}
             found += end_notices(self._facts, heard, now)

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from lachesis.pipeline.notices.facts import HeardProcess, Moment, ProcessFact, held_up_by
 from lachesis.schemas.notices import Notice
 
-__all__ = ["SILENT_S", "STOPPED_S", "end_notices", "is_silent", "never_heard_notices", "silence_notices"]
+__all__ = ["ENDED", "SILENT_S", "STOPPED_S", "end_notices", "is_silent", "never_heard_notices", "silence_notices"]
 
+ENDED = "ended"
+"""Key of the notice of a process that ended, of which its supervisor logs each end."""
 SILENT_S = 8.0
 """Seconds without a heartbeat, which is sent once a second, from which a process counts as silent."""
 STOPPED_S = 3.0
@@ -38,7 +40,8 @@ def silence_notices(
 ) -> Iterator[Notice]:
     """Yield a notice for each process that was heard and is silent now.
 
-    `speaking`: services of which others speak. `states`: by pid the kernel's state of processes of this machine, "" for those that do not run.
+    `speaking`: services of which others speak. `states`: by pid the kernel's state of processes of this machine, ""
+    for those that do not run.
     """
     others = set(speaking)
     for one in silent:
@@ -105,7 +108,7 @@ def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProc
             often = f" ended {fact.ends} times in {fact.ends_within_s / 60:.0f} min; the last time it"
             what, _, why = (fact.failing or fact.last_end).partition(": ")
             yield Notice(
-                key="ended",
+                key=ENDED,
                 source=fact.name,
                 what=f"{fact.name}{often if fact.ends > 1 else ''} {what}",
                 since_ns=None if since is None else now.ago_ns(since),

@@ -105,7 +105,8 @@ class Service:
             SHORTAGES.longest_wait_text is not None
         ):  # it says more than that the server is slow, whose disk that may be as well
             state = "draining" if stage.state == "draining" else "waiting"
-            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.longest_wait_text)
+            since_ns = stage.since_ns if stage.state == state else None
+            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.longest_wait_text, since_ns=since_ns)
         beat = Heartbeat(
             run=self.run,
             service=self.name,
@@ -138,9 +139,11 @@ class Service:
         if self._stalled != stall.reason:
             log.warning("%s", stall)
             self._stalled = stall.reason
-        state = "waiting" if stage.state == "ok" else stage.state
         note = f"{stall}; {stage.note}" if stage.note else str(stall)
-        return msgspec.structs.replace(stage, state=state, note=note)
+        if stage.state != "ok":
+            return msgspec.structs.replace(stage, note=note)
+        since_ns = time.time_ns() - round(stall.seconds * 1e9)
+        return msgspec.structs.replace(stage, state="waiting", note=note, since_ns=since_ns)
 
     def drain(self) -> None:
         """Ask the service to finish what it holds and to end."""

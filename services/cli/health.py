@@ -25,6 +25,7 @@ from lachesis.schemas.notices import Notice
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.health import EnvHealth, checked_environments, read_alert, read_health
+from lachesis.services.observe.notices import DISK
 from lachesis.services.observe.snapshot import notices_of_run
 from lachesis.services.output import json_text, print_json, print_table, printable
 from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_run
@@ -43,7 +44,7 @@ def health(
 ) -> None:
     """Show the health checks. Exits with 1 if an environment is quarantined, halted, or not checked yet.
 
-    It also shows what stands in the way of the run, and exits with 1 if something does.
+    It also shows what stands in the way of the run, and exits with 1 if that is a full disk.
     """
     config = options.config()
     if follow:
@@ -56,7 +57,8 @@ def health(
         _print(found)
     for line in notice_lines(notices, time.time_ns()):
         print(printable(f"notice: {line}"), file=sys.stderr if as_json else sys.stdout)
-    if any(one.stops for one in notices) or not all(health.is_healthy for health in found):
+    full = any(one.stops and one.key.startswith(DISK) for one in notices)
+    if full or not all(health.is_healthy for health in found):
         raise typer.Exit(1)
 
 

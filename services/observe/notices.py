@@ -23,6 +23,7 @@ from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.process_identity import process_state
 
 __all__ = [
+    "DISK",
     "NoticeWatch",
     "disk_notices",
     "exhaustion_notices",
@@ -30,6 +31,9 @@ __all__ = [
     "outcome_notices",
     "step_durations",
 ]
+
+DISK = "disk"
+"""Begins the keys of notices about the disk of the run's own server."""
 
 
 def expected_run(config: RunConfig, *, missed: bool = True) -> ExpectedRun:
@@ -57,7 +61,9 @@ def disk_notices(found: StoreFinding) -> list[Notice]:
     if found.text is None:
         return []
     held_up = ["every service"] if found.stops else []
-    return [Notice(key="disk", source="nats-server", what=found.text, held_up=held_up, stops=found.stops)]
+    return [
+        Notice(key=f"{DISK}/{found.level}", source="nats-server", what=found.text, held_up=held_up, stops=found.stops)
+    ]
 
 
 def exhaustion_notices(found: Iterable[DoctorFinding]) -> list[Notice]:

@@ -62,7 +62,6 @@ from lachesis.services.run.connect import (
 )
 from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.store import describe_lost_store, ways_out
-from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
 __all__ = [
     "ANSWER_S",

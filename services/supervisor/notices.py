@@ -20,6 +20,7 @@ from lachesis.pipeline.disk import SHORTAGES, DeferredFile
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, PastNotice
 from lachesis.pipeline.notices.facts import Moment, ProcessFact
+from lachesis.pipeline.notices.silence import ENDED
 from lachesis.pipeline.notices.text import notice_line
 from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR
 from lachesis.schemas import codec, subjects
@@ -144,7 +145,7 @@ class RunNotices:
         notices = self._board.notices(now)
         begun, ended = self._changes.update(notices, now.s)
         self._history.record(self._changes.open, ended, now.ns)
-        for one in begun:
+        for one in [one for one in begun if one.key != ENDED]:  # the supervisor logs each end
             log.warning("%s", _named(one, notice_line(one)))
         for one in ended:
             lasted = "" if one.since_ns is None else f", after {(now.ns - one.since_ns) / 1e9:.0f} s"

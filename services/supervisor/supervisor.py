@@ -88,6 +88,8 @@ _LASTING_ENDS = {
 }
 """Exit codes after which another start would end likewise, and what to say of them."""
 _COUNTED_S = 300.0
+_SHOWN_S = 3.0
+"""The least time for which the end of a process is shown, however soon it works again."""
 _COUNTED_ENDS = 100
 _TAIL_LINES = 15
 _MARK_S = 5.0
@@ -95,6 +97,8 @@ _MARK_S = 5.0
 _MAX_LAST_WORDS = 500
 _LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
 """Time, level and service at the beginning of a line of a service's log."""
+_FIRST_WORDS = "started, pid "
+"""What each process logs first: where that is the last, it ended without a word."""
 
 
 def has_survivors(folder: Path) -> bool:
@@ -396,7 +400,8 @@ class Supervisor:
     def _last_words(self, row: _RunningProcess) -> str:
         """Return what a process logged last in its life, in one line without time and name."""
         line = next((line for line in reversed(self._last_lines(row).splitlines()) if line.strip()), "")
-        return _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
+        said = _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
+        return "" if said.startswith(_FIRST_WORDS) else said
 
     async def _run_once(self, row: _RunningProcess, *, anew: bool) -> int:
         file = self.logs / f"{row.planned.name}.log"
@@ -531,7 +536,7 @@ class Supervisor:
                 pid=pid,
                 started_s=row.started_s,
                 state="" if pid is None else process_state(pid),
-                failing=row.failing,
+                failing=row.failing or (row.last_end if ends and now_s - ends[-1] < _SHOWN_S else ""),
                 failing_since_s=ends[0] if ends else None,
                 ends=len(ends),
                 ends_within_s=_COUNTED_S,

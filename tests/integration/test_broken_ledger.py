@@ -91,7 +91,7 @@ async def test_a_message_that_the_server_drops_is_told_while_the_run_goes_on_and
             damage_in_place(store, LEDGER, named.encode())
             os.kill(pids(tmp_path)["nats-server"], number)
             beat = await until_broken(bus)
-            assert found in str(beat.stage.note)
+            assert found in str(beat.stage.notices)
             if found == GAP:  # of what is not there at all a look at the store alone tells nothing
                 code, said = await lachesis(tmp_path, "doctor", "--json")
                 findings = {finding["check"]: finding for finding in json.loads(said)}
@@ -106,7 +106,7 @@ async def test_a_message_that_the_server_drops_is_told_while_the_run_goes_on_and
             output, _ = await up.communicate()
         text = output.decode()
         assert up.returncode == 2, text
-        assert f"ERROR the ledger is broken: rl.ledger.up.main: {found}" in text  # as it was found
+        assert f"WARNING health: the ledger is broken: rl.ledger.up.main: {found}" in text  # as it was found
         assert f"lachesis: the ledger is broken: rl.ledger.up.main: {found}" in text  # as it ended
         assert "Restore the server's store from a backup" in text
         assert "Traceback" not in text

@@ -10,6 +10,7 @@ import pytest
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary
 from lachesis.pipeline.disk import SHORTAGES
 from lachesis.schemas import subjects
@@ -17,6 +18,12 @@ from lachesis.services.supervisor.store_watch import watch_store
 
 STREAMS = StreamsConfig(bucket_bytes=1 << 20)
 SUBJECT = subjects.rollout("r", "env")
+
+
+def _log_finding(found: StoreFinding) -> None:
+    """As the supervisor's notices do."""
+    if found.text is not None:
+        logging.getLogger("lachesis").warning("%s", found.text)
 
 
 async def _keep(server: EmbeddedServer) -> None:
@@ -48,7 +55,7 @@ async def test_a_stream_that_failed_takes_messages_again_once_there_is_room(smal
         anyio.create_task_group() as tasks,
     ):
         await bus.ensure_streams(STREAMS)
-        tasks.start_soon(watch_store, server, STREAMS.total_bytes())
+        tasks.start_soon(watch_store, server, STREAMS.total_bytes(), _log_finding)
         tasks.start_soon(_keep, server)
         await publish(3)
         first = server.pid
@@ -75,7 +82,7 @@ async def test_a_server_is_not_restarted_where_nothing_failed(small_disk, caplog
         EmbeddedServer(disk.path / "nats") as server,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(watch_store, server, STREAMS.total_bytes())
+        tasks.start_soon(watch_store, server, STREAMS.total_bytes(), _log_finding)
         first = server.pid
         disk.fill()
         await _logged(caplog, "is full")

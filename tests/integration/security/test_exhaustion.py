@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.notices.text import notice_line
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import AccessError, StreamFullError
@@ -55,7 +56,7 @@ async def said(config: RunConfig) -> tuple[list[str], list[str]]:
     snapshots: list[RunSnapshot] = []
     doctor = [f"{one.check}: {one.text}. {one.mend}" for one in await check_server(config) if one.level == "WARN"]
     await look_at_run(config, snapshots.append)
-    return doctor, snapshots[0].warnings
+    return doctor, [notice_line(one) for one in snapshots[0].notices]
 
 
 async def both_say(config: RunConfig, *parts: str) -> None:

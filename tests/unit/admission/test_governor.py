@@ -16,7 +16,7 @@ from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import Plan
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 BATCHING = BatchingConfig(batch_size=8, max_staleness=2)
 FLOW = FlowConfig(lease_s=10.0, reserved_share=0.5)
@@ -268,11 +268,23 @@ def test_a_nearly_full_stream_closes_admission_before_it_is_full() -> None:
     assert "ROLLOUTS holds 700 bytes" in str(reply.reason)
 
 
+def test_producers_that_wait_for_a_full_ledger_are_known_to_wait() -> None:
+    it = governor()
+    it.usage({LEDGER: StreamUsage(1, 10, 10, 900, 1000), ROLLOUTS: usage(0), EVENTS: usage(0), TEACHER: usage(0)}, 0.0)
+    reply = it.answer_request(acquire(size=90), 0.0)
+    assert "LEDGER holds 900 bytes" in str(reply.reason)
+    assert not reply.never
+    pressure = it.budget.pressure(LEDGER)
+    assert (pressure.excess, pressure.short) == (400, 100)
+    assert it.budget.pressure(LEDGER).short == 0  # nobody was refused since
+
+
 def test_a_group_larger_than_a_budget_is_told_so_and_blocks_nobody() -> None:
     it = governor()
     it.usage({ROLLOUTS: StreamUsage(1, 1, 1, 0, 100_000), EVENTS: usage(0), TEACHER: usage(0)}, 0.0)
     reply = it.answer_request(acquire("large", size=80_001), 0.0)
     assert "80001 bytes in stream ROLLOUTS can never be admitted: 80000 are all" in str(reply.reason)
+    assert reply.never
     assert not it.blocked  # no smaller batch could help it
     assert it.answer_request(acquire("large", size=80_000), 0.0).granted
 

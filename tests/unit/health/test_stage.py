@@ -98,6 +98,9 @@ async def test_every_window_is_judged_and_a_fault_stops_the_environment(lab, gro
     assert not (await alerts(lab, "other"))[0].standing.halted
     assert (figures["health/sums/halted"], figures["health/other/halted"]) == (1.0, 0.0)
     assert service.vitals.stopped == {"sums": ["halted", "quarantined"], "other": []}
+    (notice,) = service.vitals.report("health").notices
+    assert notice.what.startswith("environment sums is halted and quarantined by the health check zero_variance")
+    assert notice.why == alert.reason
     assert figures["health/sums/zero_variance"] == 15 / 16
 
 
@@ -222,6 +225,10 @@ async def test_a_batcher_that_starts_after_the_resumption_trains_nothing_of_the_
     assert found == dict.fromkeys(range(1, 25), "quarantined") | dict.fromkeys(range(25, 29), "batched")
 
 
+async def is_said(service, text):
+    return any(text in said for said in service.vitals.problems.values())
+
+
 async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
     assert (await read_health(lab.bus, CONFIG, "sums")).is_healthy is False  # nothing was judged: that is not healthy
     async with lab.running(governor, "governor"):
@@ -233,6 +240,12 @@ async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
     async with lab.running(governor, "governor"):  # another life
         await lab.until(lambda: answers(lab, "sums", granted=False))
         await lab.until(lambda: answers(lab, "other", granted=True))
+        async with lab.running(health, "health") as service:  # it says so at once, though it judges nothing
+            await lab.until(lambda: is_said(service, "environment sums is halted"))
+            (notice,) = service.vitals.report("health").notices
+            assert notice.stops
+            assert "zero_variance" in notice.what
+            assert "lachesis resume sums" in notice.mend
         assert not await request_resume(lab.bus, CONFIG, "sums", wait_s=0.05)  # nobody is there to answer
         assert await answers(lab, "sums", granted=False)
         async with lab.running(health, "health"):
