@@ -88,7 +88,7 @@ _LASTING_ENDS = {
 }
 """Exit codes after which another start would end likewise, and what to say of them."""
 _COUNTED_S = 300.0
-_SHOWN_S = 3.0
+_MIN_SHOWN_S = 3.0
 """The least time for which the end of a process is shown, however soon it works again."""
 _COUNTED_ENDS = 100
 _TAIL_LINES = 15
@@ -97,8 +97,7 @@ _MARK_S = 5.0
 _MAX_LAST_WORDS = 500
 _LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
 """Time, level and service at the beginning of a line of a service's log."""
-_FIRST_WORDS = "started, pid "
-"""What each process logs first: where that is the last, it ended without a word."""
+_LOG_INFO = re.compile(r"^[\d-]+ [\d:,]+ INFO ")
 
 
 def has_survivors(folder: Path) -> bool:
@@ -385,7 +384,7 @@ class Supervisor:
                     f"{row.planned.name} failed {history.failures} times in a row, and last {life}:\n"
                     f"{self._last_lines(row)}"
                 )
-            said = "" if life.killed else self._last_words(row)
+            said = "" if life.killed else self._last_words(row, drained=anew)
             why = f": {said}" if said else ""
             log.warning("%s %s%s; starting it again in %.1f s", row.planned.name, life, why, pause)
             row.failing = row.last_end = f"{life}{why}"
@@ -397,11 +396,13 @@ class Supervisor:
         file = self.logs / f"{row.planned.name}.log"
         return _tail(file, row.log_start, count) if file.exists() else ""
 
-    def _last_words(self, row: _RunningProcess) -> str:
-        """Return what a process logged last in its life, in one line without time and name."""
+    def _last_words(self, row: _RunningProcess, *, drained: bool) -> str:
+        """Return what a process logged last in its life, in one line without time and name.
+
+        What tells that it worked is no reason of an end, unless it drained.
+        """
         line = next((line for line in reversed(self._last_lines(row).splitlines()) if line.strip()), "")
-        said = _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
-        return "" if said.startswith(_FIRST_WORDS) else said
+        return "" if _LOG_INFO.match(line) and not drained else _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
 
     async def _run_once(self, row: _RunningProcess, *, anew: bool) -> int:
         file = self.logs / f"{row.planned.name}.log"
@@ -536,7 +537,7 @@ class Supervisor:
                 pid=pid,
                 started_s=row.started_s,
                 state="" if pid is None else process_state(pid),
-                failing=row.failing or (row.last_end if ends and now_s - ends[-1] < _SHOWN_S else ""),
+                failing=row.failing or (row.last_end if ends and now_s - ends[-1] < _MIN_SHOWN_S else ""),
                 failing_since_s=ends[0] if ends else None,
                 ends=len(ends),
                 ends_within_s=_COUNTED_S,

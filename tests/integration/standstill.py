@@ -97,6 +97,7 @@ CAUSES = (
     Cause("all rewards are equal", ("no group was fit", "zero_variance"), switch="rewards are equal", within_s=60.0),
     Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises"),
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends"),
+    Cause("a rater hangs", ("scorer", "has a rating", "timeout"), switch="rater hangs", within_s=30.0),
     Cause("the environment hangs", ("environment-sums is silent", "blocks"), switch="task hangs", within_s=12.0),
 )  # fmt: skip
 
