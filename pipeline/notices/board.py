@@ -56,6 +56,8 @@ class NoticeBoard:
         self._names = HeartbeatLog()
         self._facts: list[ProcessFact] | None = None
         self._states: Mapping[int, str] = {}
+        self._supervised: set[int] = set()
+        """Pids of processes that the supervisor has started; others of the run may be started beside them."""
         self._found: dict[str, list[Notice]] = {}
         self._server_away_s = -math.inf
 
@@ -78,6 +80,7 @@ class NoticeBoard:
         """Take in how the planned processes stand; only their supervisor knows."""
         self._facts = list(facts)
         self._states = {fact.pid: fact.state for fact in self._facts if fact.pid is not None}
+        self._supervised |= self._states.keys()
 
     def see_states(self, states: Mapping[int, str]) -> None:
         """Take in the kernel's states of processes of this machine, by pid: letters of proc(5), "" for none."""
@@ -130,12 +133,12 @@ class NoticeBoard:
 
     def _forget(self, now_s: float) -> None:
         """Forget processes that ended: in order, as their supervisor saw, or as others took their places."""
-        running = None if self._facts is None else {fact.pid for fact in self._facts if fact.pid is not None}
+        ended = self._supervised - self._states.keys()
         for key, one in list(self._heard.items()):
             if now_s - one.heard_s <= 1.0:
                 continue
-            ended = one.beat.stage.state == "draining" and now_s - one.heard_s > SILENT_S
-            if ended or (running is not None and one.beat.pid not in running) or self._was_replaced(one, now_s):
+            drained = one.beat.stage.state == "draining" and now_s - one.heard_s > SILENT_S
+            if drained or one.beat.pid in ended or self._was_replaced(one, now_s):
                 del self._heard[key]
 
     def _was_replaced(self, one: HeardProcess, now_s: float) -> bool:

@@ -65,6 +65,7 @@ class RunNotices:
         self._instance = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._bus: NatsBus | None = None
         self._last_step_logged = False
+        self._is_over = False
         self.ledger_broken = ""
         """How the ledger is broken, as the health service found it; empty: it is not known to be."""
 
@@ -86,13 +87,17 @@ class RunNotices:
         if beat.service == "trainer" and evaluates:
             self._report_last_step(beat)
 
+    def conclude(self) -> None:
+        """Keep what holds now as what held in the end: from here on processes are silent because they are stopped."""
+        self._is_over = True
+
     def report_disk(self, found: StoreFinding) -> None:
         """Take in how the disk of the run's own server stands."""
         self._board.report("disk", disk_notices(found))
 
     async def watch_run(self) -> None:
-        """Look at the run once a second, until cancelled."""
-        while True:
+        """Look at the run once a second, until `conclude`."""
+        while not self._is_over:
             await self._check_run()
             await anyio.sleep(_LOOK_S)
 

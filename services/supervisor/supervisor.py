@@ -326,6 +326,7 @@ class Supervisor:
                 await self._until_finished()
         finally:
             self._enter("stopping")
+            self._notices.conclude()
             with anyio.CancelScope(shield=True), self._held:
                 await self._stop_all()
 

@@ -42,6 +42,7 @@ class Simulated:
     life: int = 1
     started_s: float = 0.0
     replica: str = "1"
+    supervised: bool = True
 
 
 class SimulatedRun:
@@ -94,7 +95,7 @@ class SimulatedRun:
             if one.speaks and one.runs:
                 self.board.hear(self._beat(one), self.s)
         if self.supervised:
-            self.board.see_processes([self._fact(one) for one in self.processes.values()])
+            self.board.see_processes([self._fact(one) for one in self.processes.values() if one.supervised])
         return self.board.notices(self.moment)
 
     @property

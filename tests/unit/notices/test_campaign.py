@@ -316,3 +316,13 @@ def test_two_processes_of_one_name_are_said_once() -> None:
     (found,) = run.run(10)
     assert "2 processes of scorer call themselves replica 1" in found.what
     assert "--replica" in found.mend
+
+
+def test_a_process_started_by_hand_beside_a_supervised_run_is_missed_too() -> None:
+    run = SimulatedRun()
+    run.processes["by hand"] = Simulated("scorer", 9000, replica="7", supervised=False)
+    assert run.run(20) == []
+    run["by hand"].speaks = False
+    (found,) = run.run(10)
+    assert found.what == "scorer is silent, others of it speak"
+    assert not found.stops
