@@ -113,7 +113,8 @@ class _MemberCalls:
         self._policy = RetryPolicy(first_s=member.config.backoff_s, jitter=0.5, attempts=member.config.retries + 1)
         rater = member.rater
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
-        declared, at_once_most = self._function, rater.calls_at_once
+        declared: Callable[[Any], Any] = self._function
+        at_once_most = rater.calls_at_once
         if isinstance(rater, FunctionRater):
             self._function, declared = rater.call, rater.function
             if rater.runs_apart:
