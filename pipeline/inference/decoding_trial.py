@@ -1,4 +1,4 @@
-"""Compares a way of decoding a model with its plain pass, on sequences that cross every boundary of its layers.
+"""Compares a way of decoding a model with its plain pass, across every boundary of its layers.
 
 Layers read in pieces: convolutions have kernels, linear attention and state-space models chunks, attention windows. On
 either side of such a length a model takes other paths, and so may a cache. Guarantees that rows of unequal lengths
@@ -52,7 +52,7 @@ _Seen = list[tuple[tuple[int, ...], torch.Tensor]]
 
 
 def boundaries(config: Any) -> dict[int, str]:
-    """Return the lengths at which layers of a model compute in another way, each with a setting that says so."""
+    """Return the lengths at which layers compute in another way, each with its setting."""
     found: dict[int, str] = {}
     text = config.get_text_config()
     _add_boundaries(text.to_dict(), found)
@@ -164,13 +164,13 @@ class DecodingTrial:
     def _logits(self, tokens: list[int], count: int) -> torch.Tensor:
         """Return the logits [count, V] after the last `count` prefixes of `tokens`, by a plain pass."""
         given = torch.tensor([tokens], device=self._model.device)
-        logits: torch.Tensor = self._model(input_ids=given, use_cache=False, **self._keep(count)).logits
+        logits: torch.Tensor = self._model(input_ids=given, use_cache=False, **self._last_logits(count)).logits
         logits = logits[0, -count:].float()
         if not bool(logits.isfinite().all()):
             raise ConfigError("the model's logits are not finite; load valid weights")
         return logits
 
-    def _keep(self, count: int) -> dict[str, int]:
+    def _last_logits(self, count: int) -> dict[str, int]:
         """Return the argument that makes the last `count` logits alone, if the model takes one."""
         return {"logits_to_keep": count} if "logits_to_keep" in self._takes else {}
 

@@ -1,4 +1,4 @@
-"""Reads from a model's configuration how many tokens a sequence may have, and where its positions change. No torch.
+"""Reads from a model's configuration its context, and where its positions change. No torch.
 
 One rule for the engine, the trainer and the checks before a start, so that all speak of the same length.
 """
