@@ -22,7 +22,10 @@ _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 @contextmanager
 def bounded_memory(limit_bytes: int) -> Iterator[None]:
-    """Bound the process; of several at once the first one's bound counts. None where the system does not say."""
+    """Bound the memory of this process; of several bounds at once the first one counts.
+
+    There is none where the system does not say what is mapped.
+    """
     global _holders, _before  # noqa: PLW0603 - the limit is the process's
     with _lock:
         _holders += 1

@@ -157,8 +157,9 @@ def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max
 
 
 def text_length(value: Any) -> int:
-    """Return the characters of all texts in a free-form value, keys among them; what is no text counts as one each.
+    """Return the characters of all texts in a free-form value, keys among them.
 
+    What is no text counts as one character.
     See `check_plain` for what it may be.
     """
     length, level = 0, [value]
@@ -185,7 +186,10 @@ def unpack(what: str, data: bytes) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: bytes) -> T:
-    """Return the `kind` that the JSON `data` holds. Raises `SchemaError` naming `what`, as `check_integers`, too."""
+    """Return the `kind` that the JSON `data` holds.
+
+    Raises `SchemaError` naming `what`, as `check_integers`, too.
+    """
     check_integers(what, data)
     try:
         return msgspec.json.decode(data, type=kind)

@@ -38,7 +38,7 @@ async def last_of_key(link: ServerLink, stream: str, subject: str, *, patient: b
     """
     convinced_at = anyio.current_time() + _BELIEVE_ABSENCE_S
     for attempt in itertools.count():
-        found = await _ask(link, stream, subject, patient=patient)
+        found = await _request(link, stream, subject, patient=patient)
         if found is not None:
             return found
         counted = await leader.state(link, stream, subject, patient=patient)
@@ -50,7 +50,7 @@ async def last_of_key(link: ServerLink, stream: str, subject: str, *, patient: b
     raise DamagedError(leader.damage(stream, subject, sum((counted.subjects or {}).values()), 0))
 
 
-async def _ask(link: ServerLink, stream: str, subject: str, *, patient: bool) -> StoredMessage | None:
+async def _request(link: ServerLink, stream: str, subject: str, *, patient: bool) -> StoredMessage | None:
     """Return what one server has. The answer is the stored message: nothing of its data is taken for an error."""
     what, give_up_s = f"last message on {subject}", link.config.give_up_s
     with link.waits.waiting(what, stream) as wait:

@@ -113,7 +113,7 @@ class _MemberCalls:
         self._policy = RetryPolicy(first_s=member.config.backoff_s, jitter=0.5, attempts=member.config.retries + 1)
         rater = member.rater
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
-        declared: Callable[[Any], Any] = self._function
+        declared: Callable[..., Any] = self._function
         at_once_most = rater.calls_at_once
         if isinstance(rater, FunctionRater):
             self._function, declared = rater.call, rater.function

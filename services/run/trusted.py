@@ -40,7 +40,7 @@ def is_trusted(folder: Path) -> bool:
 
 
 def trusted_folders_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file that lists the folders which this user trusts, whoever owns them; None without a home."""
+    """Return the file that lists folders this user trusts, whoever owns them; None without a home."""
     home = environ.get("XDG_CONFIG_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.config")
     return Path(home) / "lachesis" / "trusted_folders" if home else None
 

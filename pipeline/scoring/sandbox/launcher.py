@@ -408,7 +408,10 @@ class Usage:
         return min(pause_s, MEMORY_PAUSE_S)
 
     def processes(self) -> "list[tuple[int, list[str]]]":
-        """Return the processes, each with its fields in /proc/PID/stat from the third on; one that ends is left out."""
+        """Return the processes, each with its fields in /proc/PID/stat from the third on.
+
+        One that ends meanwhile is left out.
+        """
         found: list[tuple[int, list[str]]] = []
         below = None if self.lists_children else self.all_children()
         waiting = [self.init]
@@ -442,7 +445,10 @@ class Usage:
         return found
 
     def own_bytes(self, pid: int, most: int) -> int:
-        """Return the memory of a process, with its part of what it shares; `most` where the kernel does not say."""
+        """Return the memory of a process, with its part of what it shares.
+
+        `most` where the kernel does not say.
+        """
         try:
             told = read_at(self.proc, f"{pid}/smaps_rollup").splitlines()
         except PermissionError:
