@@ -79,7 +79,7 @@ def _why_silent(pid: int, state: str | None, fact: ProcessFact | None, host: str
 
 def never_heard_notices(missing: Sequence[str], of: int) -> Iterator[Notice]:
     """Yield notices for services of which nothing was ever heard. `of`: how many the run has."""
-    why, mend = "not running, or cut off from the server", "start it, or see its log"
+    why, mend = "it does not run, hangs, or is cut off from the server", "start it, or see its log"
     if len(missing) > _MAX_NAMED:
         what = f"all {of} services are silent" if len(missing) == of else f"silent: {', '.join(missing)}"
         yield Notice(

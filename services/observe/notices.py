@@ -12,7 +12,7 @@ from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
 from lachesis.pipeline.notices.progress import fruitless_warning
 from lachesis.pipeline.notices.silence import SILENT_S
-from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
+from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR, HeartbeatLog
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.notices import Notice
 from lachesis.services.observe.progress import recent_figures
@@ -21,6 +21,7 @@ from lachesis.services.plan import planned_services
 from lachesis.services.preflight.finding import DoctorFinding
 from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.process_identity import process_state
+from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
 __all__ = [
     "DISK",
@@ -29,6 +30,7 @@ __all__ = [
     "exhaustion_notices",
     "expected_run",
     "outcome_notices",
+    "silent_supervisor",
     "step_durations",
 ]
 
@@ -89,6 +91,26 @@ def outcome_notices(outcomes: Mapping[str, int]) -> list[Notice]:
     )
 
 
+def silent_supervisor(folder: Path) -> list[Notice]:
+    """Return that the supervisor of a run says nothing, where one runs here and does not write its notices."""
+    state = read_record(folder / STATE_FILE, SupervisorState)
+    if state is None or state.phase != "running" or not state.process.runs:
+        return []
+    pid = state.process.pid
+    stopped = process_state(pid) in {"T", "t"}
+    return [
+        Notice(
+            key="silent",
+            source=SUPERVISOR,
+            what="supervisor is silent",
+            why=f"a signal or a debugger stopped its process {pid}" if stopped else "it hangs, or cannot write",
+            mend=f"`kill -CONT {pid}` lets it go on" if stopped else f"see its process {pid}, and the disk of {folder}",
+            held_up=["the restart of services that end"],
+            stops=True,
+        )
+    ]
+
+
 class NoticeWatch:
     """Keeps what one who looks at a run hears of it. `grace_s`: how long a service may be unheard of at first.
 
@@ -135,7 +157,7 @@ class NoticeWatch:
             return said
         self._board.report("disk", disk_notices(self._disk.finding()))
         self._board.see_states(_states(self._heard.newest()))
-        return self._board.notices(Moment(now_s, time.time_ns()))
+        return [*silent_supervisor(self._config.path), *self._board.notices(Moment(now_s, time.time_ns()))]
 
 
 def _states(beats: Sequence[Heartbeat]) -> dict[int, str]:

@@ -18,6 +18,7 @@ from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.evaluations import EvaluationStatus, evaluation_rows_of_figures
+from lachesis.services.observe.notices import silent_supervisor
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.summary import SUMMARY_FILE
@@ -187,11 +188,7 @@ def _notices(folder: Path, found: RunState) -> list[Notice]:
     if found not in LIVE_STATES:
         return []
     said = read_notices(folder)
-    if said is None and found == "running":
-        pid_file = folder / STATE_FILE
-        what, mend = "the supervisor of the run says nothing", f"see the process named in {pid_file}, and the disk"
-        return [Notice(key="silent", source="supervisor", what=what, mend=mend, stops=True)]
-    return said or []
+    return silent_supervisor(folder) if said is None else said
 
 
 def _summary(folder: Path) -> _AnySummary:

@@ -309,7 +309,7 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
     async with governor(bus, make_config()) as service:
         await granted(bus, acquire())
         with anyio.fail_after(60):
-            while "policy record" not in str(service.vitals.status_text):  # noqa: ASYNC110
+            while "policy record" not in str(service.vitals.problems):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         await bus.put(keys.POLICY, b"\xc1")
         await train(bus, 1)

@@ -225,6 +225,6 @@ def test_a_run_that_goes_on_shows_what_its_supervisor_says_and_that_it_says_noth
     assert look_at_folder("r", tmp_path).notices == [notice]
     monkeypatch.setattr(notices_file, "_FRESH_S", -1.0)  # it hangs since
     (said,) = look_at_folder("r", tmp_path).notices
-    assert said.what == "the supervisor of the run says nothing"
+    assert said.what == "supervisor is silent"
     (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(state("ended")))
     assert look_at_folder("r", tmp_path).notices == []
