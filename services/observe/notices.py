@@ -92,7 +92,7 @@ def outcome_notices(outcomes: Mapping[str, int]) -> list[Notice]:
 
 
 def silent_supervisor(folder: Path) -> list[Notice]:
-    """Return that the supervisor of a run says nothing, where one runs here and does not write its notices."""
+    """Return that the supervisor is silent, where one runs here and does not write its notices."""
     state = read_record(folder / STATE_FILE, SupervisorState)
     if state is None or state.phase != "running" or not state.process.runs:
         return []

@@ -35,6 +35,7 @@ from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, s
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.known_runs import forget_run, has_stored
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
+from lachesis.services.run.notices_file import NOTICES_FILE
 from lachesis.services.run.store import STORE_FILE
 from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPERVISOR_LOG
 
@@ -47,6 +48,7 @@ _ENTRIES = frozenset({
     "checkpoints", "environments", GATEWAY_TOKEN, GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots",
     "tensorboard", "trainers", "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
     TRACKED_ALERTS_FILE, f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
+    NOTICES_FILE, f".{NOTICES_FILE}.partial",
     SUPERVISOR_LOG, STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
     MARKS_FILE, f".{MARKS_FILE}.partial", RECOVERY_FILE, f".{RECOVERY_FILE}.partial", RECOVERIES,
     "forkserver-plain.sock", "forkserver-torch.sock", STORE_FILE, f".{STORE_FILE}.partial",

@@ -88,7 +88,10 @@ class RunNotices:
             self._report_last_step(beat)
 
     def conclude(self) -> None:
-        """Keep what holds now as what held in the end: from here on processes are silent because they are stopped."""
+        """Keep what holds now as what held in the end.
+
+        From here on processes are silent because they are stopped.
+        """
         self._is_over = True
 
     def report_disk(self, found: StoreFinding) -> None:

@@ -60,6 +60,7 @@ def left_in(folder: Path) -> Path:
         "metrics.jsonl",
         "run.toml",
         "pids.json",
+        "notices.json",
         "tracked_alerts.msgpack",
         "web.token",
         "gateway.token",

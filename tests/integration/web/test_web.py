@@ -60,6 +60,9 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
         run = (await client.get("/api/run")).json()
         assert (run["run"], run["environments"]) == (RUN, ["sums", "words"])
         assert run["state"] == "silent", "its server answers, and no service of it was heard"
+        (notice,) = run["notices"]
+        assert "services are silent" in notice["text"]
+        assert notice["stops"]
         charts = (await client.get("/api/series")).json()["charts"]
         reward = next(chart for chart in charts if chart["name"] == "reward")
         assert [value for line in reward["lines"] for _, value in line["points"]] == [0.1, 0.2, 0.3, 0.4, 0.5]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -10,12 +11,15 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.notices import Notice
 from lachesis.services.agent import server as agent_server
 from lachesis.services.agent import tools as agent_tools
 from lachesis.services.agent.commands import CommandError, call_command
 from lachesis.services.agent.server import HTTP_PATH, make_server, serve_http
 from lachesis.services.agent.tools import AgentTools
-from lachesis.services.observe.runs import RunOverview
+from lachesis.services.observe.runs import RunOverview, look_at_folder
+from lachesis.services.run.notices_file import NoticesWriter
+from lachesis.services.run.supervisor_state import STATE_FILE, ProcessRecord, SupervisorState
 
 POLICY = ConfigPolicy(fields={"scoring.raters": FieldRule(locked=True)})
 
@@ -175,3 +179,12 @@ async def test_edits_are_bounded_in_number_and_bytes(tools: AgentTools) -> None:
     with pytest.raises(ConfigError, match="seed: the number does not fit into 64 bits"):
         await tools.rl_edit_config("seed", 1 << 70)
     assert not tools._draft.edits
+
+
+def test_the_status_of_a_run_names_what_stands_in_its_way(tools: AgentTools, tmp_path: Path) -> None:
+    state = SupervisorState(process=ProcessRecord.current(), phase="running", ready=1, processes=1)
+    (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(state))
+    frozen = Notice(key="silent/1", source="batcher", what="batcher is silent", mend="`kill -CONT 7` lets it go on")
+    NoticesWriter(tmp_path).write([frozen])
+    overview = look_at_folder("r", tmp_path)
+    assert agent_tools._status(overview)["notices"] == ["batcher is silent; to do: `kill -CONT 7` lets it go on"]
