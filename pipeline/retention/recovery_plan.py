@@ -223,6 +223,8 @@ async def _training(
     run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
     report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == run)
+    if config.mode != "train" or not _is_ours(config, folder, report):
+        return None, None, None
     try:
         path = latest_checkpoint(folder)
     except CheckpointError:
@@ -244,6 +246,12 @@ async def _training(
     if policy is not None and (entry is not None or not policy.policy_version.step):
         policy = None
     return change, report if stale else None, policy
+
+
+def _is_ours(config: RunConfig, folder: Path, report: TrainReport | None) -> bool:
+    """Whether the trainer keeps its checkpoints in the run's folder on this machine."""
+    here = folder.is_dir() or config.nats is None
+    return here and (report is None or Path(report.checkpoint).parent.name == CHECKPOINTS)
 
 
 async def _known_checkpoint(bus: NatsBus, config: RunConfig, path: Path | None) -> tuple[Path, TrainerState] | None:

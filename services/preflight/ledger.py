@@ -7,8 +7,8 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.ledger.evidence import check_evidence
-from lachesis.pipeline.ledger.rollbacks import find_contradictions
-from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
+from lachesis.pipeline.retention.recovery_plan import make_plan
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, StartupError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
@@ -33,13 +33,15 @@ async def check_ledger(
     async for newer in check_versions(bus, config):
         yield newer
     try:
-        contradictions = await find_contradictions(bus, config, folder=config.path)
+        plan = await make_plan(bus, config, "doctor")
     except (InfrastructureError, DataError, LedgerError) as error:
         yield warn("streams fit each other", f"not known: {error}", "look again when the server answers")
+    except StartupError as error:
+        yield fail("streams fit each other", str(error), "as it says")
     else:
-        for one in contradictions:
-            mend = f"lachesis runs recover {config.run}, or restore the store from a backup of one moment"
-            yield fail(f"stream {one.stream}", str(one), mend)
+        for problem in plan.problems if plan is not None else []:
+            mend = f"lachesis runs recover {config.run}, or restore store and folder from a backup of one moment"
+            yield fail("streams fit each other", problem, mend)
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
         problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
