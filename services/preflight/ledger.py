@@ -8,13 +8,13 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.retention.recovery_plan import make_plan
-from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, StartupError
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, NotFoundError, StartupError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.newer import check_versions
 
-__all__ = ["check_ledger"]
+__all__ = ["check_fit", "check_ledger"]
 
 _MAX_REPORTED = 3
 
@@ -32,16 +32,8 @@ async def check_ledger(
         return
     async for newer in check_versions(bus, config):
         yield newer
-    try:
-        plan = await make_plan(bus, config, "doctor")
-    except (InfrastructureError, DataError, LedgerError) as error:
-        yield warn("streams fit each other", f"not known: {error}", "look again when the server answers")
-    except StartupError as error:
-        yield fail("streams fit each other", str(error), "as it says")
-    else:
-        for problem in plan.problems if plan is not None else []:
-            mend = f"lachesis runs recover {config.run}, or restore store and folder from a backup of one moment"
-            yield fail("streams fit each other", problem, mend)
+    async for unfit in check_fit(bus, config):
+        yield unfit
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
         problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
@@ -57,3 +49,20 @@ async def check_ledger(
     elif reader.audit is not None and reader.entries:
         position = reader.audit.position
         yield ok("ledger", f"{position.entries} entries follow one another, the last is {position.digest[:12]}")
+
+
+async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFinding]:
+    """Yield what of the run's streams, bucket and checkpoints does not fit the rest."""
+    check = "streams fit each other"
+    try:
+        plan = await make_plan(bus, config, "doctor")
+    except NotFoundError:
+        return  # streams are missing, which is said elsewhere
+    except (InfrastructureError, DataError, LedgerError) as error:
+        yield warn(check, f"not known: {error}", "look again when the server answers")
+    except StartupError as error:
+        yield fail(check, str(error), "as it says")
+    else:
+        mend = f"lachesis runs recover {config.run}, or restore store and folder from a backup of one moment"
+        for problem in plan.problems if plan is not None else []:
+            yield fail(check, problem, mend)

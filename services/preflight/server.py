@@ -33,9 +33,16 @@ from lachesis.schemas.subjects import kind_of
 from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
-from lachesis.services.preflight.ledger import check_ledger
+from lachesis.services.preflight.ledger import check_fit, check_ledger
 from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor
-from lachesis.services.run.connect import CONNECT_S, connect_run, has_history, recent_heartbeats, server_version
+from lachesis.services.run.connect import (
+    CONNECT_S,
+    connect_run,
+    has_history,
+    open_history,
+    recent_heartbeats,
+    server_version,
+)
 from lachesis.services.run.store import describe_lost_store, is_lost, ways_out
 
 __all__ = ["check_server", "clock_offset_s"]
@@ -59,7 +66,8 @@ async def check_server(config: RunConfig) -> list[DoctorFinding]:
         bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
         if has_history(config):
-            return [ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")]
+            ended = ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")
+            return [ended, *await _look_into_ended(config)]
         if is_lost(config):
             return [fail("server", f"run {config.run} has stored history in {config.path}, and that is gone",
                          ways_out(config.run))]  # fmt: skip
@@ -76,6 +84,15 @@ async def check_server(config: RunConfig) -> list[DoctorFinding]:
         except nats.errors.Error as error:
             found.append(fail("server", f"stopped answering: {error}", "look at its log"))
     return found
+
+
+async def _look_into_ended(config: RunConfig) -> list[DoctorFinding]:
+    """Return whether what a run that has ended has stored still fits together."""
+    try:
+        async with open_history(config, f"{config.run}.doctor") as bus:
+            return [finding async for finding in check_fit(bus, config)]
+    except (StartupError, NotFoundError, InfrastructureError) as error:
+        return [warn("streams fit each other", f"not known: {error}", "as it says")]
 
 
 async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFinding]:

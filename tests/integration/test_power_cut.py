@@ -68,6 +68,8 @@ async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered
     assert code != 0
     assert "of ROLLOUTS, but it ends at sequence" in said
     assert f"`lachesis runs recover {RUN}`" in said
+    code, said = called(run, "doctor")
+    assert (code, "FAIL" in said, "ROLLOUTS" in said) == (1, True, True), said
     code, said = called(run, "runs", "recover", "--yes")
     assert code == 0, said
     assert "lost rollouts that are known by name" in said

@@ -560,3 +560,16 @@ def test_a_quarantine_settles_what_is_open_and_what_comes_from_a_sequence_on() -
         joiner.reward(seq, 0, make_reward(seq, seq))
     assert sorted(joiner.ready) == [1, 7]
     assert outcomes(joiner) == {6: "quarantined"}
+
+
+def test_a_dead_letter_of_another_group_at_the_same_sequence_ends_nothing() -> None:
+    """The server lost that group, and another was stored in its place."""
+    joiner = Joiner(BatchingConfig(batch_size=8))
+    joiner.member(1, "e", make_plan(1), 0, 0)
+    of_another = make_letter(1).replace(group=make_plan(2).group)
+    assert joiner.dead(1, 0, of_another)
+    assert joiner.dead(2, 0, make_letter(2).replace(group=make_plan(3).group))  # before its rollout is seen
+    joiner.member(2, "e", make_plan(2), 0, 0)
+    assert joiner.unrecorded_outcomes == 0
+    assert joiner.dead(3, 0, make_letter(1).replace(group=make_plan(1).group))
+    assert joiner.unrecorded_outcomes == 1
