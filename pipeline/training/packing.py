@@ -46,7 +46,7 @@ _MIXERS = re.compile(
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _ROPE_BY_LENGTH = ("'longrope'", "'dynamic'")
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.RNNBase)
-_LENGTHS = (5, 7, 3)
+_LENGTHS = (4, 6, 3)
 COMPARED_TOKENS = sum(_LENGTHS)
 """Tokens of the rows that are compared."""
 _DRAWS = 3

@@ -258,7 +258,7 @@ async def test_a_trainer_without_enough_memory_for_one_sequence_ends_with_the_re
     await fill(lab, model)
     limited_memory(monkeypatch, 2)
     with pytest.raises(
-        OutOfMemoryError, match="one sequence of 8 tokens alone does not fit into memory: 2,147,483,648"
+        OutOfMemoryError, match="one sequence of 13 tokens alone does not fit into memory: 2,147,483,648"
     ):
         await run_trainer(Service(lab.bus, "trainer", "r"), config)
     assert await reports(lab) == []
