@@ -100,7 +100,7 @@ class PackedRows:
         )
 
     def packed_places(self, at_n: torch.Tensor) -> torch.Tensor:
-        """Return among the N tokens what is at the places `at_n` of the grid [B,T-1] (the last column left out)."""
+        """Return which of the N tokens are at the places `at_n` of [B,T-1], the last column left out."""
         row_n = at_n // (self.width - 1)
         return self.starts_B[row_n] + at_n - row_n * (self.width - 1)
 

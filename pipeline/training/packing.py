@@ -100,7 +100,7 @@ def _needs_of_form(model: Any) -> Iterator[str]:
 
 
 def predict_packing(setting: bool | Literal["auto"], model: Any, inputs: Sequence[ModelInputConfig]) -> str:
-    """Say how a trainer will compute rows, as far as the settings and the model's form tell; it may have no values."""
+    """Say how a trainer will compute rows, as far as the settings and the model's form tell."""
     padding = next((one.input for one in inputs if one.input not in INPUTS_FOR_ONE_ROW), None)
     reason = why_padded_by_form(model) if padding is None else needs_padded_rows(padding)
     if setting is False or reason is not None:
@@ -121,10 +121,10 @@ def choose_packing(
     needs: str | None,
     ranks: Ranks = ALONE,
 ) -> PackingChoice:
-    """Decide for the model that is trained and its reference, if there is one, make them fit, and log it. A collective.
+    """Decide for the model that is trained and its reference, if any, and make them fit.
 
-    `logprobs`: from a batch to those of its tokens, with gradient, in float32. `needs`: the input of `training.inputs`
-    that needs padded rows. Raises `ConfigError` where the setting demands what the model cannot.
+    A collective. `logprobs`: from a batch to those of its tokens, with gradient, in float32. `needs`: the input of
+    `training.inputs` that needs padded rows. Raises `ConfigError` where the setting demands what the model cannot.
     """
     trained, reference = models
     reason = None
