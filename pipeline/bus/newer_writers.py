@@ -9,6 +9,7 @@ messages there are; and that, beside `follow_writers`, a writer that is upgraded
 as its heartbeat says so.
 """
 
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -28,6 +29,8 @@ from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import VersionError
 
 __all__ = ["confirm_newer", "confirm_newer_value", "follow_writers", "writers_of"]
+
+log = logging.getLogger("lachesis")
 
 LISTEN_S = 3.5
 """How long the writers' heartbeats, which come each second, are listened to."""
@@ -123,6 +126,8 @@ async def _confirm(bus: Bus, run: str, services: Iterable[str], place: str, erro
         async with heard.listening:
             now = time.monotonic()
             if heard.newest(names) < error.version and now >= heard.until.get(names, -math.inf):
+                log.warning("%s claims schema version %d: listening, %g s at most, for whether %s writes it",
+                            place, error.version, LISTEN_TO_NOBODY_S, " or ".join(names))  # fmt: skip
                 await _listen(bus, run, names, heard, error.version)
                 heard.until[names] = time.monotonic() + KNOWN_S
                 heard.disbelieved.add(names)

@@ -25,7 +25,8 @@ setting's own name in its path frees it:
     [fields."environments.*.params.level"]
     choices = ["easy", "hard"]
 
-Their types say which settings these are (`config.paths`).
+Their types say which settings these are (`config.paths`). So are the switches that let other users and processes of the
+machine in: `gateway.needs_token`, `shared_files`.
 """
 
 import re
@@ -46,6 +47,10 @@ __all__ = ["PRESETS", "ConfigPolicy", "FieldRule", "load_policy"]
 
 _BUILTIN = re.compile(r"[A-Za-z0-9_+@-]+")
 """What is no module, file or attribute: code of one's own is named with a colon."""
+
+
+_DOORS = ("gateway.needs_token", "shared_files")
+"""Switches that open a run to other users and processes of the machine."""
 
 
 class FieldRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +112,8 @@ class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             reached = None
         if reached is not None and (named is None or named.split(".")[reached[1] - 1] == "*"):
             return f"locked by the operator's policy, which has no rule by its name: it is for {reached[0]}"
+        if path in _DOORS and self.is_policy and named != path:
+            return "locked by the operator's policy, which has no rule by its name: it lets others in"
         return "locked by the operator's policy" if named is None and self.others == "locked" else None
 
     def _named_rule(self, path: str) -> str | None:

@@ -51,10 +51,11 @@ def _admitted(asked: RaterConfig, named: Sequence[RaterConfig]) -> RaterConfig:
     if asked.rater in BUILTIN and (not asked.params or _takes_any_params(asked)):
         return asked
     what = "with these parameters " if alike or asked.rater in BUILTIN else ""
+    pattern = f" (a {_PATTERN}, above all, which runs as code does)" if _PATTERN in asked.params else ""
     raise ConfigError(
         f"the rater {asked.rater!r} is not named {what}by this scorer's own configuration, and a promotion, which is a "
-        "message, names no code: add it, with its params, to scoring.promotable and restart the scorers, or promote "
-        "another revision"
+        f"message, names no code{pattern}: add it, with its params, to scoring.promotable and restart the scorers, or "
+        "promote another revision"
     )
 
 

@@ -50,8 +50,8 @@ def promote(
     The ledger says from which rollout on, and who asked for it; nothing is restarted. What was stored before is judged
     as before; with --give-up it becomes a dead letter where that cannot be done, and `lachesis dead requeue` has the
     revision judge it. The promotion stays in force whatever configuration the run is started with again; another one
-    ends it. Raters and estimators of your own must be named by the configuration of the services: see
-    `scoring.promotable` and `advantage.promotable`.
+    ends it. Raters and estimators of your own, and raters with a regular expression, must be named by the
+    configuration of the services, with their params: see `scoring.promotable` and `advantage.promotable`.
     """
     config = options.config_with_environments("the revision's")
     found, follows = anyio.run(_promote, config, subjects.check_name("revision", revision), give_up, wait_s)

@@ -111,8 +111,10 @@ def test_a_promotion_brings_in_no_code(code):
     ],
 )
 def test_a_promotion_brings_no_parameters_that_code_obeys(rater):
-    with pytest.raises(ConfigError, match="is not named with these parameters by this scorer's own configuration"):
+    says = "is not named with these parameters by this scorer's own configuration"
+    with pytest.raises(ConfigError, match=rf"(?s){says}.*scoring\.promotable") as refused:
         admitted(asked([rater]))
+    assert ("a pattern, above all" in str(refused.value)) == ("pattern" in rater["params"])
 
 
 def test_what_the_configuration_names_may_be_promoted_and_its_own_words_count():

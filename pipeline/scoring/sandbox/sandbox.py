@@ -94,7 +94,8 @@ class Sandbox:
     async def run_within(self, program: bytes, text: bytes, cpu_s: float) -> tuple[str | None, float]:
         """Return what a Python program printed, and the seconds of processor time that it took.
 
-        None if it failed or printed more than 64 KiB. The time is that of all its processes. `text` is its input. It may take `cpu_s`, and no more than the limit of all programs.
+        None if it failed or printed more than 64 KiB. The time is that of all its processes. `text` is its input. It
+        may take `cpu_s`, and no more than the limit of all programs.
 
         When this returns, raises or is cancelled, no process of the program is alive. Raises `InfrastructureError` if
         the sandbox could not be set up this time: that says nothing about the program.

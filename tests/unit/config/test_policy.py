@@ -55,6 +55,8 @@ SENSITIVE = [
     ("environments.sums.params", {"path": "/etc/passwd"}),
     ("environments.sums.params", {"command": ["sh"]}),
     ("evaluation.sums.params", {"url": "http://evil"}),
+    ("gateway.needs_token", False),
+    ("shared_files", True),
     ("inference.policy.python", "/bin/sh"),
     ("inference.policy.args", ["--chat-template=/etc/passwd"]),
     ("inference.policy.url", "http://evil"),
