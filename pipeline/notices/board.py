@@ -37,6 +37,9 @@ _RECOVERY_S = 5.0
 _FORGET_S = 600.0
 """Seconds after which a silent process is forgotten of whose service others speak."""
 _LIVES_S = 300.0
+_MAX_PROCESSES = 1024
+_MAX_HELD = 256
+"""Notices of a run at most: heartbeats may come from anybody in it."""
 _MANY_LIVES = 4
 """Lives of one replica within `_LIVES_S` from which they are no accident."""
 _SERVER = "server"
@@ -70,6 +73,10 @@ class NoticeBoard:
         self._began_s = now_s if self._began_s is None else self._began_s
         one = self._heard.get((beat.service, beat.instance))
         if one is None:
+            if len(self._heard) >= _MAX_PROCESSES:
+                del self._heard[min(self._heard, key=lambda key: self._heard[key].heard_s)]
+            if len(self._lives) >= _MAX_PROCESSES:
+                del self._lives[next(iter(self._lives))]
             one = self._heard[beat.service, beat.instance] = HeardProcess(now_s, now_s, beat)
             self._lives.setdefault((beat.service, beat.replica), deque(maxlen=_MANY_LIVES)).append(now_s)
         one.hear(beat, now_s)
@@ -117,7 +124,7 @@ class NoticeBoard:
         found += self._shared_names()
         found += self._many_lives(now)
         found += self.progress.notices(now, speaking, [one for one in found if one.stops])
-        return sorted(_bounded(found), key=lambda one: (not one.stops, one.since_ns or 0))
+        return sorted(_bounded(found), key=lambda one: (not one.stops, one.since_ns or 0))[:_MAX_HELD]
 
     def _pass_over_blindness(self, now_s: float) -> None:
         if self._began_s is None:

@@ -208,8 +208,8 @@ async def test_processes_that_share_a_name_are_told_by_status_top_and_doctor(run
         top = await run.json("top", "--window", "2")
         findings = {row["check"]: row for row in await run.json("doctor")}
         tasks.cancel_scope.cancel()
-    assert [told in warning for warning in status["warnings"]] == [True]
-    assert [told in warning for warning in top["warnings"]] == [True]
+    for shown in (status, top):
+        assert [told in notice["what"] for notice in shown["notices"] if notice["source"] == "scorer"] == [True]
     assert (findings["replicas"]["level"], "--replica" in findings["replicas"]["mend"]) == ("WARN", True)
     assert findings["replicas"]["text"].startswith(told)
 

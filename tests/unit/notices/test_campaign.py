@@ -219,6 +219,12 @@ def test_what_one_service_says_hides_nothing_of_the_others() -> None:
     found = run.run(2)
     assert found[0].what == "environment sums is halted"
     assert len(found) == 33
+    for number in range(300):
+        run.processes[f"s{number}"] = Simulated(f"s{number}", 5000 + number, supervised=False)
+        run.problem(f"s{number}", "k", "text")
+    found = run.run(2)
+    assert len(found) == 256
+    assert found[0].what == "environment sums is halted"
 
 
 def test_one_who_was_held_up_himself_calls_nobody_silent() -> None:
