@@ -14,10 +14,13 @@ from lachesis.pipeline.training.packing import why_padded_by_form
 from lachesis.pipeline.training.training_sequence import TrainingSequence
 
 PADDED = {
-    "bamba", "bloom", "falcon", "falcon_h1", "falcon_mamba", "jamba", "lfm2", "mamba", "mamba2",
-    "minimax", "mpt", "phi3", "qwen3_5", "qwen3_next", "recurrent_gemma", "xlstm", "zamba2",
+    "bamba", "bloom", "falcon", "falcon_h1", "falcon_mamba", "granite_hybrid", "jamba", "kimi_linear", "lfm2", "mamba",
+    "mamba2", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "phi3", "qwen3_5", "qwen3_next", "recurrent_gemma",
+    "xlstm", "zamba2",
 }  # fmt: skip
 """Families with states, convolutions, biases by distance, or positions that depend on a pass's longest row."""
+PADDED_BY_COMPARISON = {"gemma4"}
+"""Families whose code takes masks apart, which no form tells."""
 LENGTHS = (40, 3, 17, 25, 1, 9, 33)
 
 pytestmark = [
@@ -57,6 +60,9 @@ def test_a_step_on_rows_in_one_is_that_on_padded_rows(name):
     if needs_padding is not None:
         return
     packed, moved = a_step(name)
+    if name in PADDED_BY_COMPARISON:
+        assert not packed.packed
+        return
     padded, expected = a_step(name, packing=False)
     assert packed.packed, "what a plan says by the form is what a trainer does"
     assert not padded.packed
