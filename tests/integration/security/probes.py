@@ -28,7 +28,7 @@ _STATES = tuple(
     f"rl.state.one.{stage}.live.{partition}"
     for stage, partition in (
         ("governor", "0"), ("normalizer", "words"), ("curriculum", "words"), ("health", "words"), ("trainer", "main"),
-        ("batcher", "0"), ("past", "again"), ("trainer", "again"),
+        ("batcher", "0"), ("past", "again"), ("trainer", "again"), ("marks", "0"), ("recovery", "0"),
     )
 )  # fmt: skip
 _OTHERS = (
@@ -38,14 +38,15 @@ _OTHERS = (
     "rl.ledger.one.again", "rl.lease.one.words", "rl.lease.one.far", "rl.lease.one", "rl.incident.one",
     "rl.replay.rescore.one.again.words", "rl.replay.revision.one.again.all", "rl.state.one.replay.again.words",
     "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor", "rl.weights.one.head",
-    "rl.weights.one.chunk",
+    "rl.weights.one.chunk", "rl.blob.rollout.one.lost.recovery", "rl.blob.logprobs.one.lost.recovery",
+    "rl.alert.one.recovery.lost", "rl.replay.rescore.one.recovery.lost",
 )  # fmt: skip
 _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
         "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "inference.policy",
         "inference.teacher", "inference.eval", "webhook.live",
-        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "store", "retention",
+        "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "store", "marks", "retention",
         "resume.words", "gateway.registry",
     )
 )  # fmt: skip
