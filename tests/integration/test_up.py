@@ -139,7 +139,7 @@ async def test_a_store_deleted_under_the_run_ends_it_and_the_next_start_refuses_
     up = await start(folder)
     await ready(up)
     run = folder / "runs/up"
-    shutil.rmtree(run / "nats/jetstream")
+    shutil.rmtree(run / "nats/jetstream", ignore_errors=True)  # files come and go in it
     with anyio.fail_after(90):
         said, _ = await up.communicate()
     assert up.returncode == 2, said.decode()
@@ -156,7 +156,7 @@ async def test_a_store_deleted_under_the_run_ends_it_and_the_next_start_refuses_
     assert (await anyio.run_process(command, cwd=folder, check=False)).returncode == 0
     anew = await start(folder)
     await ready(anew)
-    shutil.rmtree(run)  # with the log of its supervisor, and all else that it writes at the end
+    shutil.rmtree(run, ignore_errors=True)  # with all that it writes at the end
     with anyio.fail_after(90):
         said, _ = await anew.communicate()
     assert anew.returncode == 2, said.decode()
