@@ -191,6 +191,12 @@ class Lab:
             while not await condition():
                 await self.bus.changed(until=self.bus.now() + 0.02)
 
+    @staticmethod
+    def said(service: Service) -> str:
+        """Return what a service's next heartbeat says of it: what it waits for, its notes and its notices."""
+        report = service.vitals.report()
+        return "; ".join(filter(None, [report.note, *(notice.what for notice in report.notices)]))
+
     @asynccontextmanager
     async def running(
         self, main: Callable[[Service], Awaitable[None]], name: str = "stage", *, drain: bool = True

@@ -133,7 +133,7 @@ async def test_feedback_that_names_no_task_or_no_share_is_left_out(lab, changes)
         await lab.until(published(lab, 2))
         left_out = service.vitals.metrics.get("curriculum/sums/without_task")
         assert left_out == (1 if changes == {"index": None} else None)
-        assert ("sums: 1 groups are of no task of its pool" in (service.vitals.status_text or "")) == (left_out == 1)
+        assert ("sums: 1 groups are of no task of its pool" in lab.said(service)) == (left_out == 1)
     assert await observed(lab) == [f"{0:032x}", f"{2:032x}"]
     async with lab.running(curriculum, "curriculum"):  # nor does it stand in the way of a restart
         await lab.until(published(lab, 2))
@@ -144,7 +144,7 @@ async def test_a_policy_step_that_was_never_trained_makes_nothing_else_too_old(l
     await publish(lab, [a_reward(0, policy_step=2), a_reward(1, policy_step=2**40), a_reward(2, policy_step=4)], "a")
     async with lab.running(curriculum, "curriculum") as service:
         await lab.until(published(lab, 1))
-        assert "which cannot be: 3 batches" in service.vitals.status_text
+        assert "which cannot be: 3 batches" in lab.said(service)
         await form_batches(lab, 4)  # from now on step 4 is possible
         await publish(lab, [a_reward(3, policy_step=4), a_reward(4, policy_step=3)], "b")
         await lab.until(published(lab, 3))

@@ -239,7 +239,7 @@ async def test_a_pool_that_is_too_small_is_told_and_left_out(lab, world):
     await publish(lab, 0)
     async with lab.running(evaluator(config), "evaluator") as service:
         await lab.until(evaluated(lab, 0, "sums"))
-        said = service.vitals.status_text
+        said = lab.said(service)
         await publish(lab, 30)
     assert "environment few is not evaluated: of its 20 tasks fewer than 8" in said
     assert "evaluate.held_out" in said
@@ -254,7 +254,7 @@ async def test_tasks_that_were_trained_on_before_they_were_held_out_are_told(lab
     again = msgspec.structs.replace(CONFIG, seed=seed, evaluate=msgspec.structs.replace(CONFIG.evaluate, items=most))
     async with lab.running(evaluator(again), "evaluator") as service:
         await lab.until(lambda: _true(service.vitals.state == "ok"))
-        said = service.vitals.status_text or ""
+        said = lab.said(service)
     assert ("environment sums is evaluated on other tasks than up to step 0" in said) == doubted
 
 
@@ -302,11 +302,11 @@ async def test_an_environment_that_cannot_be_evaluated_never_ends_the_run(lab, w
     await publish(lab, 0)
     async with lab.running(evaluator(config), "evaluator", drain=False) as service:
         await lab.until(evaluated(lab, 0, "sums"))
-        assert "policy 0-a-d0 was not evaluated on broken" in service.vitals.status_text
+        assert "policy 0-a-d0 was not evaluated on broken" in lab.said(service)
         await publish(lab, 30)
         await lab.until(evaluated(lab, 30, "sums"))
-        assert "policy 0-a-d0" not in service.vitals.status_text
-        assert "policy 30-a-d30 was not evaluated on broken" in service.vitals.status_text
+        assert "policy 0-a-d0" not in lab.said(service)
+        assert "policy 30-a-d30 was not evaluated on broken" in lab.said(service)
     assert await measured(lab, "broken") == []
 
 

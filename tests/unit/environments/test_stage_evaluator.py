@@ -169,11 +169,11 @@ async def test_a_digest_that_could_not_be_compared_is_said_until_one_is(lab, ser
     async with lab.running(evaluator, "evaluator") as service:
         await publish(lab, 0)
         await lab.until(evaluated(lab, 0))
-        assert server.not_compared in service.vitals.status_text
+        assert server.not_compared in lab.said(service)
         server.not_compared = None
         await publish(lab, 10)
         await lab.until(evaluated(lab, 10))
-        assert service.vitals.status_text is None
+        assert lab.said(service) == ""
         await publish(lab, 30)
 
 
@@ -201,7 +201,7 @@ async def test_a_server_that_is_down_is_waited_for_and_refused_weights_are_passe
         assert service.vitals.retried == 2
         await publish(lab, 3)
         await lab.until(evaluated(lab, 3))
-        assert service.vitals.status_text is None
+        assert lab.said(service) == ""
     assert await measured(lab) == [(3, 6)]
 
 
@@ -248,7 +248,7 @@ async def test_a_prompt_beyond_the_context_costs_its_own_task_alone(lab, server,
     await publish(lab, 0)
     async with lab.running(evaluator, "evaluator") as service:
         await lab.until(evaluated(lab, 0))
-        assert "held: 1 held-out tasks leave no room" in service.vitals.status_text
+        assert "held: 1 held-out tasks leave no room" in lab.said(service)
     (event,) = await lab.events("eval", EvalEvent, "held")
     assert (event.items, event.unjudged) == (6, 3)
     assert event.tasks[1] == 1

@@ -164,13 +164,13 @@ async def test_a_refused_first_policy_leaves_the_server_unannounced(lab, kind):
     server, loaded = Scripted(kind("it may have been pruned")), anyio.Event()
 
     async def noted():
-        return service.vitals.status_text is not None
+        return lab.said(service) != ""
 
     async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
         await publish(lab, 0)
         await lab.until(noted)
         assert not loaded.is_set()
-        assert "pruned" in service.vitals.status_text
+        assert "pruned" in lab.said(service)
         await publish(lab, 1)
         await lab.until(has_loaded(server, 1))
         assert loaded.is_set()
@@ -195,10 +195,10 @@ async def test_weights_that_cannot_be_loaded_do_not_keep_newer_ones_waiting(lab)
     async with lab.running(
         lambda service: follow_until_drained(service, server, anyio.Event()), "inference"
     ) as service:
-        await lab.until(lambda: _true("other weights" in (service.vitals.status_text or "")))
+        await lab.until(lambda: _true("other weights" in lab.said(service)))
         await publish(lab, 1)
         await lab.until(has_loaded(server, 1))
-        await lab.until(lambda: _true(service.vitals.status_text is None))
+        await lab.until(lambda: _true(lab.said(service) == ""))
     assert server.loaded == [("/w/1", "1-a-b")]
 
 
@@ -222,7 +222,7 @@ async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
     async with lab.running(partial(follow_until_drained, server=server, loaded=anyio.Event()), "inference") as service:
         service.tracing = Tracing(TelemetryConfig(ratio=0.0), sink)
         await publish(lab, 0)
-        await lab.until(lambda: _true("pruned" in (service.vitals.status_text or "")))
+        await lab.until(lambda: _true("pruned" in lab.said(service)))
         for step in (1, 2, 3):
             await publish(lab, step)
             await lab.until(has_loaded(server, step))
@@ -269,8 +269,8 @@ async def test_a_server_that_falls_too_far_behind_is_paused_until_it_has_newer_w
         assert not server.paused
         await publish(lab, 3)
         await lab.until(lambda: _true(server.paused))
-        assert "3 steps behind" in service.vitals.status_text
+        assert "3 steps behind" in lab.said(service)
         gate.set()
         await lab.until(lambda: _true(server.loaded[-1][1] == "3-a-b"))
         await lab.until(lambda: _true(not server.paused))
-        assert service.vitals.status_text is None
+        assert lab.said(service) == ""
