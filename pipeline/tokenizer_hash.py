@@ -11,10 +11,15 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["same_tokens", "with_template_parameters"]
+from lachesis.schemas.control import TokenProbe
+
+__all__ = ["plain_text", "probe_of", "same_tokens", "with_template_parameters"]
 
 _SEPARATOR = "+"
 _DIGITS = 16
+_PROBE_IDS = 256
+_CANDIDATES = 4096
+"""Token ids, spread over the vocabulary, among which those of a probe are looked for."""
 
 
 def with_template_parameters(tokenizer_hash: str, parameters: Mapping[str, Any]) -> str:
@@ -28,3 +33,28 @@ def with_template_parameters(tokenizer_hash: str, parameters: Mapping[str, Any])
 def same_tokens(one: str, other: str) -> bool:
     """Return whether two hashes are of one tokenizer, whatever parameters its template had."""
     return one.partition(_SEPARATOR)[0] == other.partition(_SEPARATOR)[0]
+
+
+def probe_of(tokenizer: Any, vocabulary: int | None) -> TokenProbe | None:
+    """Return ids by whose text a server is known to have this tokenizer; None: there are none.
+
+    `vocabulary`: the number of ids that the model knows.
+
+    Only ids of letters and digits are taken, since servers differ in how they show spaces, special tokens and parts of
+    characters.
+    """
+    if tokenizer is None:
+        return None
+    decode, known = tokenizer.decode, len(tokenizer)
+    tokens = known if vocabulary is None else min(known, vocabulary)
+    step = max(1, tokens // _CANDIDATES)
+    plain = [
+        token for token in range(0, tokens, step) if (text := decode([token]).strip()).isascii() and text.isalnum()
+    ]
+    ids = plain[:: -(-len(plain) // _PROBE_IDS) or 1]
+    return TokenProbe(ids=ids, text=plain_text(decode(ids))) if ids else None
+
+
+def plain_text(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())

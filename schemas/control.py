@@ -1,6 +1,6 @@
 """Control messages: leases, policies, curriculum and state snapshots, run records and heartbeats."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "StopKind",
     "StoreRecord",
     "SupervisorLease",
+    "TokenProbe",
 ]
 
 
@@ -99,13 +100,24 @@ class AdmissionStatus(Event, frozen=True, kw_only=True):
     last_entry: Annotated[int, Meta(ge=-1)] = -1
 
 
+class TokenProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids, and the text that a tokenizer makes of them, without white space: what tells it from another one."""
+
+    ids: Annotated[list[Count], msgspec.Meta(max_length=256)]
+    text: Annotated[str, msgspec.Meta(max_length=1 << 16)]
+
+
 class PolicyRecord(Event, frozen=True, kw_only=True):
     """The newest weights of a run, by the key `policy`.
 
     `weights` is a safetensors file, or names the head in the run's stream WEIGHTS (`weights.weights_location`).
 
-    `vocabulary` is the number of token ids that the model knows, 0 and up (None: the trainer did not say).
+    `vocabulary` is the number of token ids that the model knows, 0 and up (None: the trainer did not say). `earlier`:
+    the versions published before this one, the oldest first (None: it did not say). `token_probe`: what its tokenizer
+    makes of some ids.
     """
+
+    MAX_EARLIER: ClassVar[int] = 64
 
     run: str
     version: str
@@ -113,13 +125,16 @@ class PolicyRecord(Event, frozen=True, kw_only=True):
     tokenizer_hash: str
     written_ns: Count
     vocabulary: Count | None = None
+    earlier: Annotated[list[str], msgspec.Meta(max_length=64)] | None = None
+    token_probe: TokenProbe | None = None
 
     @property
     def policy_version(self) -> PolicyVersion:
         return PolicyVersion.parse(self.version)
 
     def check(self) -> None:
-        PolicyVersion.parse(self.version)
+        for version in (self.version, *(self.earlier or [])):
+            PolicyVersion.parse(version)
 
 
 class CurriculumSnapshot(Event, frozen=True, kw_only=True):

@@ -33,9 +33,11 @@ __all__ = [
     "StreamFullError",
     "StreamMissingError",
     "ToolError",
+    "UnreadableAnswerError",
     "UnservedError",
     "UnsupportedError",
     "VersionError",
+    "WrongServerError",
     "leaves",
 ]
 
@@ -70,6 +72,17 @@ class RaterUnavailable(InfrastructureError):  # noqa: N818 - the public name: a 
 class ServerAwayError(InfrastructureError):
     """Raised when a server could not be asked, or broke off, for a reason that no answer of a model can have caused:
     nobody listens, the connection was lost, or it said that it is busy (429, 502, 503, 504)."""
+
+
+class UnreadableAnswerError(InfrastructureError):
+    """Raised when a server answers what its protocol has no place for: HTML, half of an answer, numbers that cannot be.
+
+    As while it is away, work waits until it answers properly again; the text says which server answered what.
+    """
+
+
+class WrongServerError(InfrastructureError):
+    """Raised when another server than the run's answers: of another tokenizer, model, engine or policy."""
 
 
 class UnservedError(InfrastructureError):

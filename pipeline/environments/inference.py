@@ -28,7 +28,7 @@ from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.sampling_agreement import sampling_difference
 from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
+from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError, UnreadableAnswerError
 from lachesis.schemas.rollout import Message
 
 __all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed", "joined_experts"]
@@ -99,12 +99,14 @@ def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] 
     """Return the experts of a sequence's first tokens: those known, then those of a later request.
 
     A later request processes the tokens before it once more, by weights that may be newer than those they were sampled
-    with, so what is known stays. Raises `DataError` when both are not of one model.
+    with, so what is known stays. Raises `UnreadableAnswerError` when both are not of one model.
     """
     if known is None or recorded is None:
         return recorded if known is None else known
     if known.shape[1] != recorded.shape[1]:
-        raise DataError(f"routed_experts: {recorded.shape[1]} a token after {known.shape[1]} in the same sequence")
+        raise UnreadableAnswerError(
+            f"routed_experts: {recorded.shape[1]} a token after {known.shape[1]} in the same sequence"
+        )
     return np.concatenate([known, recorded[len(known) :]])
 
 
@@ -167,7 +169,7 @@ class InferenceRequests:
             found["gen_ai.usage.input_tokens"] = len(prompt_ids)
             found["gen_ai.usage.output_tokens"] = sum(len(sample.token_ids) for sample in generations)
         if len(generations) != n:
-            raise DataError(f"the inference server answered {len(generations)} samples where {n} were asked for")
+            raise UnreadableAnswerError(f"the inference server answered {len(generations)} samples, asked for {n}")
         return generations
 
     async def opened_by(self, prompt_ids: Sequence[int]) -> str:
@@ -249,7 +251,9 @@ class InferenceRequests:
             )
             (generation,) = await self.generate([*prompt_ids, *ids], 1, rest)
         if not ids:
-            raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
+            raise UnreadableAnswerError(
+                f"the inference server sent a sample without a token (finish_reason {reason!r})"
+            )
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self.detokenize(ids[:-1] if reason == "stop" else ids)
         if self._run is not None:

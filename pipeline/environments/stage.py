@@ -18,9 +18,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 import numpy as np
+from anyio.abc import TaskStatus
 from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import PubAck
+from lachesis.pipeline.bus.newer_writers import confirm_newer_value
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
@@ -30,11 +32,12 @@ from lachesis.pipeline.environments.failures import GroupFailures
 from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.environments.rollout import build_group, collect_group
+from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
 from lachesis.pipeline.environments.sampler import Sampler
 from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.pipeline.evaluation.plan import held_out_tasks
+from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.service import Service
@@ -43,7 +46,6 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
-from lachesis.pipeline.tokenizer_hash import with_template_parameters
 from lachesis.pipeline.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.user_code import log_failure
 from lachesis.schemas import keys, subjects
@@ -58,6 +60,7 @@ from lachesis.schemas.errors import (
     PromptTooLongError,
     SchemaError,
     StreamFullError,
+    VersionError,
 )
 from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
@@ -138,12 +141,17 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             reads=config.trainer_reads,
             temperature=config.trained_temperature,
         )
+        own = config.role("policy")
+        if own.url is None and single is None:
+            producer.guard.model = "policy"
+            producer.guard.engine = "vllm" if own.kind == "vllm" else "lachesis"
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed)
         async with running_environment(env), anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
             async with service.until_drained():
+                await tasks.start(producer.follow_policy)
                 await producer.learn_limits()
             service.vitals.slots = settings.concurrency
             async with anyio.create_task_group() as workers:
@@ -176,6 +184,8 @@ class _Producer:
         self.reads = reads
         self.temperature = temperature
         self.inference = directory
+        self.guard = directory.guard
+        self.guard.report = self._report_server
         self.id = f"environment-{name}-{service.replica}"
         self.epoch = time.time_ns()
         self.counter = 0
@@ -188,7 +198,6 @@ class _Producer:
         self.rng = np.random.default_rng([seed, self.epoch])
         self.weights, self.snapshot_id = np.ones(len(env), np.float32), "uniform"
         self.sampler = self._sampler()
-        self.tokenizer_hash = ""
         self.limits = TrainerLimits(reads=None)
         self.collect = CollectConfig(
             request_timeout_s=settings.timeout_s,
@@ -202,6 +211,11 @@ class _Producer:
             sampling_mask=reads is not None and MASK_COLUMN in reads.columns,
             max_tokens=settings.max_new_tokens,
             seed=None if single is None else single.seed,
+        )
+
+    def _report_server(self, problem: str | None) -> None:
+        self.service.set_problem(
+            "policy's server", problem, held_up=[self.service.name, "scorer", "trainer"], stops=True
         )
 
     def follow_epochs(self, seed: int) -> None:
@@ -239,25 +253,48 @@ class _Producer:
         return Sampler.from_snapshot(mask_held_out(self.weights, left_out), self.snapshot_id)
 
     async def learn_limits(self) -> None:
-        """Wait for the run's policy and its server; note the tokenizer and the longest context."""
+        """Wait for the policy's server, and until it is the run's; note the longest context."""
         async for attempt in self.service.retrying("probe the policy's server"):
             with attempt:
-                capabilities = await (await self.inference.current()).probe(self.sampling)
+                client = await self.inference.current()
+                capabilities = await client.probe(self.sampling)
+                await self.guard.check(client, version=True)
         self.collect = msgspec.structs.replace(
             self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
         )
+
+    async def follow_policy(self, *, task_status: TaskStatus[None]) -> None:
+        """Take in each policy that the trainer publishes. Started once there is one."""
+        known = False
         async with self.service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
-                policy = decode(PolicyRecord, entry.value)
-                self.tokenizer_hash = with_template_parameters(
-                    policy.tokenizer_hash, self.settings.chat_template_kwargs
-                )
+                try:
+                    policy = decode(PolicyRecord, entry.value)
+                except VersionError as error:
+                    await confirm_newer_value(self.service.bus, self.service.run, keys.POLICY, error)
+                    log.warning("a policy record cannot be read: %s", error)
+                    continue
+                except SchemaError as error:
+                    log.warning("a policy record cannot be read: %s", error)
+                    continue
+                self.guard.expect(policy)
                 self.limits = TrainerLimits.of(policy, self.reads, self.temperature)
-                return
+                if not known:
+                    known = True
+                    task_status.started()
+
+    async def _acquire(self) -> str | None:
+        """Return a lease, None once the service drains. While another server than the run's answers, none is taken."""
+        if self.guard.problem is not None and self.single is None:
+            async with self.service.until_drained():
+                async for attempt in self.service.retrying("compare the policy's server", patience_s=None):
+                    with attempt:
+                        await self.guard.check(await self.inference.current(), version=True)
+        return await self.leases.acquire(self.settings.samples, self.largest)
 
     async def work(self) -> None:
         """Make one group after another until the service drains."""
-        while (lease := await self.leases.acquire(self.settings.samples, self.largest)) is not None:
+        while (lease := await self._acquire()) is not None:
             with self.service.vitals.working(1):
                 draw = await self._draw()
                 made = None if draw is None else await self._generate(lease, draw)
@@ -317,6 +354,7 @@ class _Producer:
                     started_ns=started_ns,
                     report=self.service.report_wait,
                 )
+                await self._compare(client, draft)
                 producer, epoch, counter = self._identity(draw.claim)
                 group = build_group(
                     draft,
@@ -325,7 +363,7 @@ class _Producer:
                     producer=producer,
                     epoch=epoch,
                     counter=counter,
-                    tokenizer_hash=self.tokenizer_hash,
+                    tokenizer_hash=self.guard.tokenizer_hash(self.settings.chat_template_kwargs),
                     lease=lease,
                     dispatch=dispatch if draft.task.item == task.item else None,
                 )
@@ -366,6 +404,12 @@ class _Producer:
         self.failures.count_made(thought_calls, [failed.error for failed in draft.failures])
         self.counter += draw.claim is None
         return group, data, spans
+
+    async def _compare(self, client: InferenceClient, draft: GroupDraft) -> None:
+        """Raise `WrongServerError` where what was generated is not of the run's tokenizer, model and policies."""
+        await self.guard.check(client)
+        versions = dict.fromkeys(version for session in draft.sessions for _, version in session.versions)
+        await self.guard.check_versions(client, versions)
 
     def _identity(self, claim: EpochClaim | None) -> tuple[str, int, int]:
         """Return the producer, epoch and counter by which a repeated group is known: of the claim, if there is one."""

@@ -2,8 +2,10 @@
 
 In: token ids or chat messages. Out: samples with token ids, logprobs and the weights each token came from. Guarantees:
 token ids are never made from text that was generated; every sample has one finite logprob for each token, and version
-spans that cover it; errors are sorted into InfrastructureError (timeout, connection, 5xx, 429: retry) and DataError
-(other 4xx, or an answer that breaks these guarantees: do not retry); 401 is AccessError: nothing else will be answered.
+spans that cover it; an answer has come whole within the time limit, and within bytes that what was asked for may take.
+Errors are sorted into InfrastructureError (timeout, connection, 5xx, 429, an answer that breaks these guarantees:
+retry) and DataError (other 4xx: do not retry); 401 is AccessError: nothing else will be answered. With a guard, nothing
+is sent over a new connection before it has compared the server.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeResponse,
@@ -40,14 +43,17 @@ from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
+from lachesis.schemas.control import TokenProbe
 from lachesis.schemas.errors import (
     AccessError,
     DataError,
     InfrastructureError,
     LachesisError,
     PromptTooLongError,
+    SchemaError,
     ServerAwayError,
     StartupError,
+    UnreadableAnswerError,
 )
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
@@ -56,6 +62,18 @@ __all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogpr
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
+_SHOWN_CHARS = 100
+"""Characters of an answer that makes no sense which an error repeats."""
+_ANSWER_BYTES = 4 << 20
+"""Bytes of an answer, beyond those for the tokens that were asked for."""
+_TOKEN_BYTES = 2048
+"""Bytes of an answer for each token: id, logprob and experts that processed it."""
+_LOGPROB_BYTES = 256
+"""Bytes of an answer for one of the likeliest tokens."""
+_UNKNOWN_TOKENS = 32_768
+"""Tokens of a sample at most, where its request does not say."""
+_MAX_LOGPROB = 0.01
+"""Nats: a probability of 1, and what rounding adds to it."""
 _ID_DIGITS = 9
 """Digits of a token id at most; ids are int32."""
 _BEYOND_CONTEXT = re.compile(r"maximum context length|a context of \d+ tokens holds")
@@ -114,10 +132,15 @@ class _Model(msgspec.Struct):
     id: str
     max_model_len: Annotated[int, msgspec.Meta(ge=1)]
     tokenizer_hash: str | None = None
+    owned_by: str | None = None
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
 
 
 class _WorkerReplies(msgspec.Struct):
@@ -149,23 +172,31 @@ class InferenceClient:
         told of every request for tokens or logprobs once it has ended; its items are samples.
         """
         self.config = config
+        self.guard: IdentityGuard | None = None
         self._requested = requested
-        self._http = httpx.AsyncClient(
-            base_url=config.url,
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
-            limits=httpx.Limits(max_connections=config.max_connections),
-            transport=transport,
-            trust_env=not is_on_this_machine(config.url),  # a proxy leads elsewhere
-        )
+
+        def connections(limits: httpx.Limits) -> httpx.AsyncClient:
+            return httpx.AsyncClient(
+                base_url=config.url,
+                headers={} if token is None else {"Authorization": f"Bearer {token}"},
+                timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
+                limits=limits,
+                transport=transport,
+                trust_env=not is_on_this_machine(config.url),  # a proxy leads elsewhere
+            )
+
+        self._http = connections(httpx.Limits(max_connections=config.max_connections))
+        self._observing = connections(httpx.Limits(max_keepalive_connections=0))
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
+        await self._observing.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._observing.__aexit__(kind, error, trace)
         await self._http.__aexit__(kind, error, trace)
 
     async def generate(
@@ -175,8 +206,9 @@ class InferenceClient:
         params = msgspec.structs.replace(sampling or SamplingParams(), n=n, logprobs=0, prompt_logprobs=None)
         response = await self._generate(list(prompt_ids), params, "text")
         if len(response.choices) != n:
-            raise DataError(f"{self._where} answered {len(response.choices)} samples where {n} were asked for.")
-        return [self._generation(choice) for choice in sorted(response.choices, key=lambda choice: choice.index)]
+            raise UnreadableAnswerError(f"{self.where} answered {len(response.choices)} samples, asked for {n}.")
+        choices = sorted(response.choices, key=lambda choice: choice.index)
+        return [self._generation(choice, params.max_tokens) for choice in choices]
 
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Return float32 [T]: the logprob of each given token given those before it, nats, at temperature 1.
@@ -195,16 +227,22 @@ class InferenceClient:
         response = await self._generate(token_ids, params, "tokens")
         entries = response.prompt_logprobs
         if entries is None or len(entries) != len(token_ids):
-            raise DataError(f"{self._where} sent no prompt logprobs, or not one for each of {len(token_ids)} tokens.")
+            raise UnreadableAnswerError(
+                f"{self.where} sent no prompt logprobs, or not one for each of {len(token_ids)} tokens."
+            )
         logprobs = np.zeros(len(token_ids), np.float32)
         ids, top = np.full((len(token_ids), k), -1, np.int32), np.full((len(token_ids), k), -np.inf, np.float32)
         for position, (token, entry) in enumerate(zip(token_ids[1:], entries[1:], strict=True), 1):
             if entry is None or str(token) not in entry:
-                raise DataError(f"{self._where} sent no prompt logprob for token {token} at position {position}.")
-            logprobs[position] = entry[str(token)].logprob
+                raise UnreadableAnswerError(
+                    f"{self.where} sent no prompt logprob for token {token} at position {position}."
+                )
+            if (logprob := entry[str(token)].logprob) > _MAX_LOGPROB:
+                raise UnreadableAnswerError(f"{self.where} sent a logprob of {logprob:g}, which is no probability.")
+            logprobs[position] = logprob
             if k:  # there are k, or k and the given token
                 if not all(other.isdecimal() and len(other) <= _ID_DIGITS for other in entry):
-                    raise DataError(f"{self._where} sent prompt logprobs of something that is no token id.")
+                    raise UnreadableAnswerError(f"{self.where} sent prompt logprobs of something that is no token id.")
                 likeliest = sorted((-about.logprob, int(other)) for other, about in entry.items())[:k]
                 ids[position, : len(likeliest)] = [other for _, other in likeliest]
                 top[position, : len(likeliest)] = [-value for value, _ in likeliest]
@@ -223,11 +261,16 @@ class InferenceClient:
             add_generation_prompt=add_generation_prompt,
             chat_template_kwargs=dict(chat_template_kwargs) if chat_template_kwargs else None,
         )
-        return (await self._post("/tokenize", request, TokenizeResponse)).tokens
+        tokens = (await self._post("/tokenize", request, TokenizeResponse)).tokens
+        self._check_ids("/tokenize", tokens)
+        return tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
-        return (await self._post("/detokenize", {"tokens": [int(t) for t in token_ids]}, DetokenizeResponse)).prompt
+        return await self._text_of([int(token) for token in token_ids])
+
+    async def _text_of(self, ids: list[int], http: httpx.AsyncClient | None = None) -> str:
+        return (await self._post("/detokenize", {"tokens": ids}, DetokenizeResponse, http=http)).prompt
 
     async def ready(self) -> bool:
         """Return whether the server answers and is healthy."""
@@ -239,14 +282,42 @@ class InferenceClient:
 
     async def max_model_len(self) -> int:
         """Return how many tokens prompt and completion may have together."""
-        found = await self._json("GET", "/v1/models", _Models)
-        if not found.data:
-            raise DataError(f"{self._where} lists no model.")
-        return found.data[0].max_model_len
+        return (await self._model()).max_model_len
 
-    async def weight_version(self) -> str:
+    async def observe(self, probe: TokenProbe | None, *, version: bool = False) -> ObservedServer:
+        """Return what the server says of itself now, and the text that it makes of the probe's ids.
+
+        Over connections of its own. `version`: with the weights that it holds, if it can tell.
+        """
+        model = await self._model(self._observing)
+        text = None
+        if probe is not None:
+            size = model.max_model_len  # more at once is refused
+            parts = [probe.ids[at : at + size] for at in range(0, len(probe.ids), size)]
+            text = "".join([await self._text_of(part, self._observing) for part in parts])
+        held = None
+        if version:
+            try:
+                held = await self.weight_version(self._observing)
+            except _NoSuchRouteError:
+                held = None
+        return ObservedServer(
+            model=model.id,
+            engine=model.owned_by,
+            tokenizer_hash=model.tokenizer_hash,
+            weight_version=held,
+            text=text,
+        )
+
+    async def _model(self, http: httpx.AsyncClient | None = None) -> _Model:
+        found = await self._json("GET", "/v1/models", _Models, http=http)
+        if not found.data:
+            raise UnreadableAnswerError(f"{self.where} lists no model.")
+        return found.data[0]
+
+    async def weight_version(self, http: httpx.AsyncClient | None = None) -> str:
         """Return the name of the weights that sample the next token."""
-        return (await self._json("GET", "/weight_info", dict[str, str]))["weight_version"]
+        return (await self._json("GET", "/weight_info", _WeightInfo, http=http)).weight_version
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stop generation until `resume`."""
@@ -314,7 +385,7 @@ class InferenceClient:
             right = one.rounded or expected
             if not right or not one.digest.startswith(right):
                 raise InfrastructureError(
-                    f"{self._where} computes with other weights than those of policy {version}, which it was given: "
+                    f"{self.where} computes with other weights than those of policy {version}, which it was given: "
                     f"their digest is {one.digest[:DIGEST_LENGTH]}, not {right[:DIGEST_LENGTH]}. It stays paused, "
                     "so that nothing is sampled from them"
                 )
@@ -342,7 +413,7 @@ class InferenceClient:
             "started with --enable-scale-out --logprobs-mode processed_logprobs."
         )
         try:
-            model = (await self._json("GET", "/v1/models", _Models)).data[0]
+            model = await self._model()
             tokens = await self.tokenize([{"role": "user", "content": "a"}])
             asked = SamplingParams(max_tokens=1)
             if sampling is not None and sampling.sampling_mask and sampling.top_p < 1:
@@ -350,11 +421,13 @@ class InferenceClient:
             sample = (await self.generate(tokens, 1, asked))[0]
             version = sample.weight_versions[-1].version
             await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
+        except UnreadableAnswerError as error:
+            raise UnreadableAnswerError(f"{error} {advice}") from error
         except (DataError, LookupError) as error:
-            raise StartupError(f"{self._where} cannot serve a trainer: {error} {advice}") from error
+            raise StartupError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
         if asked.sampling_mask and sample.sampling_mask is None:
             raise StartupError(
-                f"{self._where} does not say which tokens top_p leaves, so a trainer could not compare with what was "
+                f"{self.where} does not say which tokens top_p leaves, so a trainer could not compare with what was "
                 "sampled: set top_p = 1, or let the reference server sample"
             )
         return Capabilities(
@@ -365,7 +438,8 @@ class InferenceClient:
         )
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """The server's name in messages."""
         return f"inference server {without_secrets(self.config.url)}"
 
     async def _generate(self, token_ids: list[int], params: SamplingParams, mode: Any) -> GenerateResponse:
@@ -373,9 +447,12 @@ class InferenceClient:
         began_s, path = time.monotonic(), "/inference/v1/generate"
         payload = None
         try:
-            response = await self._request("POST", path, content=msgspec.json.encode(request))
-            payload = len(response.content)
-            found = self._decoded(path, GenerateResponse, response)
+            most = _ANSWER_BYTES + _tokens_of(request) * _TOKEN_BYTES
+            if params.prompt_logprobs is not None:
+                most += len(token_ids) * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
+            answer = await self._request("POST", path, most=most, content=msgspec.json.encode(request))
+            payload = len(answer)
+            found = self._decoded(path, GenerateResponse, answer)
         except LachesisError:
             self._record_call(began_s, 0, payload, failed=True)
             raise
@@ -387,18 +464,35 @@ class InferenceClient:
             ended_s = time.monotonic()
             self._requested(CallRecord(ended_s, ended_s - began_s, items, failed, payload))
 
-    def _generation(self, choice: Choice) -> GeneratedSample:
+    def _check_ids(self, path: str, ids: Sequence[int]) -> None:
+        """Raise `UnreadableAnswerError` where the trainer does not know an id."""
+        vocabulary = None if self.guard is None else self.guard.vocabulary
+        if vocabulary is not None and ids and max(ids) >= vocabulary:
+            raise UnreadableAnswerError(
+                f"{self.where} answered {path} with token id {max(ids)}, none of the {vocabulary} the trainer knows"
+            )
+
+    def _generation(self, choice: Choice, max_tokens: int | None = None) -> GeneratedSample:
         tokens, content = choice.token_ids, choice.logprobs.content if choice.logprobs else None
         if tokens is None or content is None or choice.text is None:
-            raise DataError(f"{self._where} left out token ids, logprobs or text of a sample.")
+            raise UnreadableAnswerError(f"{self.where} left out token ids, logprobs or text of a sample.")
+        if not tokens and choice.finish_reason != "abort":
+            raise UnreadableAnswerError(f"{self.where} sent a sample without a token ({choice.finish_reason!r:.40})")
+        if max_tokens is not None and len(tokens) > max_tokens:
+            raise UnreadableAnswerError(f"{self.where} sent {len(tokens)} tokens of a sample, asked for {max_tokens}.")
+        self._check_ids("/inference/v1/generate", tokens)
         logprobs = np.array([entry.logprob for entry in content], np.float32)
         if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
-            raise DataError(f"{self._where} sent {len(logprobs)} logprobs, finite or not, for {len(tokens)} tokens.")
+            raise UnreadableAnswerError(
+                f"{self.where} sent {len(logprobs)} logprobs, finite or not, for {len(tokens)} tokens."
+            )
+        if logprobs.max(initial=0.0) > _MAX_LOGPROB:
+            raise UnreadableAnswerError(f"{self.where} sent a logprob of {logprobs.max():g}, which is no probability.")
         spans = choice.weight_versions or []
         edges = [0, *(span.end for span in spans)]
         if edges[-1] != len(tokens) or [span.start for span in spans] != edges[:-1]:
-            raise DataError(
-                f"{self._where} sent weight versions that do not cover the {len(tokens)} tokens of a sample."
+            raise UnreadableAnswerError(
+                f"{self.where} sent weight versions that do not cover the {len(tokens)} tokens of a sample."
             )
         token_ids = np.array(tokens, np.int32)
         return GeneratedSample(
@@ -415,50 +509,124 @@ class InferenceClient:
         try:
             return decode_mask(encoded, token_ids)
         except ValueError as error:
-            raise DataError(f"{self._where} sent a sampling_mask that cannot be read: {error}") from error
+            raise UnreadableAnswerError(f"{self.where} sent a sampling_mask that cannot be read: {error}") from error
 
     def _experts(self, encoded: str) -> NDArray[np.int16]:
         try:
             found = _integers(encoded)
         except ValueError as error:
-            raise DataError(f"{self._where} sent routed_experts that cannot be read: {error}") from error
+            raise UnreadableAnswerError(f"{self.where} sent routed_experts that cannot be read: {error}") from error
         if not 0 <= found.min(initial=0) <= found.max(initial=0) <= _MAX_EXPERT:
-            raise DataError(f"{self._where} sent an expert that is none of 0 to {_MAX_EXPERT}.")
+            raise UnreadableAnswerError(f"{self.where} sent an expert that is none of 0 to {_MAX_EXPERT}.")
         experts: NDArray[np.int16] = found.reshape(len(found), found.shape[1] * found.shape[2]).astype(np.int16)
         return experts
 
-    async def _post(self, path: str, body: Any, kind: type[T]) -> T:
-        return await self._json("POST", path, kind, content=msgspec.json.encode(body))
+    async def _post(self, path: str, body: Any, kind: type[T], **arguments: Any) -> T:
+        data = msgspec.json.encode(body)
+        return await self._json("POST", path, kind, content=data, most=_ANSWER_BYTES + 32 * len(data), **arguments)
 
     async def _json(self, method: str, path: str, kind: type[T], **arguments: Any) -> T:
         return self._decoded(path, kind, await self._request(method, path, **arguments))
 
-    def _decoded(self, path: str, kind: type[T], response: httpx.Response) -> T:
-        return from_json(f"{self._where} answered {path} with something else than expected", kind, response.content)
+    def _decoded(self, path: str, kind: type[T], answer: bytes) -> T:
+        try:
+            return from_json(f"{self.where} answered {path} with something else than expected", kind, answer)
+        except SchemaError as error:
+            raise UnreadableAnswerError(f"{error}. It begins {_shown(answer)}") from error
 
-    async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        most: int = _ANSWER_BYTES,
+        http: httpx.AsyncClient | None = None,
+        **arguments: Any,
+    ) -> bytes:
+        """Return the body of a successful answer, of `most` bytes at most."""
         headers = {"Content-Type": "application/json"} if "content" in arguments else {}
         if (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
+        guarded = http is None and self.guard is not None
+
+        async def traced(event: str, info: dict[str, Any]) -> None:
+            if event == "connection.connect_tcp.complete" and guarded:
+                await self._compare(info["return_value"])
+            elif event.endswith(".send_request_headers.started"):
+                scope.deadline = anyio.current_time() + self.config.timeout
+
+        scope = anyio.CancelScope()
+        status, body, is_html = 0, b"", False
         try:
-            response = await self._http.request(method, path, headers=headers, **arguments)
+            with scope:
+                async with (http or self._http).stream(
+                    method, path, headers=headers, extensions={"trace": traced}, **arguments
+                ) as response:
+                    status = response.status_code
+                    scope.deadline = min(scope.deadline, anyio.current_time() + self.config.timeout)
+                    body = await self._read(path, response, most)
+                    is_html = "html" in response.headers.get("content-type", "") or body.lstrip()[:1] == b"<"
+        except httpx.DecodingError as error:
+            raise UnreadableAnswerError(f"{self.where}, {path}: {error}") from error
         except httpx.TransportError as error:
             # a longer answer takes longer: that the time ran out may be due to it, unless nothing was sent yet
             slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
             kind = InfrastructureError if slow else ServerAwayError
-            raise kind(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
-        if response.is_success:
-            return response
-        text = f"{self._where} answered {path} with {response.status_code}: {response.text[:MAX_QUOTED]}"
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise AccessError(text)
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise _NoSuchRouteError(text)
-        if response.status_code in _BUSY:
-            raise ServerAwayError(text)
-        if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
-            raise InfrastructureError(text)
-        raise (PromptTooLongError if _BEYOND_CONTEXT.search(response.text) else DataError)(text)
+            raise kind(f"{self.where}, {path}: {type(error).__name__} {error}".rstrip()) from error
+        if scope.cancelled_caught:
+            raise InfrastructureError(f"{self.where}, {path}: no whole answer within {self.config.timeout:g} s")
+        if not 200 <= status < 300:
+            raise self._refusal(path, status, body, is_html=is_html)
+        return body
+
+    def _refusal(self, path: str, status: int, body: bytes, *, is_html: bool) -> LachesisError:
+        """Return what an answer means that is no success."""
+        said = body.decode(errors="replace")
+        text = f"{self.where} answered {path} with {status}: {said[:MAX_QUOTED]}"
+        if status == httpx.codes.UNAUTHORIZED:
+            return AccessError(text)
+        if status in _BUSY:
+            return ServerAwayError(text)
+        if status >= 500 or status == httpx.codes.REQUEST_TIMEOUT:
+            return InfrastructureError(text)
+        if status < 400 or is_html:  # of something that stands before it
+            return UnreadableAnswerError(f"{self.where} answered {path} with {status}. It begins {_shown(body)}")
+        if status == httpx.codes.NOT_FOUND:
+            return _NoSuchRouteError(text)
+        return (PromptTooLongError if _BEYOND_CONTEXT.search(said) else DataError)(text)
+
+    async def _compare(self, stream: Any) -> None:
+        """Let the guard compare the server behind a new connection, which is closed if it is another one."""
+        try:
+            if self.guard is not None:
+                await self.guard.check(self)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()
+            raise
+
+    async def _read(self, path: str, response: httpx.Response, most: int) -> bytes:
+        parts, size = [], 0
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise UnreadableAnswerError(
+                    f"{self.where} answered {path} with more than {most} bytes. It begins {_shown(parts[0])}"
+                )
+        return b"".join(parts)
+
+
+def _shown(answer: bytes) -> str:
+    """Return the beginning of an answer that makes no sense."""
+    return repr(answer[: 4 * _SHOWN_CHARS].decode(errors="replace")[:_SHOWN_CHARS])
+
+
+def _tokens_of(request: GenerateRequest) -> int:
+    """Return how many tokens the answer may be about."""
+    params = request.sampling_params
+    new = _UNKNOWN_TOKENS if params.max_tokens is None else params.max_tokens
+    return len(request.token_ids) + params.n * (new + len(request.token_ids))
 
 
 def _integers(encoded: str) -> NDArray[Any]:

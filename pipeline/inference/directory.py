@@ -22,6 +22,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.identity import IdentityGuard
 from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
@@ -127,6 +128,8 @@ class InferenceDirectory:
 
     def __init__(self, timeout_s: float, *, requested: Callable[[CallRecord], None] | None = None) -> None:
         """`requested`: see `InferenceClient`."""
+        self.guard = IdentityGuard()
+        """Compares the servers that its clients ask with the run's, once it is told of these."""
         self._timeout_s = timeout_s
         self._requested = requested
         self._clients = AsyncExitStack()
@@ -166,6 +169,7 @@ class InferenceDirectory:
         # The old client stays open: requests may be under way on it.
         config = ClientConfig(url=url, timeout=self._timeout_s)
         client = InferenceClient(config, token=token, requested=self._requested)
+        client.guard = self.guard
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

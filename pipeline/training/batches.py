@@ -37,6 +37,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.model.weight_files import write_new_weights
+from lachesis.pipeline.tokenizer_hash import probe_of
 from lachesis.pipeline.trainability import TEXT_ALONE, TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
@@ -150,7 +151,8 @@ class BatchReader:
             lambda: write_new_weights(tensors, Path(folder).absolute(), step, self.lineage),
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
-        await self.feed.publish_weights(version, str(path), tokenizer_hash(tokenizer), vocabulary_of(model))
+        probe = probe_of(tokenizer, vocabulary_of(model))
+        await self.feed.publish_weights(version, str(path), tokenizer_hash(tokenizer), vocabulary_of(model), probe)
         return str(version)
 
     async def commit(self, batch: LedgerBatch, *, step: int, policy_version: str, checkpoint: str) -> None:

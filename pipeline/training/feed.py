@@ -30,7 +30,7 @@ from lachesis.pipeline.training.sequences import GroupInputs, TrainableBatch, se
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.control import PolicyRecord, TokenProbe
 from lachesis.schemas.errors import (
     BusClosedError,
     DamagedError,
@@ -182,14 +182,21 @@ class BatchFeed:
         self._policy_revision, self.policy = revision, record
 
     async def publish_weights(
-        self, version: PolicyVersion, location: str, tokenizer_hash: str, vocabulary: int | None
+        self,
+        version: PolicyVersion,
+        location: str,
+        tokenizer_hash: str,
+        vocabulary: int | None,
+        token_probe: TokenProbe | None = None,
     ) -> None:
         """Make the weights at `location` the run's policy. Raises `FencedError`, as `publish_policy`.
 
         `location`: the path of a file, or `schemas.weights.weights_location`.
 
-        `vocabulary` is the number of token ids that the model knows: rollouts with others are refused.
+        `vocabulary` is the number of token ids that the model knows: rollouts with others are refused. `token_probe`:
+        by what servers with its tokenizer are known.
         """
+        before = [] if self.policy is None else [*(self.policy.earlier or []), self.policy.version]
         await self.publish_policy(
             PolicyRecord(
                 run=self._run,
@@ -198,6 +205,8 @@ class BatchFeed:
                 tokenizer_hash=tokenizer_hash,
                 written_ns=time.time_ns(),
                 vocabulary=vocabulary,
+                earlier=[one for one in before if one != str(version)][-PolicyRecord.MAX_EARLIER :],
+                token_probe=token_probe,
             )
         )
 

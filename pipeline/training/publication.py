@@ -24,6 +24,7 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.raw_weights import weights_path
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tokenizer_hash import probe_of
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.memory import told_as_out_of_memory
 from lachesis.pipeline.training.one_at_a_time import OneAtATime
@@ -64,6 +65,7 @@ class PolicyPublisher:
         self._policy = policy
         self._lineage = lineage
         self._vocabulary = vocabulary
+        self._token_probe = probe_of(policy.tokenizer, vocabulary)
         self._sender = weights_sender(service.bus, config)
         # the sender of differences needs the version before as well
         self._copies = HostCopies(2 if config.weights.transport == "nats" else 1)
@@ -117,5 +119,6 @@ class PolicyPublisher:
         version, location = sent
         if self.shared is not None:
             self.shared.publish(version)
-        record = partial(self._feed.publish_weights, version, location, self._policy.tokenizer_hash, self._vocabulary)
+        hash_, probe = self._policy.tokenizer_hash, self._token_probe
+        record = partial(self._feed.publish_weights, version, location, hash_, self._vocabulary, probe)
         await publish_with_retries(self._service, drain_s, "publish the policy", record)

@@ -42,6 +42,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, policy_version, voca
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import TeacherConfig
+from lachesis.pipeline.tokenizer_hash import probe_of
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.feed import BatchFeed
@@ -171,6 +172,8 @@ def _policy_record(config: RunConfig, policy: PolicyModel) -> PolicyRecord:
         tokenizer_hash=policy.tokenizer_hash,
         written_ns=time.time_ns(),
         vocabulary=vocabulary_of(policy.model),
+        earlier=[],
+        token_probe=probe_of(policy.tokenizer, vocabulary_of(policy.model)),
     )
 
 

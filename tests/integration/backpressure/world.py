@@ -30,6 +30,7 @@ from lachesis.pipeline.environments import stage as environment_stage
 from lachesis.pipeline.environments.stage import run_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Capabilities, GeneratedSample
+from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
@@ -103,9 +104,12 @@ class Echo(Environment):
 class Inference(FakeInference):
     """Answers after `delay_s` of the environment that asks, once `gate` is open. Its policy version names the call."""
 
+    where = "inference server http://fake"
+
     def __init__(self, world: "World") -> None:
         super().__init__(lambda prompt, sample: f"answer {sample}")
         self.world = world
+        self.guard = IdentityGuard()
         self.step = 0
         self.delay_s: dict[str, float] = {}
         self.gate = anyio.Event()
@@ -114,6 +118,10 @@ class Inference(FakeInference):
 
     async def current(self) -> Self:
         return self
+
+    async def observe(self, _: Any, *, version: bool = False) -> ObservedServer:
+        held = f"{self.step}-a-b" if version else None
+        return ObservedServer(model="policy", engine="lachesis", tokenizer_hash="tok", weight_version=held)
 
     async def probe(self, _: Any = None) -> Capabilities:
         return Capabilities(model="m", max_model_len=4096, weight_version="0-a-b", tokenizer_hash="tok")

@@ -19,6 +19,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.stage import MAX_FAILURES, SingleGroup, run_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Capabilities
+from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -94,6 +95,19 @@ class Governor:
 
 
 class Inference(FakeInference):
+    where = "inference server http://fake"
+    tokenizer_hash = "tok"
+
+    def __init__(self, reply):
+        super().__init__(reply)
+        self.guard = IdentityGuard()
+
+    async def observe(self, probe, *, version=False):
+        return ObservedServer(
+            model="policy", engine="lachesis", tokenizer_hash=self.tokenizer_hash,
+            weight_version=self.version if version else None,
+        )  # fmt: skip
+
     async def probe(self, sampling=None):
         return Capabilities(model="m", max_model_len=512, weight_version=self.version, tokenizer_hash="tok")
 
@@ -392,6 +406,8 @@ async def test_a_lease_that_is_granted_into_a_drain_is_given_back_unused(lab, en
 
 async def test_a_drain_ends_the_wait_for_a_policy_and_its_server(lab, env, monkeypatch):
     class Never:
+        guard = IdentityGuard()
+
         async def current(self):
             await anyio.sleep_forever()
 
