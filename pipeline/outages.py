@@ -42,6 +42,8 @@ _OWN_WORKERS: dict[str, frozenset[str]] = {
 _UNREACHABLE = frozenset(
     {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETRESET, errno.EADDRNOTAVAIL}
 )
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""No file, process or memory is to be had, whatever was being judged."""
 _STATUS_OF: dict[str, str] = {
     "httpx": "HTTPStatusError",
     "requests": "HTTPError",
@@ -59,8 +61,9 @@ def is_outage(error: BaseException) -> bool:
     """Return whether `error`, or what it was raised from or because of, says that a service is away.
 
     Connections refused or broken, time limits of a request, names that do not resolve, and the statuses 408, 429 and
-    5xx do. A group of exceptions does if all of them do. An error of this package decides for itself. `raise ... from
-    None` says that what came before does not matter.
+    5xx do, and so does a machine that has no thread, process or open file left. A group of exceptions does if all of
+    them do. An error of this package decides for itself. `raise ... from None` says that what came before does not
+    matter.
     """
     return _is_outage(error, _MAX_DEPTH)
 
@@ -90,7 +93,14 @@ def _by_itself(error: BaseException) -> bool | None:
     if ("urllib3", "MaxRetryError") in names or ("urllib", "URLError") in names:
         reason = getattr(error, "reason", None)  # "unknown url type" is a text, and no outage
         return isinstance(reason, BaseException) and bool(_by_itself(reason))
-    return True if _is_broken_connection(error) else None
+    return True if _is_broken_connection(error) or _is_exhaustion(error) else None
+
+
+def _is_exhaustion(error: BaseException) -> bool:
+    """Return whether the machine, or a limit of the process, has no thread, process or open file left."""
+    if type(error) is RuntimeError:
+        return str(error).startswith("can't start new thread")
+    return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
 def _is_broken_connection(error: BaseException) -> bool:

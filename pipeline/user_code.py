@@ -11,10 +11,13 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -22,20 +25,33 @@ from types import ModuleType
 from typing import Any, Final
 
 from lachesis.pipeline.nearest import nearest
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
 
 __all__ = [
     "FAILURE_LOG",
+    "FORKED_EXIT",
     "IMPORT_LOCK",
     "argument_problem",
+    "describe_ending",
+    "is_ending",
     "load_attribute",
     "load_module",
     "log_failure",
+    "mark_own_process",
     "missing_file",
+    "refuse_ending",
+    "refuse_forked",
 ]
 
 FAILURE_LOG: Final = logging.getLogger("lachesis.user_code")
 """At level DEBUG, the traceback of whatever environments and raters raise. Events and messages hold its text alone."""
+
+FORKED_EXIT: Final = 70
+"""Exit code of a process that a user's code has forked and let come back."""
+_CANCELLATIONS = frozenset({"CancelledError", "Cancelled"})
+"""Names of what asyncio and trio cancel a task by."""
+_own_process: tuple[int, str] | None = None
+"""Pid and name of the service that this process is."""
 
 IMPORT_LOCK: Final = threading.RLock()
 """Held while code of a user's, or of a library that cannot be imported by two threads at once, is imported. Python's
@@ -51,7 +67,7 @@ def load_module(place: str, what: str) -> ModuleType:
     if place.endswith(".py"):
         return _load_file(Path(place), what)
     try:
-        with IMPORT_LOCK:
+        with IMPORT_LOCK, refuse_ending(f"{what}: importing {place!r}"):
             return importlib.import_module(place)
     except ModuleNotFoundError as error:
         # only the module that was asked for: if one is missing inside it, its author has to see that
@@ -84,6 +100,53 @@ def load_attribute(place: str, name: str, what: str) -> Any:
     if not hasattr(module, name):
         raise ConfigError(f"{what}: {place!r} has no {name!r}")
     return getattr(module, name)
+
+
+def is_ending(error: BaseException) -> bool:
+    """Return whether an error of a user's code would end the process: `SystemExit`, and its like.
+
+    What cancels a task does not, nor does a person's Ctrl-C.
+    """
+    harmless = isinstance(error, Exception | GeneratorExit | KeyboardInterrupt)
+    return not harmless and type(error).__name__ not in _CANCELLATIONS
+
+
+def describe_ending(error: BaseException) -> str:
+    """Return the error by which code ends the process, and the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    said = repr(error.code) if isinstance(error, SystemExit) else str(error)
+    return f"{type(error).__name__}({said:.80}){place}"
+
+
+@contextmanager
+def refuse_ending(where: str) -> Iterator[None]:
+    """Raise `EnvironmentCodeError` where a user's code in the body ends the process.
+
+    `where` says which code it is. A process that it forks and lets come back is ended.
+    """
+    try:
+        yield
+    except BaseException as error:
+        refuse_forked(where)
+        if not is_ending(error) or isinstance(error, BaseExceptionGroup):
+            raise
+        raise EnvironmentCodeError(f"{where} ends the process: {describe_ending(error)}") from error
+    refuse_forked(where)
+
+
+def mark_own_process(name: str) -> None:
+    """Let no process that a user's code forks from this one go on as if it were the service `name`."""
+    global _own_process  # noqa: PLW0603 - a fact of this process
+    _own_process = os.getpid(), name
+
+
+def refuse_forked(where: str) -> None:
+    """End this process if a user's code, `where`, has forked it from the service and returned."""
+    if _own_process is not None and _own_process[0] != os.getpid():
+        said = f"{_own_process[1]}: {where} has forked process {os.getpid()}, which came back into the service: it is "
+        print(f"{said}ended. What is forked must end by os._exit", file=sys.stderr, flush=True)
+        os._exit(FORKED_EXIT)
 
 
 def log_failure(where: str, error: BaseException) -> None:
@@ -127,7 +190,8 @@ def _load_file(path: Path, what: str) -> ModuleType:
         _FINDER.files[name] = path
         if _FINDER not in sys.meta_path:
             sys.meta_path.append(_FINDER)
-        return importlib.import_module(name)
+        with refuse_ending(f"{what}: importing {str(path)!r}"):
+            return importlib.import_module(name)
 
 
 class _FileFinder(MetaPathFinder):

@@ -29,6 +29,7 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.real_number import finite_number
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.user_code import refuse_ending
 from lachesis.schemas.annotations import MAX_EVALUATION_EXAMPLES, MAX_EXAMPLE_CHARS, EvalExample
 from lachesis.schemas.errors import (
     ConfigError,
@@ -190,7 +191,10 @@ def _one_by_one(score: Score) -> GroupScorer:
 
 def _task(env: Environment, index: int) -> Task:
     try:
-        return env.task(index)
+        with refuse_ending(f"{type(env).__name__}.task({index})"):
+            return env.task(index)
+    except EnvironmentCodeError:
+        raise
     except Exception as error:
         raise EnvironmentCodeError(f"{type(env).__name__}.task({index}): {error}") from error
 

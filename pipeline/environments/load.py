@@ -9,7 +9,7 @@ from typing import Any
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.tasks.binding import bind_arguments
-from lachesis.pipeline.user_code import load_module
+from lachesis.pipeline.user_code import load_module, refuse_ending
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["BUILTIN", "load_environment"]
@@ -46,8 +46,10 @@ def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Envi
         arguments = bind_arguments(kind, params or {}, strict=True)
     except ValueError as error:
         raise ConfigError(f"environment {name!r}: {error}") from error
-    env: Environment = kind(**arguments)
-    if len(env) < 1:
+    with refuse_ending(f"environment {name!r}: its code"):
+        env: Environment = kind(**arguments)
+        tasks = len(env)
+    if tasks < 1:
         raise ConfigError(f"environment {name!r} has no tasks")
     return env
 

@@ -32,7 +32,7 @@ from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
-from lachesis.pipeline.user_code import log_failure
+from lachesis.pipeline.user_code import log_failure, refuse_ending
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import (
     ConfigError,
@@ -245,13 +245,11 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
     """Return the sample's rewards by component, or the bug that cost it."""
     try:
         with anyio.move_on_after(env.rollout_timeout_s):
-            with contextlib.suppress(SampleEnded):
+            with refuse_ending("its code"), contextlib.suppress(SampleEnded):
                 await env.rollout(task, session)
             if session.failure is None:
-                return _checked(env, session, await _reward(env, task, session))
-    except SystemExit as error:  # a library's way to give up; it ends a sample, never the service
-        left = EnvironmentCodeError(f"its code ends the process: SystemExit({error.code!r:.80})")
-        return left.with_traceback(error.__traceback__)
+                with refuse_ending("its code"):
+                    return _checked(env, session, await _reward(env, task, session))
     except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
         raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
         if session.failure is None:

@@ -47,7 +47,7 @@ from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.pipeline.trainability import TrainerLimits, TrainerReads, why_untrainable
-from lachesis.pipeline.user_code import log_failure
+from lachesis.pipeline.user_code import log_failure, refuse_ending
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, EpochClaim, PolicyRecord
@@ -449,7 +449,10 @@ class _Producer:
 
     def _task(self, index: int) -> Task:
         try:
-            return self.env.task(index)
+            with refuse_ending(f"{type(self.env).__name__}.task({index})"):
+                return self.env.task(index)
+        except EnvironmentCodeError:
+            raise
         except Exception as error:
             log_failure(f"{type(self.env).__name__}.task({index})", error)
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error

@@ -19,6 +19,7 @@ from lachesis.pipeline.environments.rollout import GroupDraft, collect_group
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.user_code import refuse_ending
 from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
 from lachesis.schemas.rollout import Message
 
@@ -107,7 +108,8 @@ async def verify_environment(
             found.append(_skipped(check))
             continue
         try:
-            found.append(EnvironmentCheck(check=check, verdict="ok", text=await look()))
+            with refuse_ending("its code"):
+                found.append(EnvironmentCheck(check=check, verdict="ok", text=await look()))
         except _Failure as failure:
             failed.add(check)
             found.append(EnvironmentCheck(check=check, verdict="fail", text=str(failure)))

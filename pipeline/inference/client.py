@@ -287,7 +287,7 @@ class InferenceClient:
     async def observe(self, probe: TokenProbe | None, *, version: bool = False) -> ObservedServer:
         """Return what the server says of itself now, and the text that it makes of the probe's ids.
 
-        Over connections of its own. `version`: with the weights that it holds, if it can tell.
+        Over connections of its own. `version`: with the weights that a token comes from that it samples for it.
         """
         model = await self._model(self._observing)
         text = None
@@ -297,10 +297,12 @@ class InferenceClient:
             text = "".join([await self._text_of(part, self._observing) for part in parts])
         held = None
         if version:
-            try:
-                held = await self.weight_version(self._observing)
-            except _NoSuchRouteError:
-                held = None
+            params = SamplingParams(max_tokens=1, logprobs=0, ignore_eos=True)
+            found = await self._generate(probe.ids[:1] if probe is not None else [0], params, "text", self._observing)
+            if len(found.choices) != 1:
+                raise UnreadableAnswerError(f"{self.where} answered {len(found.choices)} samples, asked for 1.")
+            spans = self._generation(found.choices[0]).weight_versions
+            held = spans[-1].version if spans else None
         return ObservedServer(
             model=model.id,
             engine=model.owned_by,
@@ -315,9 +317,9 @@ class InferenceClient:
             raise UnreadableAnswerError(f"{self.where} lists no model.")
         return found.data[0]
 
-    async def weight_version(self, http: httpx.AsyncClient | None = None) -> str:
+    async def weight_version(self) -> str:
         """Return the name of the weights that sample the next token."""
-        return (await self._json("GET", "/weight_info", _WeightInfo, http=http)).weight_version
+        return (await self._json("GET", "/weight_info", _WeightInfo)).weight_version
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stop generation until `resume`."""
@@ -442,7 +444,9 @@ class InferenceClient:
         """The server's name in messages."""
         return f"inference server {without_secrets(self.config.url)}"
 
-    async def _generate(self, token_ids: list[int], params: SamplingParams, mode: Any) -> GenerateResponse:
+    async def _generate(
+        self, token_ids: list[int], params: SamplingParams, mode: Any, http: httpx.AsyncClient | None = None
+    ) -> GenerateResponse:
         request = GenerateRequest(token_ids=token_ids, sampling_params=params, output_mode=mode)
         began_s, path = time.monotonic(), "/inference/v1/generate"
         payload = None
@@ -450,7 +454,7 @@ class InferenceClient:
             most = _ANSWER_BYTES + _tokens_of(request) * _TOKEN_BYTES
             if params.prompt_logprobs is not None:
                 most += len(token_ids) * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
-            answer = await self._request("POST", path, most=most, content=msgspec.json.encode(request))
+            answer = await self._request("POST", path, most=most, http=http, content=msgspec.json.encode(request))
             payload = len(answer)
             found = self._decoded(path, GenerateResponse, answer)
         except LachesisError:

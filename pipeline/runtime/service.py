@@ -31,13 +31,15 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.schemas.errors import InfrastructureError, StreamFullError
+from lachesis.schemas.errors import InfrastructureError, StreamFullError, UnreadableAnswerError
 
 __all__ = ["Service", "open_service"]
 
 log = logging.getLogger("lachesis")
 
 HEARTBEAT_S = 1.0
+_UNREADABLE_S = 8.0
+"""Seconds after an answer that made no sense for which that is said: pauses between two tries are shorter."""
 _START = "start"
 """Topic of the note that says what a start is busy with."""
 
@@ -161,6 +163,9 @@ class Service:
     def report_wait(self, wait: RetryWait) -> None:
         """Count a further attempt, and say in the heartbeat what it is for, since when and why."""
         full = isinstance(wait.error, StreamFullError)
+        if isinstance(wait.error, UnreadableAnswerError):
+            mend = "see what stands at that address; it is asked again until it answers properly"
+            self.set_problem("unreadable answers", str(wait.error), mend=mend, for_s=_UNREADABLE_S)
         self.mark_waiting("backpressure" if full else "waiting", str(wait))
         self.vitals.retried += 1
 

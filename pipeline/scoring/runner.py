@@ -31,8 +31,8 @@ from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.scoring.worker_process import WorkerProcesses
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.pipeline.user_code import log_failure
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.user_code import log_failure, refuse_ending, refuse_forked
+from lachesis.schemas.errors import InfrastructureError, UnreadableAnswerError
 
 __all__ = ["EnsembleRunner"]
 
@@ -210,7 +210,8 @@ class _MemberCalls:
                     self._answered()
                     return Rating(None, "error", self._failure_text(error))
                 failures.append(error)
-                raise InfrastructureError(self._failure_text(error)) from error
+                kind = UnreadableAnswerError if isinstance(error, UnreadableAnswerError) else InfrastructureError
+                raise kind(self._failure_text(error)) from error
 
         try:
             return await call()  # the loop would cost as much again as a call that succeeds
@@ -250,7 +251,7 @@ class _MemberCalls:
         alone = self._suspects.failed(_key(argument))
         text = self._failure_text(failure)
         self._last_failure = f"the newest with {text[:_MAX_REPEATED]}{self._since}"
-        if alone and not isinstance(failure, InfrastructureError):
+        if alone and (isinstance(failure, UnreadableAnswerError) or not isinstance(failure, InfrastructureError)):
             return Rating(None, "error", f"{text} (each time, while others were answered)")
         return Rating(None, "unavailable", f"{text} (gave up {tried})")
 
@@ -265,6 +266,7 @@ class _MemberCalls:
         for argument in arguments[first:]:
             try:
                 answer = self._function(argument)
+                refuse_forked(f"rater {self.member.name}")
                 if type(answer) is not float and inspect.isawaitable(answer):  # not a function's after all
                     self.at_once = False
                     if inspect.iscoroutine(answer):
@@ -293,7 +295,8 @@ class _MemberCalls:
         def work() -> Any:
             nonlocal finished
             try:
-                return self._function(argument)
+                with refuse_ending(f"rater {self.member.name}"):
+                    return self._function(argument)
             finally:
                 with self._lock:
                     finished = True

@@ -4,6 +4,7 @@ Guarantees that what the server refuses costs that sequence alone, and that a se
 `InfrastructureError`, never a result.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -18,11 +19,13 @@ from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, 
 from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
 from lachesis.pipeline.tokenizer_hash import same_tokens
 from lachesis.schemas.columns import as_bytes
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, UnreadableAnswerError
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["Teacher", "TeacherAnswer"]
 
+_UNREAD_TIMES = 4
+_MAX_UNREAD = 256
 _Answers = dict[tuple[int, ...], PromptTopLogprobs | str]
 """By tokens: what the teacher thinks of them, or why it was refused."""
 
@@ -46,6 +49,9 @@ class Teacher:
         self._directory = directory
         self._tokenizer_hash = tokenizer_hash
         self._top_k = top_k
+        self._answered = 0
+        self._unread: OrderedDict[tuple[int, ...], tuple[int, int]] = OrderedDict()
+        """By tokens: how often the answer made no sense, and how many others had been answered at the first time."""
 
     def refusal(self, group: RolloutGroup) -> str | None:
         """Return why this teacher has nothing to say of a group, by the tokenizers; None if it has."""
@@ -86,6 +92,7 @@ class Teacher:
         """Return the answer to each distinct prompt; equal sequences, of which a group has many, are asked once."""
         client = await self._directory.current()
         answers: _Answers = {}
+        unread: dict[tuple[int, ...], UnreadableAnswerError] = {}
         down: InfrastructureError | None = None
 
         async def ask(tokens: tuple[int, ...]) -> None:
@@ -94,6 +101,8 @@ class Teacher:
                 answers[tokens] = _checked(await self._request(client, list(tokens)), len(tokens))
             except DataError as error:
                 answers[tokens] = str(error)
+            except UnreadableAnswerError as error:
+                unread[tokens] = error
             except InfrastructureError as error:  # raised below, alone: a task group would wrap it
                 down = error
 
@@ -102,7 +111,21 @@ class Teacher:
                 tasks.start_soon(ask, tokens)
         if down is not None:
             raise down
+        self._answered += len(answers)
+        for tokens, error in unread.items():
+            if not self._is_to_blame(tokens):
+                raise error
+            answers[tokens] = str(error)
         return answers
+
+    def _is_to_blame(self, tokens: tuple[int, ...]) -> bool:
+        """Count an answer about `tokens` that makes no sense; return whether others were answered properly meanwhile,
+        each time: then it is these tokens that the server has no answer to."""
+        times, answered = self._unread.pop(tokens, (0, self._answered))
+        self._unread[tokens] = times + 1, answered
+        if len(self._unread) > _MAX_UNREAD:
+            self._unread.popitem(last=False)
+        return times + 1 >= _UNREAD_TIMES and self._answered - answered >= _UNREAD_TIMES
 
     async def _request(self, client: InferenceClient, tokens: list[int]) -> PromptTopLogprobs:
         if self._top_k and self.retokenizer is None:
@@ -113,7 +136,7 @@ class Teacher:
 
 def _checked(answer: PromptTopLogprobs, tokens: int) -> PromptTopLogprobs:
     if answer.logprobs.shape != (tokens,) or not np.isfinite(answer.logprobs).all():
-        raise DataError(f"{answer.logprobs.shape} logprobs, finite or not, for {tokens} tokens")
+        raise UnreadableAnswerError(f"{answer.logprobs.shape} logprobs, finite or not, for {tokens} tokens")
     return answer
 
 

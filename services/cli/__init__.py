@@ -6,6 +6,7 @@ Each command is a module: its options, its help and its work. `commands` is the 
 """
 
 import sys
+from contextlib import nullcontext
 
 import typer
 
@@ -14,6 +15,7 @@ from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.safe_text import protect_output
 from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
+from lachesis.services.cli.own_code import guard_own_code, runs_own_code
 from lachesis.services.run.private_files import make_files_private
 
 __all__ = ["main"]
@@ -28,6 +30,11 @@ def main() -> None:
     make_files_private()
     if "" not in sys.path:
         sys.path.insert(0, "")
+    with guard_own_code() if runs_own_code(sys.argv[1:]) else nullcontext():
+        _run_command()
+
+
+def _run_command() -> None:
     try:
         sys.exit(app(prog_name="lachesis", standalone_mode=False))  # None, or the code of a `typer.Exit`
     except typer.Abort:

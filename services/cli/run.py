@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
+from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
-from lachesis.services.process.service_process import ProcessRole, run_process
+from lachesis.services.process.service_process import EXIT_STARTUP, ProcessRole, run_process
 from lachesis.services.registry import SERVICES, find
 from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
 
@@ -61,5 +63,10 @@ def list_services() -> None:
 
 def run_service(options: Options, service: str, part: str, *, replica: int | None, supervised: bool) -> None:
     """Run until drained; exits with the code of `run_process`."""
-    role = ProcessRole(find(service), part, replica, supervised)
-    sys.exit(run_process(role, options.config()))
+    try:
+        role, config = ProcessRole(find(service), part, replica, supervised), options.config()
+    except LachesisError:
+        if supervised and is_supervised_by_socket():
+            note_exit(EXIT_STARTUP)  # `main` says why
+        raise
+    sys.exit(run_process(role, config))

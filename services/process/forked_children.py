@@ -1,23 +1,44 @@
-"""Keeps what a user's code forks, a pool of processes say, from passing its signals on to the service.
+"""Keeps processes that a user's code forks, a pool of them say, from acting as the service.
 
 A forked process has its parent's signal handlers, and the pipe by which they wake the parent's event loop: a pool that
-ends its workers by SIGTERM would make the service drain.
+ends its workers by SIGTERM would make the service drain. One that comes back from the user's code would go on with the
+parent's event loop and connections: it is ended as soon as it gets there.
 """
 
+import asyncio
 import os
 import signal
 from functools import cache
 
+from lachesis.pipeline.user_code import refuse_forked
+
 __all__ = ["separate_forked_children"]
+
+_loops: list[asyncio.AbstractEventLoop] = []
+"""The event loop of this process, once there is one."""
+
+
+def separate_forked_children() -> None:
+    """Let processes that this one forks from now on end by the signals that drain it, and never run its event loop."""
+    _loops[:] = [asyncio.get_running_loop()]
+    _register()
 
 
 @cache
-def separate_forked_children() -> None:
-    """Let processes that this one forks from now on end by the signals that drain it."""
-    os.register_at_fork(after_in_child=_take_default_signals)
+def _register() -> None:
+    os.register_at_fork(after_in_child=_separate)
 
 
-def _take_default_signals() -> None:
+def _separate() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    for loop in _loops:
+        ready, selector = getattr(loop, "_ready", None), getattr(loop, "_selector", None)
+        if ready is not None and selector is not None:  # asyncio's own; what is forked runs none of its callbacks
+            ready.clear()
+            selector.select = _end
+
+
+def _end(_: object = None) -> None:
+    refuse_forked("code that it runs")

@@ -8,10 +8,11 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
 7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room, 9 another
-rank of the trainer was lost, 10 an environment failed group after group, by its code or its prompts, 11 a step of the
-trainer does not fit into memory.
+rank of the trainer was lost, 10 the code that it runs failed, group after group or by ending the process, 11 a step of
+the trainer does not fit into memory. A supervisor believes a code only if the process has noted it (`exit_note`).
 """
 
+import faulthandler
 import logging
 import os
 import signal
@@ -31,9 +32,11 @@ from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.late_output import flush_output, keep_output
 from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.retention.budget_check import check_budgets
+from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.training.ranks.place import RankPlace
+from lachesis.pipeline.user_code import describe_ending, is_ending, mark_own_process, refuse_forked
 from lachesis.schemas.access import identity_of
 from lachesis.schemas.errors import (
     AccessError,
@@ -41,7 +44,6 @@ from lachesis.schemas.errors import (
     ConfigError,
     EnvironmentCodeError,
     FencedError,
-    LachesisError,
     LedgerError,
     OutOfMemoryError,
     RankLostError,
@@ -108,8 +110,18 @@ class ProcessRole:
 
 
 def run_process(role: ProcessRole, config: RunConfig) -> int:
-    """Run one service until it is told to stop, and return the exit code."""
+    """Run one service until it is told to stop, and return the exit code, which its supervisor is told of."""
     keep_output()
+    if role.supervised:
+        is_supervised_by_socket()
+    faulthandler.enable()
+    mark_own_process(role.name)
+    code = _run_to_the_end(role, config)
+    note_exit(code)
+    return code
+
+
+def _run_to_the_end(role: ProcessRole, config: RunConfig) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {role.name} %(message)s", force=True
     )
@@ -125,8 +137,15 @@ def run_process(role: ProcessRole, config: RunConfig) -> int:
             open_tracing(config, role.name, replica) as tracing,
         ):
             return anyio.run(_run, role, replica, load_stage(role.spec.of(config, role.part)), config, tracing)
-    except (LachesisError, OSError, BaseExceptionGroup) as error:
+    except Exception as error:  # noqa: BLE001 - it is explained, and ends the process
         return _explain(error)
+    except BaseException as error:
+        refuse_forked("code that it runs")
+        endings = [leaf for leaf in leaves(error) if is_ending(leaf)]
+        if not endings:
+            raise
+        log.error("code that it runs ends the process: %s", describe_ending(endings[0]))  # noqa: TRY400 - it has the place
+        return EXIT_OWN_CODE
 
 
 def _explain(error: BaseException) -> int:

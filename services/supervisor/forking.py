@@ -24,6 +24,7 @@ import msgspec
 from anyio.abc import Process, TaskGroup, TaskStatus
 
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.runtime.exit_note import read_exit_note
 from lachesis.services.supervisor.forkserver import (
     MAX_REQUEST_BYTES,
     PRELOADED,
@@ -36,7 +37,7 @@ from lachesis.services.supervisor.forkserver import (
     address,
 )
 
-__all__ = ["ForkServers", "ForkedProcess", "open_supervised"]
+__all__ = ["ForkServers", "ForkedProcess", "SpawnedProcess", "open_supervised", "spawn_supervised"]
 
 log = logging.getLogger("lachesis")
 
@@ -53,6 +54,8 @@ class ForkedProcess:
 
     def __init__(self, pid: int, pidfd: int, stdin: int) -> None:
         self.pid = pid
+        self.noted: int | None = None
+        """The exit code that it has noted, once it has ended."""
         self.returncode: int | None = None
         self._pidfd = pidfd
         self._stdin = stdin
@@ -71,12 +74,49 @@ class ForkedProcess:
             with anyio.move_on_after(_ANSWER_S):
                 await self._told.wait()
             self.returncode = -signal.SIGKILL if self._code is None else self._code
+            self.noted = read_exit_note(self._stdin, self.pid)
             os.close(self._pidfd)
             os.close(self._stdin)
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
         _send(self._pidfd, number)
+
+
+class SpawnedProcess:
+    """A process that was started anew, with the part of anyio's `Process` that a supervisor needs."""
+
+    def __init__(self, process: Process, stdin: socket.socket) -> None:
+        self.pid = process.pid
+        self.noted: int | None = None
+        """The exit code that it has noted, once it has ended."""
+        self._process = process
+        self._stdin = stdin
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Wait for its end and return its exit code."""
+        code = await self._process.wait()
+        if self._stdin.fileno() >= 0:
+            self.noted = read_exit_note(self._stdin.fileno(), self.pid)
+            self._stdin.close()
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+
+async def spawn_supervised(
+    command: Sequence[str], file: Path, *, variables: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> SpawnedProcess:
+    """Start a process as `open_supervised` does, of which it is known how it ends."""
+    ours, theirs = socket.socketpair()
+    with theirs, anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
+        process = await open_supervised(command, file, stdin=theirs.fileno(), variables=variables, pass_fds=pass_fds)
+    return SpawnedProcess(process, ours)
 
 
 class _AdoptedProcess:
@@ -165,7 +205,7 @@ class _ForkServerProcess:
                 await self._ready.wait()
             if self.unfit.is_set():
                 return None
-            theirs, ours = os.pipe()
+            theirs, ours = (one.detach() for one in socket.socketpair())
             asked = self._asked = _PendingFork(ours)
             with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
                 try:

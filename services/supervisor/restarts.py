@@ -8,12 +8,13 @@ does one that met a full disk: that says nothing about it either.
 """
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, EXIT_STARTUP
 
-__all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "out_of_memory_kills"]
+__all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "describe_crash", "out_of_memory_kills"]
 
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -22,6 +23,12 @@ MAX_FAILURES = 8
 _MAX_CODE_FAILURES = 3
 """Lives in a row in which an environment's own code failed every group, after which the run ends: code does not change
 by itself, and each of them costs what was generated for it."""
+_CRASHES = {
+    -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
+}
+"""Exit codes of processes that ended by a fault of their own."""
+_REASONS = {EXIT_NO_ROOM: "a disk is full", EXIT_OWN_CODE: "the code that it runs failed"}
+_FATAL = "Fatal Python error: "
 _STEADY_S = 600.0
 """Seconds in which a process that was up must run out of memory for it to count: what takes longer gets work done."""
 
@@ -29,13 +36,19 @@ _STEADY_S = 600.0
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
     """One life of a process. `ready`: in this one; `starved`: the kernel killed something for lack of memory in it;
-    `worked`: it has stored results."""
+    `worked`: it has stored results; `noted`: it said itself that it ends with this code."""
 
     code: int
     seconds: float
     ready: bool
     starved: bool = False
     worked: bool = False
+    noted: bool = True
+
+    @property
+    def meaning(self) -> int | None:
+        """The code, if it is the process's own."""
+        return self.code if self.noted else None
 
     @property
     def killed(self) -> bool:
@@ -44,15 +57,18 @@ class ProcessLife:
 
     def __str__(self) -> str:
         how = f"ended with code {self.code}"
-        if self.code == EXIT_NO_ROOM:
-            return f"{how} (a disk is full)"
-        if self.code == EXIT_OWN_CODE:
-            return f"{how} (group after group failed)"
-        if self.killed and self.starved:
-            return f"{how} (killed by the kernel, which was out of memory)"
-        if self.code == EXIT_FENCED and not self.ready:
-            return f"{how} (another process has its place: its last life, if that still drains)"
-        return f"{how} (killed from outside)" if self.killed and self.ready else how
+        reason = _REASONS.get(self.meaning) if self.meaning is not None else None
+        if self.meaning == EXIT_FENCED and not self.ready:
+            reason = "another process has its place: its last life, if that still drains"
+        elif self.killed and self.starved:
+            reason = "killed by the kernel, which was out of memory"
+        elif self.killed and self.ready:
+            reason = "killed from outside"
+        elif self.code in _CRASHES:
+            reason = f"code that it runs crashed it: {signal.Signals(-self.code).name}"
+        elif self.code >= 0 and not self.noted:
+            reason = "it gave no reason: code that it runs has ended it, by os._exit or exec say"
+        return f"{how} ({reason})" if reason else how
 
 
 class Restarts:
@@ -66,29 +82,38 @@ class Restarts:
     def ended(self, life: ProcessLife) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
-        if life.code == EXIT_NO_ROOM:
+        if life.meaning == EXIT_NO_ROOM:
             return MAX_PAUSE_S
         if (
-            life.code == EXIT_FENCED and not self._was_ready
+            life.meaning == EXIT_FENCED and not self._was_ready
         ):  # how often is bounded by the time that it has to become ready
             return min(max(MIN_PAUSE_S, life.seconds), MAX_PAUSE_S)  # trying takes half of the time at most
-        hopeless = life.code == EXIT_OWN_CODE and not life.worked
+        hopeless = life.meaning == EXIT_OWN_CODE and not life.worked
         if hopeless:
             self.failures += 1
         elif life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
-        elif life.seconds > MAX_PAUSE_S and (life.ready or (self._was_ready and life.code == EXIT_STARTUP)):
+        elif life.seconds > MAX_PAUSE_S and (life.ready or (self._was_ready and life.meaning == EXIT_STARTUP)):
             self.failures = 0  # it was up, or waited for a unavailable server
         elif not (life.killed and life.ready):
             self.failures += 1
         if hopeless and self.failures >= _MAX_CODE_FAILURES:
             return None
         # Whoever never became ready and says why will say it again.
-        if self.failures >= (2 if life.code == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):
+        if self.failures >= (2 if life.meaning == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):
             return None
         pause_s = self._pause_s
         self._pause_s = MIN_PAUSE_S if self.failures <= 1 else min(2 * pause_s, MAX_PAUSE_S)
         return pause_s
+
+
+def describe_crash(lines: Sequence[str]) -> str | None:
+    """Return what a process's log says of a crash, with its place; None: it tells of none."""
+    at = next((i for i in reversed(range(len(lines))) if lines[i].startswith(_FATAL)), None)
+    if at is None:
+        return None
+    place = next((line.strip() for line in lines[at:] if line.startswith("  File ")), "")
+    return f"{lines[at].removeprefix(_FATAL)}{' at ' if place else ''}{place}"
 
 
 def out_of_memory_kills() -> int:

@@ -66,12 +66,12 @@ from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import process_state, started_ticks
 from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder
 from lachesis.services.run.supervisor_state import Phase, SupervisorStateWriter
-from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, open_supervised
+from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, SpawnedProcess, spawn_supervised
 from lachesis.services.supervisor.forkserver import ForkRequest
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
-from lachesis.services.supervisor.restarts import ProcessLife, Restarts, out_of_memory_kills
+from lachesis.services.supervisor.restarts import ProcessLife, Restarts, describe_crash, out_of_memory_kills
 from lachesis.services.supervisor.store_place import watch_place
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished
@@ -95,6 +95,8 @@ _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
 _MAX_LAST_WORDS = 500
+_CRASH_LINES = 200
+"""Lines at the end of a log among which a crash is looked for: all threads' stacks."""
 _LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
 """Time, level and service at the beginning of a line of a service's log."""
 _LOG_INFO = re.compile(r"^[\d-]+ [\d:,]+ INFO ")
@@ -120,7 +122,7 @@ class _RunningProcess:
     """
 
     planned: PlannedProcess
-    process: anyio.abc.Process | ForkedProcess | None = None
+    process: SpawnedProcess | ForkedProcess | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
     up: bool = False
     stage: StageVitals | None = None
@@ -370,15 +372,18 @@ class Supervisor:
             row.up, row.stage = False, None
             started, starved = time.monotonic(), out_of_memory_kills()
             row.started_s = started
-            code = await self._run_once(row, anew=anew)
-            if row.stopping or (row.planned.finite and code == 0):
+            code, noted = await self._run_once(row, anew=anew)
+            if row.stopping or (row.planned.finite and code == 0 and noted):
                 break
             starved_now = out_of_memory_kills() > starved
-            life = ProcessLife(code, time.monotonic() - started, row.up, starved_now, row.worked)
-            lasting = _LASTING_ENDS.get(code)
+            life = ProcessLife(code, time.monotonic() - started, row.up, starved_now, row.worked, noted)
+            lasting = _LASTING_ENDS.get(code) if noted else None
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
-            anew = code in {EXIT_DRAINED, EXIT_DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
+            anew = noted and code in {
+                EXIT_DRAINED,
+                EXIT_DRAIN_TIMEOUT,
+            }  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
             if pause is None:
                 raise StartupError(
@@ -402,10 +407,14 @@ class Supervisor:
 
         What tells that it worked is no reason of an end, unless it drained.
         """
-        line = next((line for line in reversed(self._last_lines(row).splitlines()) if line.strip()), "")
+        lines = self._last_lines(row, _CRASH_LINES).splitlines()
+        if (crash := describe_crash(lines)) is not None:
+            return crash[:_MAX_LAST_WORDS]
+        line = next((line for line in reversed(lines) if line.strip()), "")
         return "" if _LOG_INFO.match(line) and not drained else _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
 
-    async def _run_once(self, row: _RunningProcess, *, anew: bool) -> int:
+    async def _run_once(self, row: _RunningProcess, *, anew: bool) -> tuple[int, bool]:
+        """Return the exit code of one life, and whether the process has noted that it ends with it."""
         file = self.logs / f"{row.planned.name}.log"
         row.log_start = file.stat().st_size if file.exists() else 0
         process = await self._start(row.planned, file, anew=anew)
@@ -416,9 +425,9 @@ class Supervisor:
         with anyio.CancelScope(shield=True):  # its end is awaited whatever happens: `_stop_all` brings it about
             code = await process.wait()
         row.process = None
-        return code
+        return code, process.noted == code
 
-    async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> anyio.abc.Process | ForkedProcess:
+    async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> SpawnedProcess | ForkedProcess:
         """Start a process that logs to `file`: by a fork, unless no fork server can, or it is to begin `anew`."""
         reported = ForkRequest(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
         if not anew and (forked := await self._forks.fork(reported)) is not None:
@@ -426,9 +435,9 @@ class Supervisor:
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         command += [*self.arguments, "--replica", str(planned.replica), "--supervised"]
         if planned.service != "gateway" or (listener := self._hold_listener()) is None:
-            return await open_supervised(command, file)
+            return await spawn_supervised(command, file)
         number = listener.fileno()
-        return await open_supervised(command, file, variables={LISTENER_FD: str(number)}, pass_fds=[number])
+        return await spawn_supervised(command, file, variables={LISTENER_FD: str(number)}, pass_fds=[number])
 
     def _hold_listener(self) -> socket.socket | None:
         """Return the gateway's socket, which is held from the gateway's first start to the end of the run.
@@ -558,7 +567,7 @@ def _works(beat: Heartbeat) -> bool:
     return beat.stage.emitted > 0 or (beat.stage.slots is None and beat.stage.state == "ok")
 
 
-def _send(process: anyio.abc.Process | ForkedProcess | None, number: signal.Signals) -> None:
+def _send(process: SpawnedProcess | ForkedProcess | None, number: signal.Signals) -> None:
     if process is not None and process.returncode is None:
         process.send_signal(number)
 

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 
 from lachesis.pipeline.config.secrets import MASK, without_secrets
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.errors import InfrastructureError, UnreadableAnswerError
 
 __all__ = ["MAX_TIMEOUT_S", "RefusedError", "post_json"]
 
@@ -15,7 +15,7 @@ MAX_TIMEOUT_S = 600.0
 """Beyond every time limit of a rater, which is what ends a request."""
 
 _MAX_REPLY_BYTES = 1 << 20
-_MAX_SHOWN_CHARS = 200
+_MAX_SHOWN_CHARS = 100
 _BUSY = 429
 
 
@@ -26,8 +26,8 @@ class RefusedError(Exception):
 async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
     """Post JSON and return the JSON that came back.
 
-    Raises `InfrastructureError` when the server is down, busy or broken (the rating is tried again), `RefusedError`
-    when it refuses the request or answers what is no JSON. What they say holds no credentials: servers that refuse a
+    Raises `InfrastructureError` when the server is down, busy or broken, or answers what is no JSON (the rating is
+    tried again), `RefusedError` when it refuses the request. What they say holds no credentials: servers that refuse a
     key tend to repeat it.
     """
     place = without_secrets(url)
@@ -37,18 +37,26 @@ async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
             async for part in response.aiter_bytes():
                 data += part
                 if len(data) > _MAX_REPLY_BYTES:
-                    raise RefusedError(f"{place} answered more than {_MAX_REPLY_BYTES} bytes")
+                    shown = _shown([client.headers, response.request.headers], data)
+                    raise UnreadableAnswerError(f"{place} answered more than {_MAX_REPLY_BYTES} bytes: {shown}")
     except httpx.HTTPError as error:
         raise InfrastructureError(f"{place}: {type(error).__name__}: {without_secrets(str(error))}") from error
     shown = _shown([client.headers, response.request.headers], data)
     if response.status_code == _BUSY or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise InfrastructureError(f"{place} answered {response.status_code}: {shown}")
+    if (response.status_code < 400 and response.status_code != httpx.codes.OK) or _is_html(response, data):
+        raise UnreadableAnswerError(f"{place} answered {response.status_code}: {shown}")
     if response.status_code != httpx.codes.OK:
         raise RefusedError(f"{place} answered {response.status_code}: {shown}")
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise RefusedError(f"{place} answered what is no JSON: {shown}") from error
+        raise UnreadableAnswerError(f"{place} answered what is no JSON: {shown}") from error
+
+
+def _is_html(response: httpx.Response, data: bytes) -> bool:
+    """Return whether a page answers, of something that stands before the server."""
+    return "html" in response.headers.get("content-type", "") or data.lstrip()[:1] == b"<"
 
 
 def _shown(sent: Iterable[httpx.Headers], data: bytes) -> str:

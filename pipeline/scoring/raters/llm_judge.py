@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import msgspec
 
-from lachesis.pipeline.config.secrets import key_in_variable
+from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.scoring.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scoring.raters.answer import reference
 from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, post_json
 from lachesis.pipeline.tasks.thoughts import answer_part
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, UnreadableAnswerError
 
 __all__ = ["LLMJudge"]
 
@@ -80,7 +80,7 @@ class LLMJudge(Rater):
         reply = ""
         for _ in range(self._attempts):
             answer = await post_json(self._client, self._url, self._request(sample))
-            reply = _content(answer)
+            reply = _content(self._url, answer)
             verdicts = _VERDICT.findall(answer_part(reply))
             if verdicts:
                 return float(verdicts[-1])
@@ -111,10 +111,11 @@ def _as_json(answer: list[Any] | dict[str, Any]) -> str:
     return msgspec.json.encode(answer).decode()
 
 
-def _content(answer: object) -> str:
-    """Return the text of the first choice, empty where the answer has none."""
+def _content(url: str, answer: object) -> str:
+    """Return the text of the first choice, empty where the judge has said nothing."""
     try:
         content = answer["choices"][0]["message"]["content"]  # type: ignore[index]
-    except (KeyError, IndexError, TypeError):
-        return ""
+    except (KeyError, IndexError, TypeError) as error:
+        said = f"{without_secrets(url)} answered without a choice: {str(answer)[:100]!r}"
+        raise UnreadableAnswerError(said) from error
     return content if isinstance(content, str) else ""

@@ -8,7 +8,8 @@ import httpx
 
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, RefusedError, post_json
+from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, post_json
+from lachesis.schemas.errors import UnreadableAnswerError
 
 __all__ = ["RewardModel"]
 
@@ -41,9 +42,10 @@ class RewardModel(Rater):
             first = answer["data"][0]
             value = first["probs"][self._label] if self._route == "classify" else _last(first["data"])
         except (KeyError, IndexError, TypeError) as error:
-            raise RefusedError(f"{without_secrets(self._url)} answered without a score: {str(answer)[:200]}") from error
-        if not isinstance(value, int | float):
-            raise RefusedError(f"{without_secrets(self._url)} answered {value!r:.80} where a score belongs")
+            said = f"{without_secrets(self._url)} answered without a score: {str(answer)[:100]}"
+            raise UnreadableAnswerError(said) from error
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnreadableAnswerError(f"{without_secrets(self._url)} answered {value!r:.100} where a score belongs")
         return float(value)
 
 

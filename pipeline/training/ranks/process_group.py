@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from lachesis.pipeline.runtime.exit_note import note_exit
 from lachesis.pipeline.training.ranks.collectives import Ranks, told_as_lost_rank
 from lachesis.pipeline.training.ranks.place import RankPlace
 
@@ -73,6 +74,7 @@ def end_process(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    note_exit(code)
     os._exit(code)
 
 
