@@ -62,7 +62,7 @@ __all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogpr
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
-_SHOWN_CHARS = 100
+MAX_SHOWN_CHARS = 100
 """Characters of an answer that makes no sense which an error repeats."""
 _ANSWER_BYTES = 4 << 20
 """Bytes of an answer, beyond those for the tokens that were asked for."""
@@ -623,7 +623,7 @@ class InferenceClient:
 
 def _shown(answer: bytes) -> str:
     """Return the beginning of an answer that makes no sense."""
-    return repr(answer[: 4 * _SHOWN_CHARS].decode(errors="replace")[:_SHOWN_CHARS])
+    return repr(answer[: 4 * MAX_SHOWN_CHARS].decode(errors="replace")[:MAX_SHOWN_CHARS])
 
 
 def _tokens_of(request: GenerateRequest) -> int:

@@ -122,7 +122,7 @@ class IdentityGuard:
 
     @property
     def problem(self) -> str | None:
-        """What differs now, None if nothing does."""
+        """The difference that holds now, None if there is none."""
         return next(iter(self._problems.values()), None)
 
     async def check_versions(self, server: Observable, versions: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ def note_exit(code: int) -> None:
 
 
 def read_exit_note(descriptor: int, pid: int) -> int | None:
-    """Return the code that process `pid` has noted on the other end of `descriptor`; None: it has noted none."""
+    """Return the code that process `pid` has noted at the other end; None: it has noted none."""
     data = b""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
         other.setblocking(False)

@@ -1,4 +1,4 @@
-"""Runs a command that loads a user's code in a child process, so that it can be said if that code ends the process."""
+"""Runs a command that loads a user's code in a child process, and says if that code ends it."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.user_code import mark_own_process
 
 __all__ = ["guard_own_code", "runs_own_code"]
 
@@ -33,6 +34,7 @@ def guard_own_code() -> Iterator[None]:
         if arm is not None:
             arm()
         child = os.getpid()
+        mark_own_process("lachesis")
         try:
             yield
         finally:
@@ -53,10 +55,10 @@ def guard_own_code() -> Iterator[None]:
     except BlockingIOError:  # what it has started holds the pipe open
         noted = False
     if not noted and code not in {-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT}:
-        how = (
-            f"crashed the process: {signal.Signals(-code).name}" if code < 0 else f"ended the process with code {code}"
+        how = f"crashed it: {signal.Signals(-code).name}" if code < 0 else f"ended it with code {code}"
+        print(
+            f"lachesis: code of the environment {how} (by os._exit, exec or a crash), where it was to return or raise",
+            file=sys.stderr,
         )
-        print(f"lachesis: the environment's own code {how}, by os._exit, exec or a crash, where it was to return or "
-              "raise", file=sys.stderr)  # fmt: skip
         code = 1
     sys.exit(code if code >= 0 else 128 - code)

@@ -19,7 +19,7 @@ _loops: list[asyncio.AbstractEventLoop] = []
 
 
 def separate_forked_children() -> None:
-    """Let processes that this one forks from now on end by the signals that drain it, and never run its event loop."""
+    """Let processes that this one forks end by the signals that drain it, and never run its loop."""
     _loops[:] = [asyncio.get_running_loop()]
     _register()
 

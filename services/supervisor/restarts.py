@@ -65,9 +65,9 @@ class ProcessLife:
         elif self.killed and self.ready:
             reason = "killed from outside"
         elif self.code in _CRASHES:
-            reason = f"code that it runs crashed it: {signal.Signals(-self.code).name}"
+            reason = f"code that it runs crashed it by {signal.Signals(-self.code).name}"
         elif self.code >= 0 and not self.noted:
-            reason = "it gave no reason: code that it runs has ended it, by os._exit or exec say"
+            reason = "it gave no reason, so code that it runs has ended it, by os._exit or exec"
         return f"{how} ({reason})" if reason else how
 
 
