@@ -28,6 +28,7 @@ _CRASHES = {
 }
 """Exit codes of processes that ended by a fault of their own."""
 _REASONS = {EXIT_NO_ROOM: "a disk is full", EXIT_OWN_CODE: "the code that it runs failed"}
+_CRASHED_THREAD = "Current thread "
 _FATAL = "Fatal Python error: "
 _STEADY_S = 600.0
 """Seconds in which a process that was up must run out of memory for it to count: what takes longer gets work done."""
@@ -112,7 +113,9 @@ def describe_crash(lines: Sequence[str]) -> str | None:
     at = next((i for i in reversed(range(len(lines))) if lines[i].startswith(_FATAL)), None)
     if at is None:
         return None
-    place = next((line.strip() for line in lines[at:] if line.startswith("  File ")), "")
+    begin = next((i for i in range(at, len(lines)) if lines[i].startswith(_CRASHED_THREAD)), at)
+    frames = [line.strip() for line in lines[begin:] if line.startswith("  File ")]
+    place = next((line for line in frames if "/lib/python" not in line), next(iter(frames), ""))
     return f"{lines[at].removeprefix(_FATAL)}{' at ' if place else ''}{place}"
 
 
