@@ -424,7 +424,7 @@ class InferenceClient:
             version = sample.weight_versions[-1].version
             await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
         except UnreadableAnswerError as error:
-            raise UnreadableAnswerError(f"{error} {advice}") from error
+            raise UnreadableAnswerError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
         except (DataError, LookupError) as error:
             raise StartupError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
         if asked.sampling_mask and sample.sampling_mask is None:

@@ -28,7 +28,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.runtime.http import http_within
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, StartupError
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, StartupError, UnreadableAnswerError
 
 URL = "http://test"
 HI = [{"role": "user", "content": "hi there"}]
@@ -253,7 +253,7 @@ TOKENS = (200, {"count": 1, "max_model_len": 8, "tokens": [1]})
 )
 async def test_generic_openai_server_is_refused_with_advice(routes):
     async with answering(routes) as client:
-        with pytest.raises(StartupError, match=r"cannot serve a trainer.*--enable-scale-out"):
+        with pytest.raises((StartupError, UnreadableAnswerError), match=r"cannot serve a trainer.*--enable-scale-out"):
             await client.probe()
 
 
@@ -272,20 +272,55 @@ def choice(**changes):
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ([], "0 samples where 1"),
+        ([], "0 samples, asked for 1"),
         ([choice(token_ids=None)], "left out"),
         ([choice(logprobs=None)], "left out"),
         ([choice(logprobs={"content": [{"token": "a", "logprob": -1.0}]})], "1 logprobs"),
         ([choice(weight_versions=None)], "do not cover"),
         ([choice(weight_versions=[{"version": "v", "start": 0, "end": 1}])], "do not cover"),
         ([choice(weight_versions=[{"version": "v", "start": 1, "end": 2}])], "do not cover"),
-        ("nonsense", "something else"),
+        ([choice(token_ids=[5, 6, 7])], "2 logprobs, finite or not, for 3 tokens"),
+        ([choice(logprobs={"content": [{"token": "a", "logprob": 1.0}] * 2})], "no probability"),
+        ([choice(token_ids=[], logprobs={"content": []}, weight_versions=[])], "without a token"),
+        ("nonsense", "something else.*It begins"),
     ],
 )
-async def test_answers_that_break_the_contract_are_data_errors(choices, text):
+async def test_answers_that_break_the_contract_are_waited_out(choices, text):
     async with answering({"/inference/v1/generate": (200, {"choices": choices})}) as client:
-        with pytest.raises(DataError, match=text):
+        with pytest.raises(UnreadableAnswerError, match=text):
             await client.generate([1], 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "text"),
+    [
+        (200, b"<html>Bad Gateway</html>", "It begins '<html>Bad Gateway"),
+        (404, b"<html>default backend</html>", "404. It begins '<html>default"),
+        (200, b'{"tokens": [1', "It begins '{\"tokens\": \\[1'"),
+        (200, b"", "It begins ''"),
+        (302, b"", "302"),
+        (200, b'"' + b"x" * (20 << 20), "more than [0-9]+ bytes"),
+    ],
+    ids=["html", "html 404", "truncated", "empty", "redirect", "large"],
+)
+async def test_nonsense_is_quoted_and_waited_out(status, body, text):
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    async with InferenceClient(ClientConfig(url=URL), transport=transport) as client:
+        with pytest.raises(UnreadableAnswerError, match=text) as raised:
+            await client.tokenize([{"role": "user", "content": "a"}])
+        assert len(str(raised.value)) < 600
+
+
+async def test_a_body_that_drips_is_bounded_by_the_time_of_the_whole_answer():
+    async def drip():
+        while True:
+            await anyio.sleep(0.01)
+            yield b" "
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=drip()))
+    async with InferenceClient(ClientConfig(url=URL, timeout=0.2), transport=transport) as client:
+        with anyio.fail_after(60), pytest.raises(InfrastructureError, match="no whole answer within"):
+            await client.tokenize([])
 
 
 @pytest.mark.parametrize(

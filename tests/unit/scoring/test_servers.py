@@ -180,10 +180,18 @@ async def test_a_reward_model_gives_its_last_score_or_a_probability(server: Fake
 @pytest.mark.parametrize(
     "answer", [{}, {"data": []}, {"data": [{"data": []}]}, {"data": [{"data": "x"}]}, [], b"<html>"]
 )
-async def test_an_answer_without_a_score_is_missing(server: FakeServer, answer: Any) -> None:
+async def test_a_model_that_answers_without_a_score_is_waited_for(server: FakeServer, answer: Any) -> None:
     server.answers = [(200, answer)]
     rating = await rated(model(server))
-    assert (rating.value, rating.status) == (None, "error")
+    assert (rating.value, rating.status) == (None, "unavailable")
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'{"choices": [', {}, {"choices": []}, [], 3])
+async def test_a_judge_that_answers_nonsense_is_waited_for(server: FakeServer, answer: Any) -> None:
+    server.answers = [(200, answer)]
+    rating = await rated(judge(server))
+    assert (rating.value, rating.status) == (None, "unavailable")
+    assert "answered" in rating.detail
 
 
 def test_a_reward_model_of_unknown_scale_does_not_start(server: FakeServer) -> None:

@@ -1,3 +1,5 @@
+import pytest
+
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
 from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, EXIT_STARTUP
 from lachesis.services.supervisor.readiness import ready_within_s
@@ -7,6 +9,7 @@ from lachesis.services.supervisor.restarts import (
     MIN_PAUSE_S,
     ProcessLife,
     Restarts,
+    describe_crash,
     out_of_memory_kills,
 )
 
@@ -25,6 +28,23 @@ def lives_until_the_end(life: ProcessLife, *, first: ProcessLife | None = UP, mo
 def test_a_process_that_crashes_by_itself_ends_the_run() -> None:
     assert lives_until_the_end(ProcessLife(1, 0.5, ready=False)) == MAX_FAILURES
     assert lives_until_the_end(ProcessLife(1, 0.5, ready=True)) == MAX_FAILURES
+
+
+@pytest.mark.parametrize("code", [0, EXIT_STARTUP, EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, 7])
+def test_a_code_that_was_not_noted_says_nothing(code: int) -> None:
+    life = ProcessLife(code, 0.5, ready=True, noted=False)
+    assert lives_until_the_end(life) == MAX_FAILURES
+    assert str(life).startswith(f"ended with code {code} (it gave no reason, so code that it runs has ended it")
+
+
+def test_a_crash_is_named_with_its_place() -> None:
+    log = ["INFO a", "Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):",
+           '  File "/usr/lib/python3.11/threading.py", line 3 in wait', "Current thread 0x2 (most recent call first):",
+           '  File "/usr/lib/python3.11/ctypes/__init__.py", line 5 in f', '  File "/home/me/envs.py", line 9 in task',
+           "", "Extension modules: numpy"]  # fmt: skip
+    assert describe_crash(log) == 'Segmentation fault at File "/home/me/envs.py", line 9 in task'
+    assert describe_crash(log[:1]) is None
+    assert "crashed it by SIGSEGV" in str(ProcessLife(-11, 0.5, ready=True, noted=False))
 
 
 def test_kills_from_outside_never_do_however_quickly_they_come() -> None:
@@ -114,5 +134,5 @@ def test_the_kernel_is_asked() -> None:
 def test_code_that_fails_every_group_ends_the_run_however_long_each_life_takes() -> None:
     hopeless = ProcessLife(EXIT_OWN_CODE, 60.0, ready=True)
     assert lives_until_the_end(hopeless) == 3
-    assert "group after group failed" in str(hopeless)
+    assert "the code that it runs failed" in str(hopeless)
     assert lives_until_the_end(ProcessLife(EXIT_OWN_CODE, 60.0, ready=True, worked=True)) is None
