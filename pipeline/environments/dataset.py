@@ -23,6 +23,9 @@ __all__ = ["Dataset"]
 
 log = logging.getLogger("lachesis")
 
+_ANSWER = "answer"
+"""The column of the answer, unless `answer` names another."""
+
 
 class Dataset(Environment):
     """The rows of one data set."""
@@ -35,7 +38,7 @@ class Dataset(Environment):
         subset: str | None = None,
         split: str = "train",
         prompt: str = "prompt",
-        answer: str | None = "answer",
+        answer: str | None = _ANSWER,
         answer_after: str | None = None,
         tests: str | None = None,
         template: str | None = None,
@@ -47,23 +50,25 @@ class Dataset(Environment):
     ) -> None:
         """Read `path` (.jsonl, .json, .csv, .parquet), or the data set `name` with its `subset` and `split`.
 
-        `prompt`, `answer`, `skill`, `difficulty`: columns; `answer` null where there is none. A prompt is text or a
-        list of chat messages. `answer_after`: the answer is what follows the last of this text ("####" in GSM8K).
-        `tests`: the column of tests that the rater `code` runs, in any form of `pipeline.tasks.program_tests`.
-        `template`: what is asked, with columns in braces: "{question}\\nAnswer with a number.". `system`: a system
-        message. `metadata`: columns that raters get as well. `size`: the first rows alone.
+        `prompt`, `answer`, `skill`, `difficulty`: columns; `answer` is "" or null where there is none, and may be
+        missing beside `tests`. A prompt is text or a list of chat messages. `answer_after`: the answer is what follows
+        the last of this text ("####" in GSM8K). `tests`: the column of tests that the rater `code` runs, in any form of
+        `pipeline.tasks.program_tests`. `template`: what is asked, with columns in braces: "{question}\\nAnswer with a
+        number.". `system`: a system message. `metadata`: columns that raters get as well. `size`: the first rows alone.
         Raises `ConfigError` where the data set or a column is missing or unfit.
         """
         if (path is None) == (name is None):
             raise ConfigError("dataset: give either path, a file, or name, a Hugging Face data set")
         self._where = f"data set {path or name}"
-        self._columns = {"prompt": prompt, "answer": answer, "skill": skill, "difficulty": difficulty}
+        self._columns = {"prompt": prompt, "answer": answer or None, "skill": skill, "difficulty": difficulty}
         self._answer_after = answer_after
         self._tests = tests
         self._template = template
         self._system = system
         self._metadata = metadata or []
         rows = read_file(Path(path)) if path is not None else read_named(str(name), subset, split)
+        if tests is not None and answer == _ANSWER and not any(_ANSWER in row for row in rows[:size]):
+            self._columns["answer"] = None
         tasks: dict[str, Task] = {}
         for number, row in enumerate(rows[:size], 1):
             task = self._task(row, f"{self._where} row {number}")
@@ -131,7 +136,7 @@ class Dataset(Environment):
 
     def _answer(self, value: Any, where: str) -> str:
         if value is None:
-            raise ConfigError(f"{where}: its answer is None; drop the row, or set answer to null")
+            raise ConfigError(f"{where}: its answer is None; drop the row, or set answer = ''")
         text = reference_text(value, where)
         if self._answer_after is not None:
             _, mark, text = text.rpartition(self._answer_after)

@@ -1,10 +1,11 @@
 """Brings the tests of a program into one form, from the forms that data sets have them in.
 
 Out: a list of {input, output}, for a program that reads standard input, or of {assert}, Python that is run after the
-code; imports that the prompt gives go `before` it. In: such a list; a list of texts, or one text, of assertions (MBPP);
-`check` of a function (HumanEval); functions `test_...` and unittest's cases; {inputs, outputs} (APPS, TACO), also with
-the name of a function to call; other names of the same (`stdin`, `expected_output`...); a whole row; any of it as JSON
-text. What could only pass, or only fail, whatever the program is, is refused.
+code; imports that the prompt or the judge of the data set gives go `before` it. In: such a list; a list of texts, or
+one text, of assertions (MBPP); `check` of a function (HumanEval); functions `test_...` and unittest's cases; {inputs,
+outputs} (APPS, TACO), also with the name of a function to call; other names of the same (`stdin`,
+`expected_output`...); a whole row; any of it as JSON text. What could only pass, or only fail, whatever the program
+is, is refused.
 """
 
 import ast
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.tasks.assertions import calling_test, imports_of, runnable_test
+from lachesis.pipeline.tasks.assertions import CALLED_IMPORTS, calling_test, imports_of, runnable_test
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["program_tests"]
@@ -122,7 +123,7 @@ def _test(value: Any, row: Mapping[str, Any]) -> dict[str, str]:
                     "func_name, entry_point or metadata beside the tests"
                 )
         if function is not None:
-            return {"assert": calling_test(function, given, wanted)}
+            return {"assert": calling_test(function, given, wanted), "before": CALLED_IMPORTS}
         if isinstance(wanted, str | list) and isinstance(given, str | list | None):
             return {"input": _text(given or ""), "output": _text(wanted)}
     raise ConfigError(f"a test of code has {_FORMS}; this one is {value!r:.200}")

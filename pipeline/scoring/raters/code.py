@@ -39,7 +39,7 @@ class CodeRater(Rater):
     """
 
     name = "code"
-    version = "3"
+    version = "4"
     bounds = (0.0, 1.0)
 
     def __init__(
@@ -73,7 +73,7 @@ class CodeRater(Rater):
             self._check_imports(tests)
         except ConfigError as error:
             raise DataError(f"item {sample.item}: {error}") from error
-        code = program_in(sample.text)
+        code = program_in(sample.text, for_input=any("assert" not in test for test in tests))
         passed, left_s = 0, float(self._total_s)
         with anyio.move_on_after(self._total_s):
             for test in tests if code is not None else ():

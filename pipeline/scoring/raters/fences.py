@@ -29,6 +29,7 @@ _LISTED = re.compile(r"(?<![ \t])[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+")
 _MARKDOWN = frozenset({"markdown", "md", "mdx", "commonmark"})
 _WRAPPED = re.compile(
     r"\[(?P<kind>PYTHON|CODE)\](?P<marked>.*?)(?:\[/(?P=kind)\]|\Z)"
+    r"|\[BEGIN\](?P<begun>.*?)(?:\[DONE\]|\Z)"
     r"|\\begin\{(?P<env>lstlisting|[vV]erbatim|minted|python|pycode)\*?\}(?P<given>(?:\[[^\]\n]{0,200}\])?"
     r"(?:\{[^}\n]{0,40}\})?)(?P<typeset>.*?)(?:\\end\{(?P=env)\*?\}|\Z)"
     r"|<pre[^>\n]{0,200}>\s{0,20}(?:<code(?P<class>[^>\n]{0,200})>)?(?P<html>.*?)(?:</code>|</pre>|\Z)"
@@ -36,7 +37,8 @@ _WRAPPED = re.compile(
     r"|<(?P<art>(?:ant)?artifact)\b(?P<about>[^>\n]{0,400})>(?P<made>.*?)(?:</(?P=art)>|\Z)",
     re.DOTALL | re.IGNORECASE,
 )
-"""Blocks of CodeLlama, LaTeX, HTML, Llama 3 and Claude."""
+"""Blocks of CodeLlama, MBPP, LaTeX, HTML, Llama 3 and Claude."""
+_INNER = ("marked", "begun", "typeset", "html", "run", "made")
 _ABOUT = re.compile(r"(?:language|lang)[-=: ]*[\"']?([\w+#.]+)|\{([\w+#.]+)\}", re.IGNORECASE)
 
 
@@ -87,7 +89,7 @@ def _wrapped(lines: list[str]) -> list[CodeBlock]:
         label = (about[1] or about[2]).lower() if about is not None else ""
         if found["run"] is not None or (found["kind"] or found["env"] or "").lower() in {"python", "pycode"}:
             label = "python"
-        text = next(found[name] for name in ("marked", "typeset", "html", "run", "made") if found[name] is not None)
+        text = next(found[name] for name in _INNER if found[name] is not None)
         blocks.append(CodeBlock(label, (html.unescape(text) if found["html"] is not None else text).strip("\n")))
     return blocks
 

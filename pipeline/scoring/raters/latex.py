@@ -49,6 +49,9 @@ _UNIT_FRACTION = re.compile(
 )
 _MICRO = re.compile(r"\\(?:mu|micro)\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z]+)\s*\}")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|degrees|textdegree)(?![A-Za-z])")
+_ORDINAL = re.compile(
+    r"(?<=\d)\s*\^\s*\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*(st|nd|rd|th)\s*\}|(st|nd|rd|th))\s*\}?"
+)
 _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|md|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|operatorname\*?|"
     r"boldsymbol|bm|pmb|underline|boxed|fbox|ensuremath|unit|si|fcolorbox\{[^{}]*\}\{[^{}]*\}|color(?:box)?\{[^{}]*\}|"
@@ -115,7 +118,7 @@ def _structured(text: str) -> str:
     text = _GROUP_SIGN.sub(lambda found: found[1] or ":", text).replace("\\$", "\ue000").replace("\\%", "%")
     text = _UNIT_FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]} ", text)
     text = re.sub(r"\\(?:Omega|ohm)(?![A-Za-z])", "Ω", _MICRO.sub(r" µ\1 ", text))
-    text = _DEGREES.sub("°", text)
+    text = _ORDINAL.sub(lambda found: found[1] or found[2], _DEGREES.sub("°", text))
     if "\\" in text:
         text = re.sub(r"(?<!\d)~|~(?!\d)", " ", text)  # a tie
     text = _BRACED.sub(r"\1", text)

@@ -5,6 +5,7 @@ is math-verify's to compare, after typography is replaced and where its verdict 
 """
 
 import re
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -29,6 +30,9 @@ _JOINED = re.compile(
     r"\\text\s*\{\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:lor|land|vee|wedge)(?![A-Za-z])"
 )
 _CONNECTIVES = {"lor": "or", "vee": "or", "land": "and", "wedge": "and", "\u2228": "or", "\u2227": "and"}
+_PLUS_MINUS = re.compile(r"\A((?:(?!\\pm)[^=,;])*)\\pm(?![A-Za-z])((?:(?!\\pm)[^=,;])*)\Z", re.DOTALL)
+_ASSIGNED = re.compile(r"\A\s*[A-Za-z]\s*=(?=[^=]*(?:\\pm|(?<![A-Za-z\\_])i)(?![A-Za-z])[^=]*\Z)")
+"""The name before a value that is of two signs, or complex."""
 _CONNECTIVE = re.compile(r"(?:(?<=\\)(?:lor|vee|land|wedge)(?![A-Za-z])|[\u2227\u2228])")
 
 
@@ -165,7 +169,7 @@ def _decimal_places(value: Fraction) -> int | None:
 
 def _verified(gold: str, given: str) -> bool | None:
     """Return math-verify's verdict, where the two answers are of one kind."""
-    from math_verify import parse, verify
+    from math_verify import verify
 
     connectives = [{_CONNECTIVES[sign] for sign in _CONNECTIVE.findall(text)} for text in (gold, given)]
     if all(connectives) and connectives[0] != connectives[1]:
@@ -178,14 +182,28 @@ def _verified(gold: str, given: str) -> bool | None:
         if not of_one_kind(gold, given):
             return False
         texts = [given]
-    expected = parse(f"${gold}$", parsing_timeout=None)
+    expected = _parsed(gold)
     if not expected:
         return None
     for text in texts:
-        answer = parse(f"${text}$", parsing_timeout=None)
+        answer = _parsed(text)
         if not verify(expected, answer, timeout_seconds=None) or _apart(expected[0], answer[0]):
             return False
     return True
+
+
+def _parsed(text: str) -> list[Any]:
+    """Return what math-verify reads. Its "i" is one letter or another by the place where it stands: here, sympy's i."""
+    from math_verify import parse
+    from sympy import Basic, I  # type: ignore[import-untyped]
+
+    found = parse(f"${_PLUS_MINUS.sub(_both, _ASSIGNED.sub('', text))}$", parsing_timeout=None)
+    with suppress(ValueError):  # an interval with an end that is no number of the line
+        return [
+            one.subs({name: I for name in one.free_symbols if name.name == "i"}) if isinstance(one, Basic) else one
+            for one in found
+        ]
+    return list(found)
 
 
 def _apart(expected: Any, answer: Any) -> bool:
@@ -197,6 +215,11 @@ def _apart(expected: Any, answer: Any) -> bool:
     values = [one.evalf(_DIGITS) for one in (expected, answer)]
     largest = max(map(abs, values))
     return bool(largest.is_finite and abs(values[0] - values[1]) > _MAX_ROUNDING * largest)
+
+
+def _both(found: re.Match[str]) -> str:
+    """Return the two values of one that holds a single sign of plus or minus."""
+    return ",".join(f"{found[1]}{sign}{found[2]}" for sign in "+-")
 
 
 def _listed(text: str) -> str:

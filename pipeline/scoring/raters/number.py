@@ -28,6 +28,11 @@ _MAX_ANSWER_CHARS = 2048
 _ENDING = re.compile(r"(?<![.])[.,;:。]$")
 _NAME = re.compile(r"\s*+(?:\\?[A-Za-z]++(?:\s*+_\s*+(?:\{\s*+\w++\s*+\}|\w))?'*+\s*+)++(?:\([-\w\s,=.]*+\))?\s*+")
 _COMMAND = re.compile(r"\\(?!(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle|triangle|therefore)(?![a-z]))")
+_OF_NAMES = re.compile(
+    r"\s*+(?=[A-Za-z(\\])(?:[A-Za-z+×*/'()\s-]|\\(?:sin|cos|tan|ln|log|arg|quotient|alpha|beta|gamma|theta)(?![A-Za-z]))++"
+)
+"""An expression of names alone, whose value is what it is said to be: m + n, \\sin x; not |x|."""
+_INDEX = re.compile(r"(?<=[A-Za-z])_(?:\w|\{\w+\})")
 _RELATION = re.compile(r"\s*(?:(?<![<>!])=|~)\s*")
 _BOUND_BEFORE = re.compile(
     r"(?:\bthan|\bat (?:least|most)|\bup to|\b(?:over|under|above|below|nearly|almost|between|exceeds?|exceeding|"
@@ -87,12 +92,21 @@ def _unbracketed(text: str) -> str:
 def _right_side(text: str) -> str | None:
     """Return what stands beside the equals signs, if all else are names; None if it is an equation."""
     sides = _RELATION.split(text)
-    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _COMMAND.search(sides[1]):
+    if len(sides) == 2 and _is_name(sides[1]):
         sides.reverse()  # 18 = x
     for side in sides[:-1]:
-        if side and (not _NAME.fullmatch(side) or _COMMAND.search(side)):
+        if side and not _is_name(side):
             return None
     return sides[-1].strip()
+
+
+def _is_name(side: str) -> bool:
+    """Return whether a side of an equation only says what the other side is the value of."""
+    if _NEGATION.search(side) or re.search(r"\bor\b", side):
+        return False
+    if _NAME.fullmatch(side) and not _COMMAND.search(side):
+        return True
+    return _OF_NAMES.fullmatch(_INDEX.sub("", side)) is not None
 
 
 def _alone(token: NumberToken, text: str) -> Number | None:

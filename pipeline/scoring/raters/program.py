@@ -1,8 +1,9 @@
 """Finds the program in a completion: the last block that is more than a value or an example.
 
 Blocks labelled Python come first, then those without a label. A block that only uses what an earlier one defines shows
-how to use it: the earlier one is the answer. What does not compile and is not labelled Python is no candidate. A text
-without any block is the program itself, or holds it between lines of prose.
+how to use it: the earlier one is the answer. If it goes on with it (it only defines functions, or reads the input that
+the earlier one does not read), the answer is both. What does not compile and is not labelled Python is no candidate. A
+text without any block is the program itself, or holds it between lines of prose.
 """
 
 import ast
@@ -43,6 +44,7 @@ _VALUES = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.
     ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context, ast.Expr, ast.Module)  # fmt: skip
 _DOES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.AsyncFor, ast.While, ast.If,
     ast.With, ast.AsyncWith, ast.Try, ast.Match, ast.Delete, ast.Raise)  # fmt: skip
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ACTS = frozenset({"print", "input", "open", "exec", "eval", "stdin", "stdout"})
 
 
@@ -55,8 +57,11 @@ class _Candidate(NamedTuple):
     label: str
 
 
-def program_in(completion: str) -> str | None:
-    """Return the Python program that a completion gives as its answer; None without any."""
+def program_in(completion: str, *, for_input: bool = False) -> str | None:
+    """Return the Python program that a completion gives as its answer; None without any.
+
+    `for_input`: the program is to read standard input, and is not to be imported.
+    """
     text = _without_end_of_turn(answer_part(completion))
     blocks = [block for block in code_blocks(text) if block.text.strip()][-_MAX_BLOCKS:]
     if not blocks:
@@ -67,7 +72,7 @@ def program_in(completion: str) -> str | None:
     others = [one for one in candidates if one.tree is not None]
     for least in (2, 1, 0):
         for among in (own, unlabelled, others) if least else (own,):
-            chosen = _last(among, least)
+            chosen = _last(among, least, for_input)
             if chosen is not None and (least or among):
                 return chosen.code
     return blocks[-1].text
@@ -83,13 +88,33 @@ def _without_end_of_turn(text: str) -> str:
     return text
 
 
-def _last(candidates: Sequence[_Candidate], least: int) -> _Candidate | None:
-    """Return the last candidate that does at least so much, and does not merely use an earlier one."""
+def _last(candidates: Sequence[_Candidate], least: int, for_input: bool) -> _Candidate | None:
+    """Return the last candidate that does at least so much, and does not merely use an earlier one; with
+    those before it, if it goes on with them."""
     strong = [one for one in candidates if _strength(one) >= least]
     for at in range(len(strong) - 1, -1, -1):
-        if at == 0 or not _uses(strong[at], strong[:at]):
+        used = [one for one in strong[:at] if _uses(strong[at], [one])]
+        if not used:
             return strong[at]
+        if _goes_on(strong[at], used, for_input):
+            before = _last(strong[:at], least, for_input) or used[-1]
+            return strong[at]._replace(code=f"{before.code}\n\n{strong[at].code}")
     return None
+
+
+def _goes_on(candidate: _Candidate, used: Sequence[_Candidate], for_input: bool) -> bool:
+    """Return whether a program is the second part of those that it uses, and no example or test of them."""
+    body = [] if candidate.tree is None else candidate.tree.body
+    new = [node for node in body if isinstance(node, _DEFINITIONS)]
+    if new and all(isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) for node in body):
+        known = {name for one in used if one.tree is not None for name in _defined(one.tree)}
+        return not any(node.name in known or "test" in node.name.lower() or node.name == "main" for node in new)
+    return for_input and _reads_input(candidate) and not any(map(_reads_input, used))
+
+
+def _reads_input(candidate: _Candidate) -> bool:
+    nodes = [] if candidate.tree is None else list(ast.walk(candidate.tree))
+    return any(getattr(node, "id", getattr(node, "attr", None)) in {"input", "stdin"} for node in nodes)
 
 
 def _strength(candidate: _Candidate) -> int:

@@ -18,12 +18,22 @@ _ATTACHED_UNITS = frozenset({
 _LONE_UNITS = _ATTACHED_UNITS | frozenset({"h", "J", "N", "W", "V", "A", "K", "C", "F", "l", "t", "a", "I", "yr"})
 _ENDS_ALIKE = {"meters": "m", "meter": "m", "metres": "m", "metre": "m", "centimeters": "cm", "centimetres": "cm",
     "kilometers": "km", "kilometres": "km", "millimeters": "mm", "inches": "in", "inch": "in", "feet": "ft",
-    "foot": "ft", "seconds": "s", "sec": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h", "hr": "h",
-    "hrs": "h", "grams": "g", "gram": "g", "kilograms": "kg", "kilogram": "kg", "dollars": "$", "dollar": "$",
-    "usd": "$", "euros": "€", "euro": "€", "eur": "€", "pence": "p", "cents": "¢", "cent": "¢", "days": "day",
+    "foot": "ft", "seconds": "s", "second": "s", "sec": "s", "minutes": "min", "minute": "min", "hours": "h",
+    "hour": "h", "hr": "h", "hrs": "h", "grams": "g", "gram": "g", "kilograms": "kg", "kilogram": "kg",
+    "dollars": "$", "dollar": "$", "usd": "$", "euros": "€", "euro": "€", "eur": "€", "pence": "p", "cents": "¢",
+    "cent": "¢", "days": "day",
     "weeks": "week", "months": "month", "years": "year", "degrees": "°", "degree": "°", "radians": "rad",
     "liters": "L", "litres": "L", "l": "L", "miles": "mi", "mile": "mi", "yards": "yd", "yard": "yd"}  # fmt: skip
 _KNOWN_UNITS = frozenset(_ENDS_ALIKE.values()) | {"kg", "mg", "ml", "km", "cm", "mm", "lb", "oz", "£", "¥"}
+_POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
+_UNIT = re.compile(
+    rf"[\s{NARROW}]*(?:(?P<before>square|sq|cubic|cu)\.?\s*(?=[A-Za-z]))?(?P<unit>[$€£¥¢°]|[A-Za-zµ]+)"
+    r"(?:\s*\^?\s*\{?\s*(?P<power>[1-4])(?!\d)\s*\}?|\s+(?P<after>squared|cubed)\b)?"
+    r"(?:\s*(?:/|\bper\b)\s*(?P<per>[A-Za-zµ]+)(?:\s*\^?\s*\{?\s*(?P<per_power>[2-4])\s*\}?)?)?"
+)
+_FURTHER_UNIT = re.compile(r"\s*[×*]?\s*[A-Za-z]{1,3}\s*\^")
+"""m s^{-1}"""
+_CURRENCIES = frozenset("$€£¥¢")
 _ADVERB = r"(?:be|equal|to|exactly|just|simply|necessarily|quite|even|really|always|only|yet|actually|merely)"
 _CHANGED_BEFORE = re.compile(
     rf"(?:\b(?:not|never|cannot|instead of|rather than|unlike)(?:\s+{_ADVERB})*"
@@ -92,8 +102,17 @@ def unit_of(head: str, tail: str) -> str:
     symbol = re.search(r"[$€£¥]\s*$", head)
     if symbol is not None:
         return symbol[0].strip()
-    found = re.match(rf"[\s{NARROW}]*([$€£¥¢°]|[A-Za-zµ]+)", tail)
-    if found is None:
+    found = _UNIT.match(tail)
+    if found is None or _FURTHER_UNIT.match(tail, found.end()):
         return ""
-    unit = _ENDS_ALIKE.get(found[1].lower(), found[1])
+    unit, rest = _known_unit(found["unit"]), ""
+    power = _POWERS.get((found["before"] or found["after"] or "").lower(), found["power"] or "1")
+    if found["per"] is not None and unit not in _CURRENCIES:  # 18 dollars, and 18 dollars per day
+        below = _known_unit(found["per"])
+        rest = f"/{below}{found['per_power'] or ''}" if below else "/"
+    return f"{unit}{'' if power == '1' else power}{rest}" if unit and rest != "/" else ""
+
+
+def _known_unit(word: str) -> str:
+    unit = _ENDS_ALIKE.get(word.lower(), word)
     return unit if unit in _KNOWN_UNITS else ""

@@ -21,6 +21,7 @@ for name in ("bz2", "ctypes", "decimal", "hashlib", "lzma", "readline", "sqlite3
         __import__(name)
 print("".join(line[line.index("/"):] for line in open("/proc/self/maps") if ".so" in line and "/" in line))
 """
+_PACKAGES = ("site-packages", "dist-packages")
 _LOADERS = ("lib*/ld-*", "etc/ld.so.cache", "etc/ld-musl-*.path")
 
 
@@ -51,12 +52,11 @@ def interpreter_files(*, packages: bool) -> InterpreterFiles:
     loaders = {path for pattern in _LOADERS for path in Path("/").glob(pattern)}
     wanted = {base, *standard, *loaders, *_library_folders(base)}
     if packages:
-        folders = (sys.executable, sys.prefix, *(sysconfig.get_path(name) for name in ("purelib", "platlib")))
-        wanted |= {Path(folder) for folder in folders}
+        wanted |= {Path(folder) for folder in (sys.executable, sys.prefix, *_package_folders())}
     links: dict[Path, str] = {}
     found = {_resolve(path, links) for path in wanted if path.exists()}
     readable = {path for path in found if not _is_within(path, found)}
-    packaged = {folder / name for folder in standard for name in ("site-packages", "dist-packages")}
+    packaged = {folder / name for folder in standard for name in _PACKAGES}
     hidden = {path.resolve() for path in packaged if path.is_dir()} if not packages else set()
     return InterpreterFiles(
         python=sys.executable if packages else str(base),
@@ -64,6 +64,17 @@ def interpreter_files(*, packages: bool) -> InterpreterFiles:
         links=tuple(sorted((str(link), target) for link, target in links.items() if not _is_within(link, readable))),
         hidden=tuple(sorted(str(path) for path in hidden if _is_within(path, readable))),
     )
+
+
+def _package_folders() -> list[str]:
+    """Return the folders of installed packages that the program's interpreter looks in, also those of another
+    environment that this one builds upon; not folders of source code, which may hold the answers.
+    """
+    probe = [sys.executable, "-I", "-c", "import sys; print(*sys.path, sep='\\n')"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise StartupError(f"{sys.executable} does not tell where its packages are: {done.stderr.strip()[-300:]}")
+    return [line for line in done.stdout.splitlines() if Path(line).name in _PACKAGES]
 
 
 def _library_folders(python: Path) -> set[Path]:

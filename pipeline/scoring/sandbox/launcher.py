@@ -43,6 +43,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_
 MAX_ROOT_INODES, MAX_SCRATCH_INODES, ROOT_SPARE_BYTES = 4096, 4096, 1 << 20
 MAX_OPEN_FILES = 64
 PROGRAM, INPUT, SCRATCH, OLD_ROOT, EMPTY = "/program.py", "/input", "/tmp", "/old", "/empty"  # in the new root
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
+"""NumPy's libraries start a thread for each core of the machine at import, more than a program may have."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -297,7 +299,7 @@ def execute(settings: LauncherSettings, filter_code: bytes) -> None:
         described = struct.pack("HxxxxxxQ", len(filter_code) // 8, ctypes.addressof(held))
         with RequiredProtection("seccomp"):
             check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, described, 0, 0), "set the filter")
-    environment = {"PATH": "/usr/bin:/bin", "HOME": folder + SCRATCH, "LANG": "C.UTF-8"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": folder + SCRATCH, "LANG": "C.UTF-8", **ONE_THREAD}
     os.execve(settings.python, [settings.python, "-I", folder + PROGRAM], environment)  # noqa: S606
 
 

@@ -153,6 +153,11 @@ def test_a_column_of_tests_is_what_the_rater_of_code_runs(tmp_path):
     tests = [{"input": "4", "output": "8"}]
     rows = [{"prompt": "Double it.", "cases": json.dumps(tests)}, {"prompt": "Again.", "cases": tests}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for given in ({}, {"answer": None}, {"answer": ""}):
+        made = Dataset(path=str(file), tests="cases", **given)
+        assert [made.task(i).task for i in range(2)] == [{"tests": tests}] * 2
+    with pytest.raises(ConfigError, match="no column 'reply'"):
+        Dataset(path=str(file), answer="reply", tests="cases")
     made = Dataset(path=str(file), answer=None, tests="cases")
     assert [made.task(i).task for i in range(2)] == [{"tests": tests}] * 2
     with pytest.raises(ConfigError, match=r"row 1.*cases"):

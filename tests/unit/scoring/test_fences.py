@@ -140,6 +140,30 @@ async def test_a_method_and_the_imports_of_a_prompt_are_found() -> None:
     assert await rater.rate(Sample(prompt="", completion=plain, task={"tests": called})) == 1.0
 
 
+async def test_a_called_function_has_the_imports_that_judges_of_data_sets_give() -> None:
+    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    body = "    def f(self, a: List[int], m) -> Optional[int]:\n        return pow(len(Counter(a)), heappop(a), m)"
+    test = [{"input": "[3, 4]\n5", "output": "3", "testtype": "functional"}]
+    task = {"tests": json.dumps(test), "metadata": json.dumps({"func_name": "f"})}
+    for before in ("", "from __future__ import annotations\nfrom collections import *\nfrom heapq import *\n"):
+        completion = f"```python\n{before}class Solution:\n{body}\n```"
+        assert await rater.rate(Sample(prompt="", completion=completion, task=task)) == 1.0
+
+
+async def test_a_block_that_reads_the_input_goes_on_with_the_function_before_it() -> None:
+    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    function, reading, demo = "def f(x):\n    return x * 2", "print(f(int(input())))", "print(f(3))"
+    task = {"tests": [{"input": "4", "output": "8"}]}
+    for blocks, score in (
+        ((function, reading), 1.0),
+        ((f"{function}\n{reading}", demo), 1.0),
+        ((f"{function}\n{reading}", reading), 1.0),
+        ((function, demo), 0.0),
+    ):
+        completion = "\n".join(f"Then:\n```python\n{block}\n```" for block in blocks)
+        assert await rater.rate(Sample(prompt="", completion=completion, task=task)) == score
+
+
 async def test_a_test_that_imports_what_the_sandbox_lacks_is_refused() -> None:
     task = {"tests": "import numpy\nassert f(1) == 2"}
     sample = Sample(prompt="", completion="```python\ndef f(x): return x + 1\n```", task=task)

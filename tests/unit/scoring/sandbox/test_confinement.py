@@ -4,16 +4,14 @@ import fcntl
 import os
 import pty
 import re
-import sysconfig
 import uuid
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 from unit.scoring.sandbox.processes import alive, marked
 
-from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
+from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits, files
 
 PROCESSES = 16
 SANDBOX = Sandbox(
@@ -233,8 +231,29 @@ async def test_installed_packages_are_there_if_asked_for_alone() -> None:
     code = b"try:\n    import msgspec; print('there')\nexcept ImportError: print('none')"
     assert await SANDBOX.run(code, b"") == "none\n"
     with_packages = Sandbox(SANDBOX._limits, required=("namespaces", "seccomp"), packages=True)
-    installed = Path(msgspec.__file__).is_relative_to(sysconfig.get_path("platlib"))  # else a .pth file names the place
-    assert await with_packages.run(code, b"") == ("there\n" if installed else "none\n")
+    assert await with_packages.run(code, b"") == "there\n"
+
+
+async def test_numpy_computes_and_starts_no_thread_for_each_core() -> None:
+    code = b"import numpy; print(int(numpy.ones((9, 9)).dot(numpy.ones(9)).sum()))"
+    with_packages = Sandbox(SANDBOX._limits, required=("namespaces", "seccomp"), packages=True)
+    assert await with_packages.run(code, b"") == "81\n"
+    shown = b"import os; print(*(os.environ[name] for name in ('OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS')))"
+    assert await with_packages.run(shown, b"") == "1 1\n"
+
+
+def test_packages_of_an_environment_that_this_one_builds_upon_are_readable(tmp_path, monkeypatch) -> None:
+    own, base, source = (tmp_path / name for name in ("own/site-packages", "base/site-packages", "project/src"))
+    for folder in (own, base, source):
+        folder.mkdir(parents=True)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nprintf '%s\\n' {own} {base} {source}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(files.sys, "executable", str(python))
+    monkeypatch.setattr(files, "_library_folders", lambda _: [])
+    readable = files.interpreter_files(packages=True).readable
+    assert {str(own), str(base)} <= set(readable)
+    assert str(source) not in readable
 
 
 async def test_what_programs_need_works() -> None:
