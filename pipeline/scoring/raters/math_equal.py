@@ -208,7 +208,7 @@ def _parsed(text: str) -> list[Any]:
 
 def _apart(expected: Any, answer: Any) -> bool:
     """Return whether two constants differ by more than rounding: math-verify rounds to six decimals, also 1e-9 to 0."""
-    from sympy import Expr  # type: ignore[import-untyped]
+    from sympy import Expr
 
     if not all(isinstance(one, Expr) and one.is_number for one in (expected, answer)):
         return False
