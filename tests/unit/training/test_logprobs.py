@@ -111,7 +111,7 @@ def test_layers_computed_again_change_no_gradient_and_switch_no_dropout_on(small
     layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     for again in (False, True, False):
         policy.model.load_state_dict(small_policy().model.state_dict())
-        learner = Learner(policy.model, LearnerConfig(recompute_layers=again, max_step_kl=None))
+        learner = Learner(policy.model, LearnerConfig(recompute_layers=again, packing=False, max_step_kl=None))
         calls.clear()
         norms.append(learner.step(data).grad_norm)
         assert len(calls) == (2 if again else 1)
