@@ -286,7 +286,7 @@ async def test_the_health_service_tells_of_it_everywhere(monkeypatch, caplog):
                         assert not event.standing.halted
                         found.add(event.env)
         assert "entry 2 is gone" in caplog.text
-        assert ["entry 2 is gone" in notice.what for notice in service.vitals.report().notices] == [True]
+        assert ["entry 2 is gone" in notice.what + notice.why for notice in service.vitals.report().notices] == [True]
         assert service.vitals.metrics["ledger/broken"] == 1.0
         assert service.vitals.metrics["ledger/verified_entries"] == 4
         tasks.cancel_scope.cancel()
