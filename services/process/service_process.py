@@ -150,8 +150,8 @@ def _run_to_the_end(role: ProcessRole, config: RunConfig) -> int:
 
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
-    ended_by = leaves(error)
-    missing = [leaf for leaf in ended_by if isinstance(leaf, StreamMissingError)]
+    ended_by: list[BaseException] = leaves(error)
+    missing: list[BaseException] = [leaf for leaf in ended_by if isinstance(leaf, StreamMissingError)]
     ended_by = missing or ended_by  # what else failed did so for lack of that
     ends = (
         ((FencedError,), EXIT_FENCED),
