@@ -38,6 +38,8 @@ __all__ = ["follow_policy"]
 
 log = logging.getLogger("lachesis")
 
+_REFUSED_S = 3.0
+"""Seconds after which the first weights are tried again that were refused."""
 PathOf = Callable[[PolicyRecord], Awaitable[str]]
 """Returns the path of a file with a record's weights, which it may fetch first."""
 
@@ -135,14 +137,30 @@ class _PolicyFollower:
                         "begin with the same model (`model` and inference.policy.model)"
                     ) from error
                 log.warning("policy %s was refused: %s", done.version, error)
-                self._service.set_problem("policy", f"policy {done.version} was refused: {error}")
+                self._say_refused(done, error)
                 await self._pause_if_late()
+                if not self._loaded.is_set():  # there are no other weights to go on with
+                    self._changed = anyio.Event()
+                    with anyio.move_on_after(_REFUSED_S):
+                        while self._newest is done:
+                            await self._changed.wait()
+                    done = None
                 continue
             self._service.mark_ok()
             self._service.set_problem("policy", None)
             self._loaded.set()
             self._service.vitals.metrics["policy/step"] = done.policy_version.step
             await self._pause_if_late()
+
+    def _say_refused(self, record: PolicyRecord, error: Exception) -> None:
+        text = f"policy {record.version} was refused: {error}"
+        if self._loaded.is_set():
+            self._service.set_problem("policy", text)
+            return
+        mend = (
+            "it is tried again; if its file is gone or damaged, end the trainer's process: its next life publishes anew"
+        )
+        self._service.set_problem("policy", text, mend=mend, held_up=["environments"], stops=True)
 
     async def _load_until_superseded(self, record: PolicyRecord) -> None:
         """Load a record's weights, again after each outage. Raises `_SupersededError` once there is a newer record."""

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
@@ -60,7 +61,7 @@ def guard(said: list[str | None]) -> IdentityGuard:
         ({"tokenizer_hash": "wrong"}, "another tokenizer than the trainer: wrong, not right"),
         (
             {"tokenizer_hash": None, "text": "b c d"},
-            "another vocabulary .* reads the same token ids as 'bcd', not 'abc'",
+            "another vocabulary .* token ids as 'bcd', not 'abc'",
         ),
         ({"text": "b c d"}, "another vocabulary"),
         ({"model": "llama"}, "another model: 'llama', not 'policy'"),
@@ -115,7 +116,7 @@ async def test_a_trainer_that_does_not_say_what_it_published_is_believed() -> No
 
 
 def test_the_probe_tells_a_rotated_vocabulary() -> None:
-    tokenizer = build_character_tokenizer()
+    tokenizer = build_character_tokenizer(max_length=64)
     probe = probe_of(tokenizer, None)
     assert probe is not None
     assert plain_text(tokenizer.decode(probe.ids)) == probe.text
@@ -147,11 +148,10 @@ async def serving(port: int, tokenizer: str, seen: list[str]) -> AsyncIterator[i
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 return
 
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port) as listener:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, handle)
-            yield listener.extra(anyio.abc.SocketAttribute.local_port)
-            tasks.cancel_scope.cancel()
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
+    async with listener, background() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        yield listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django's
 
 
 async def test_a_server_that_took_anothers_place_is_asked_for_nothing(guard: IdentityGuard) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from unit.spans import Sink
 
+from lachesis.pipeline.inference import policy_follower as follower_module
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.model.tensors import check_coverage
@@ -174,6 +175,16 @@ async def test_a_refused_first_policy_leaves_the_server_unannounced(lab, kind):
         await publish(lab, 1)
         await lab.until(has_loaded(server, 1))
         assert loaded.is_set()
+
+
+async def test_a_refused_first_policy_is_tried_again(lab, monkeypatch):
+    monkeypatch.setattr(follower_module, "_REFUSED_S", 0.01)
+    server, loaded = Scripted(*[DataError("torn")] * 3), anyio.Event()
+    await publish(lab, 0)
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
+        with anyio.fail_after(30):
+            await loaded.wait()
+        assert not service.vitals.problems
 
 
 async def test_a_server_that_is_down_is_waited_for(lab):
