@@ -4,6 +4,8 @@ One key, changed by compare-and-set alone. So a hold and a trim can never miss e
 the second.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from lachesis.schemas.codec import Event
@@ -13,10 +15,15 @@ from lachesis.schemas.values import Seq
 __all__ = ["Hold", "LostRange", "Retention"]
 
 
-class LostRange(msgspec.Struct, frozen=True, array_like=True):
-    """Sequences of a stream, `first` to `last`, whose messages the server lost: `lachesis runs recover` noted it.
+_MAX_ORPHAN_RANGES = 1024
+"""Ranges of one stream that the record lists: some 24 KiB."""
 
-    None of them is used again. Some of the messages may be there, stored after the loss.
+
+class LostRange(msgspec.Struct, frozen=True, array_like=True):
+    """Sequences of a stream, `first` to `last`.
+
+    Of `lost`: whose messages the server lost, as `lachesis runs recover` noted. None of them is used again. Some of
+    the messages may be there, stored after the loss.
     """
 
     first: Seq
@@ -39,7 +46,8 @@ class Retention(Event, frozen=True, kw_only=True):
     """`trimmed`: by stream, the sequence below which messages of the run may be gone. It never falls.
 
     `term` names the governor that trims; `holds` are by the name of who holds. `lost`: what the server lost, by stream.
-    `swept`: streams of which messages may have been deleted anywhere, since they were chunks that nobody listed.
+    `orphans`: sequences that were deleted because they held chunks of large messages that nobody listed, by stream.
+    `swept`: streams of which more may have been deleted so than is listed.
     """
 
     run: str
@@ -48,17 +56,39 @@ class Retention(Event, frozen=True, kw_only=True):
     holds: dict[str, Hold] = {}
     lost: dict[str, list[LostRange]] = {}
     swept: list[str] = []
+    orphans: dict[str, list[LostRange]] = {}
 
     def is_lost(self, stream: str, seq: int) -> bool:
         """Whether what was stored at `seq` of a stream is known to be lost."""
         return any(one.first <= seq <= one.last for one in self.lost.get(stream, ()))
 
-    def next_known(self, stream: str, seq: int) -> int:
-        """Return the first sequence of a stream from `seq` on that is not known to be lost."""
-        for one in sorted(self.lost.get(stream, ()), key=lambda one: one.first):
-            if one.first <= seq <= one.last:
-                seq = one.last + 1
-        return seq
+    def unexplained(self, stream: str, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the ranges within `first` to `last` of which nothing says why a message would be gone."""
+        seq, found = max(first, self.trimmed.get(stream, 1)), []
+        for one in sorted([*self.lost.get(stream, ()), *self.orphans.get(stream, ())], key=lambda one: one.first):
+            if one.first > last:
+                break
+            if seq < one.first:
+                found.append((seq, one.first - 1))
+            seq = max(seq, one.last + 1)
+        return [*found, (seq, last)] if seq <= last else found
+
+    def with_orphans(self, stream: str, seqs: Iterable[int]) -> "Retention":
+        """Return the record that lists `seqs` too; of very many it says that they are not listed."""
+        below = self.trimmed.get(stream, 1)
+        ranges: list[LostRange] = []
+        for one in sorted(
+            [*self.orphans.get(stream, ()), *(LostRange(seq, seq) for seq in seqs)], key=lambda one: one.first
+        ):
+            if one.last < below:
+                continue
+            if ranges and one.first <= ranges[-1].last + 1:
+                ranges[-1] = LostRange(ranges[-1].first, max(ranges[-1].last, one.last))
+            else:
+                ranges.append(one)
+        if len(ranges) > _MAX_ORPHAN_RANGES:
+            return self.replace(swept=sorted({*self.swept, stream}), orphans={**self.orphans, stream: []})
+        return self.replace(orphans={**self.orphans, stream: ranges})
 
     def standing(self, now_ns: int) -> dict[str, Hold]:
         """Return the holds that have not lapsed at `now_ns`, the server's time."""

@@ -246,10 +246,13 @@ class Bus(Protocol):
         The last message of every subject stays, whatever `before` is. A large message's chunks stay and go with it.
         """
 
-    async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
+    async def delete_orphan_chunks(
+        self, stream: str, *, before_ns: int, note: Callable[[Sequence[int]], Awaitable[None]]
+    ) -> int:
         """Delete the chunks that no stored message lists and that ended before Unix time `before_ns`.
 
-        Returns how many went. A producer that has not stored their head yet never will: it sends them all again.
+        Their sequences are given to `note` before anything is deleted. Returns how many went. A producer that has not
+        stored their head yet never will: it sends them all again.
         """
 
     async def lag(self, stream: str, durable: str) -> ConsumerLag:

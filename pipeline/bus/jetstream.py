@@ -210,9 +210,9 @@ class NatsBus:
         """
         await consumers.rewind(self._link, self._name(stream), durable, seq)
 
-    async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
+    async def delete_orphan_chunks(self, stream: str, *, before_ns: int, note: trimming.Note) -> int:
         return await trimming.delete_orphan_chunks(
-            self._link, self._publisher, self._blobs, self._name(stream), self._link.run, before_ns=before_ns
+            self._link, self._publisher, self._blobs, self._name(stream), self._link.run, before_ns=before_ns, note=note
         )
 
     # -- reading -------------------------------------------------------------------------------------------------

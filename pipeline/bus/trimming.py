@@ -1,7 +1,7 @@
 """Deletes history by subject. Keeps each subject's last message and chunks that are still needed."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -16,9 +16,12 @@ from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError, DamagedError
 from lachesis.schemas.subjects import BLOB_KINDS, all_blobs, kind_of, old_blob
 
-__all__ = ["delete_all", "delete_orphan_chunks", "trim"]
+__all__ = ["Note", "delete_all", "delete_orphan_chunks", "trim"]
 
 log = logging.getLogger("lachesis")
+
+Note = Callable[[Sequence[int]], Awaitable[None]]
+"""Writes down which sequences are deleted next."""
 
 
 async def trim(
@@ -52,7 +55,7 @@ async def delete_all(link: ServerLink, stream: str, filters: Sequence[str], *, k
 
 
 async def delete_orphan_chunks(
-    link: ServerLink, publisher: Publisher, blobs: BlobStore, stream: str, run: str, *, before_ns: int
+    link: ServerLink, publisher: Publisher, blobs: BlobStore, stream: str, run: str, *, before_ns: int, note: Note
 ) -> int:
     """See `api.Bus.delete_orphan_chunks`.
 
@@ -74,6 +77,10 @@ async def delete_orphan_chunks(
     for subject in loose:
         await publisher.store(subject, b"", {MSG_ID_HEADER: f"{subject}/swept"})
     loose -= await _listed(link, blobs, stream, heads, start=seen)
+    if not loose:
+        return 0
+    chunks = await _headers(link, blobs, stream, [all_blobs(kind, run)])
+    await note([chunk.seq for chunk in chunks if chunk.subject in loose])
     return sum([await _purge(link, stream, {"filter": subject}) for subject in sorted(loose)])
 
 

@@ -6,6 +6,7 @@ message that anybody may write, as a score, decides nothing here.
 """
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +24,14 @@ from lachesis.pipeline.runtime.stream_marks import (
     MARKS_HEADER,
     StreamMarks,
     contradiction,
+    has_lost_after,
     is_known_lost,
     recovery_hint,
 )
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, StreamMark
+from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import (
     DamagedError,
@@ -43,7 +46,7 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
-__all__ = ["RECOVERY_FILE", "find_contradictions", "refuse_rolled_back"]
+__all__ = ["RECOVERY_FILE", "find_contradictions", "refuse_rolled_back", "stage_marks"]
 
 RECOVERY_FILE: Final = "recovery.json"
 """In the run's folder: a recovery that was begun and is not completed."""
@@ -88,13 +91,14 @@ async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path |
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
     except NotFoundError:
         return []  # the run has no streams yet
-    for source, marks in await _stage_marks(bus, config):
+    for source, marks in await stage_marks(bus, config):
         for stream, mark in marks.items():
             problem = await contradiction(bus, run, stream, mark)
             if problem is not None:
                 found.append(Contradiction(stream, mark.seq, mark.stored_ns, source, problem))
     async for one in _lost_commits(bus, run):
         found.append(one)
+    found += await _lost_snapshots(bus, config)
     return found + await _holes(bus, run)
 
 
@@ -111,15 +115,14 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
     found = []
     for stream, ranges in missing.items():
         below = record.trimmed.get(stream, 1)
-        for lowest, last in ranges or [] if stream not in record.swept else []:
-            first = record.next_known(stream, max(lowest, below))
-            if first <= last and not record.is_lost(stream, last):
+        for lowest, highest in ranges or [] if stream not in record.swept else []:
+            for first, last in record.unexplained(stream, lowest, highest):
                 problem = f"and history was trimmed below sequence {below} alone"
                 found.append(Contradiction(stream, last, 0, f"stream {stream}", problem, first))
     return found
 
 
-async def _stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
+async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
     """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
     run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
@@ -130,7 +133,7 @@ async def _stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mappi
             event, _, _ = await read_last_event(bus, stream, subject, model, lambda _: True, newer="skip")
             if event is not None and event.commit.read:
                 found.append((f"the last commit of the {stage} of {env}", event.commit.read))
-    async for snapshot, subject, _ in _snapshots(bus, run):
+    async for snapshot, subject, _, _ in _snapshots(bus, run):
         if snapshot.read:
             found.append((f"the snapshot of the {snapshot.stage} on {subject}", snapshot.read))
     try:
@@ -167,7 +170,7 @@ async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMar
 
 async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
     """Yield the commits that a snapshot covers and that are gone."""
-    async for snapshot, subject, stored_ns in _snapshots(bus, run):
+    async for snapshot, subject, _, stored_ns in _snapshots(bus, run):
         stream, kind, _ = _OUTPUTS[snapshot.stage]
         revision, partition = subject.split(".")[4:]
         prefix = f"rl.replay.{kind}" if stream == REPLAY else f"rl.{kind}"
@@ -183,8 +186,40 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
             )
 
 
-async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapshot, str, int]]:
-    """Yield the snapshots of the stateful stages, each with its subject and when it was stored."""
+async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction]:
+    """Return the commits that follow no snapshot and no commit: what covered the trimmed ones before them is gone."""
+    run, firsts = config.run, dict[str, tuple[str, int]]()
+    for stage, (stream, kind, model) in _OUTPUTS.items():
+        if stream == REPLAY:
+            continue  # it is never trimmed
+        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
+            env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model)
+            if index is not None:
+                firsts[subjects.state(run, stage, config.revision, env)] = f"the {stage} of {env}", index
+    kept = {subject: (one, seq, ns) async for one, subject, seq, ns in _snapshots(bus, run)}  # read last: they go on
+    found = []
+    for state, (writer, index) in firsts.items():
+        snapshot, seq, stored_ns = kept.get(state, (None, 0, 0))
+        if index <= (snapshot.index + 1 if snapshot is not None else 0) or await has_lost_after(bus, run, LEDGER, seq):
+            continue
+        problem = f"the newest snapshot on {state} is of commit {snapshot.index}" if snapshot else f"{state} holds none"
+        source = f"{writer}, whose first commit that is left is number {index},"
+        found.append(Contradiction(LEDGER, (await bus.usage(LEDGER)).last + 1, stored_ns, source, problem))
+    return found
+
+
+async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any) -> int | None:
+    """Return the number of the first commit that is left."""
+    async with bus.read(stream, [subject], follow=False) as messages:
+        async for message in messages:
+            with suppress(SchemaError):
+                index: int = decode(model, message.data).commit.index
+                return index
+    return None
+
+
+async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapshot, str, int, int]]:
+    """Yield the snapshots of the stateful stages, each with its subject, its sequence and when it was stored."""
     patterns = [subjects.state(run, stage, "*", "*") for stage in _OUTPUTS]
     for subject in await bus.stored_subjects(LEDGER, patterns):
         if "=" in subject:
@@ -196,4 +231,4 @@ async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapsho
 
         snapshot, seq, _ = await read_last_event(bus, LEDGER, subject, StateSnapshot, is_ours, newer="skip")
         if snapshot is not None:
-            yield snapshot, subject, (await bus.get_head(LEDGER, seq)).time_ns
+            yield snapshot, subject, seq, (await bus.get_head(LEDGER, seq)).time_ns

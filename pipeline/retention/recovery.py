@@ -106,6 +106,9 @@ def _with_losses(old: Retention, plan: RecoveryPlan) -> Retention:
         ranges = lost.setdefault(loss.stream, [])
         if LostRange(loss.first, loss.last) not in ranges:
             ranges.append(LostRange(loss.first, loss.last))
+    for seq in plan.reports:
+        if LostRange(seq, seq) not in lost.setdefault(LEDGER, []):
+            lost[LEDGER].append(LostRange(seq, seq))
     trimmed = {
         **old.trimmed,
         **{stream: max(below, old.trimmed.get(stream, 1)) for stream, below in plan.trimmed.items()},

@@ -19,14 +19,14 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
-from lachesis.pipeline.ledger.rollbacks import find_contradictions
+from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord, StateSnapshot
-from lachesis.schemas.errors import CheckpointError, DamagedError, LedgerError, SchemaError, StartupError
+from lachesis.schemas.errors import CheckpointError, DamagedError, LedgerError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS
@@ -60,7 +60,8 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `problems`: why it is needed. `groups`: the lost rollouts that are known by name, by sequence. `copies`: sequences
     of ROLLOUTS that are stored once more. `rescore_from`: the first rollout that is scored again. `report`: the
-    trainer's last one, which is deleted. `policy`: the record of the newest weights, which is deleted.
+    trainer's last one, which is deleted with all before; `reports`: the sequences of those that stages read last.
+    `policy`: the record of the newest weights, which is deleted.
     """
 
     run: str
@@ -75,6 +76,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     report: TrainReport | None = None
     policy: PolicyRecord | None = None
     trimmed: dict[str, int] = {}
+    reports: list[int] = []
 
 
 async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan | None:
@@ -114,6 +116,7 @@ async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan 
         report=report,
         policy=policy,
         trimmed=trimmed,
+        reports=await _reports_read(bus, config) if report is not None else [],
     )
 
 
@@ -246,6 +249,18 @@ async def _training(
     if policy is not None and (entry is not None or not policy.policy_version.step):
         policy = None
     return change, report if stale else None, policy
+
+
+async def _reports_read(bus: NatsBus, config: RunConfig) -> list[int]:
+    """Return the sequences of the trainer's reports that are the newest message of LEDGER that a stage read."""
+    subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
+    named = {marks[LEDGER].seq for _, marks in await stage_marks(bus, config) if LEDGER in marks}
+    found = []
+    for seq in sorted(named):
+        with suppress(NotFoundError):
+            if (await bus.get_head(LEDGER, seq)).subject == subject:
+                found.append(seq)
+    return found
 
 
 def _is_ours(config: RunConfig, folder: Path, report: TrainReport | None) -> bool:

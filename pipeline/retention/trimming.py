@@ -87,9 +87,14 @@ class HistoryTrimmer:
             for kind, stream in subjects.BLOB_KINDS.items():
                 if not (await self._bus.extent(stream, subjects.all_blobs(kind, run))).messages:
                     continue
-                await update_record(self._bus, run, partial(_with_swept, stream))
-                await self._bus.delete_orphan_chunks(stream, before_ns=before_ns)
+                await self._bus.delete_orphan_chunks(
+                    stream, before_ns=before_ns, note=partial(self._list_orphans, stream)
+                )
             self._sweep_s = now
+
+    async def _list_orphans(self, stream: str, seqs: Sequence[int]) -> None:
+        """Write down that `seqs` hold nothing that anybody could miss: else they would be taken for lost."""
+        await update_record(self._bus, self._service.run, lambda old: old.with_orphans(stream, seqs))
 
     # what goes to make room
 
@@ -257,7 +262,3 @@ class HistoryTrimmer:
     def _count(self, stream: str, what: str, amount: int) -> None:
         name = f"flow/trimmed_{what}/{stream}"
         self.metrics[name] = self.metrics.get(name, 0) + amount
-
-
-def _with_swept(stream: str, old: Retention) -> Retention:
-    return old if stream in old.swept else old.replace(swept=[*old.swept, stream])

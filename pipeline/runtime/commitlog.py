@@ -6,7 +6,8 @@ A commit is a message on the stage's own output subject, stored only when the su
 writer knows; so of two writers one is refused (`FencedError`), and a crash leaves either all of a commit or nothing.
 Once the commits since the last one weigh enough (`is_snapshot_due`), the whole state goes to the LEDGER stream, naming
 the commit it covers. A start reads the last snapshot and the commits after it. What lies between them and is no commit
-that follows (garbage, an old commit once more) is passed over; where a commit is gone the start is refused.
+that follows (garbage, an old commit once more) is passed over; where a commit is gone the start is refused, unless a
+recovery noted that LEDGER lost newer snapshots: the commits that these covered may be trimmed.
 """
 
 import logging
@@ -18,7 +19,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.runtime.state import StateStore
-from lachesis.pipeline.runtime.stream_marks import StreamMarks, is_known_lost, recovery_hint
+from lachesis.pipeline.runtime.stream_marks import StreamMarks, has_lost_after, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, StreamMark
 from lachesis.schemas.codec import Event, encode
@@ -55,12 +56,13 @@ def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class RestoredState:
     """What a start found: the state of the last snapshot (None: none), the deltas after it, the cursors, and the newest
-    message that earlier writers had read of each stream."""
+    message that earlier writers had read of each stream. `has_gap`: deltas between state and `deltas` are lost."""
 
     state: bytes | None
     deltas: list[bytes]
     cursors: dict[str, int]
     read: dict[str, StreamMark] = field(default_factory=dict)
+    has_gap: bool = False
 
 
 class CommitLog(Generic[E]):
@@ -107,7 +109,8 @@ class CommitLog(Generic[E]):
             state, cursors, log._state = snapshot.state, dict(snapshot.cursors), len(snapshot.state)
             read = snapshot.read
             log._last, log.index = snapshot.covers, snapshot.index + 1
-        deltas = []
+        deltas: list[bytes] = []
+        has_gap = False
         last = await bus.last(stream, subject)
         end = last.seq if last else 0
         if log._last > end:
@@ -129,17 +132,20 @@ class CommitLog(Generic[E]):
                         continue
                     commit = commit_of(event)
                     if commit.index != log.index:
-                        raise LedgerError(
-                            f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} follows; "
-                            "commits are gone from the stream: restore it, or start another revision"
-                        )
+                        run = subjects.run_of(subject)
+                        if deltas or not await has_lost_after(bus, run, subjects.LEDGER, states.snapshot_seq):
+                            raise LedgerError(
+                                f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} "
+                                f"follows: commits are gone from the stream. {recovery_hint(run)}"
+                            )
+                        has_gap = True
                     deltas.append(commit.delta)
                     log._weight += len(message.data)
                     cursors, read = dict(commit.cursors), commit.read
                     log.index = commit.index + 1
         log.since_snapshot = len(deltas)
         log.marks = StreamMarks(read)
-        return log, RestoredState(state, deltas, cursors, log.marks.newest)
+        return log, RestoredState(state, deltas, cursors, log.marks.newest, has_gap)
 
     def next_commit(self, cursors: dict[str, int], delta: bytes) -> Commit:
         """Return the commit to put into the next event."""

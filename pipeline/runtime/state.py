@@ -37,6 +37,8 @@ class StateStore:
         self._stage = stage
         self._term = term
         self._last = 0
+        self.snapshot_seq = 0
+        """Where the snapshot in force is stored; 0: there was none."""
         self._slot = 0  # of the snapshot in force
         self._ends: dict[str, int] = {}  # the last sequence on each part's subject
         self._writing = -1
@@ -55,7 +57,7 @@ class StateStore:
             async for message in messages:
                 if message.subject.startswith(f"{subject}="):
                     store._ends[message.subject] = message.seq
-        snapshot, _, store._last = await read_last_event(
+        snapshot, store.snapshot_seq, store._last = await read_last_event(
             bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage, newer="refuse"
         )
         if snapshot is not None and snapshot.parts:

@@ -27,6 +27,7 @@ __all__ = [
     "check_marks",
     "contradiction",
     "describe_lost_bytes",
+    "has_lost_after",
     "is_known_lost",
     "recovery_hint",
 ]
@@ -124,6 +125,15 @@ async def is_known_lost(bus: Bus, run: str, stream: str, seq: int) -> bool:
         return (await read_record(bus, run)).is_lost(stream, seq)
     except SchemaError:
         return False
+
+
+async def has_lost_after(bus: Bus, run: str, stream: str, seq: int) -> bool:
+    """Whether `lachesis runs recover` noted that something stored after `seq` is lost."""
+    try:
+        lost = (await read_record(bus, run)).lost.get(stream, [])
+    except SchemaError:
+        return False
+    return any(one.last > seq for one in lost)
 
 
 async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark, *, vanishes: bool) -> str | None:

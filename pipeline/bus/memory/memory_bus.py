@@ -303,7 +303,9 @@ class MemoryBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return self._log(stream).trim(filters, before)
 
-    async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
+    async def delete_orphan_chunks(
+        self, stream: str, *, before_ns: int, note: Callable[[Sequence[int]], Awaitable[None]]
+    ) -> int:
         self._log(stream)
         return 0  # a large message has no chunks here
 

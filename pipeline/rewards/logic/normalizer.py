@@ -442,7 +442,9 @@ class EnvNormalizer:
             self._folded.update({group: seq for seq, group in part.members})
             self._extend_tail(part.members, part.scored)
         starts = [part.members[0][0] for part in saved.closed] if saved.windows == "groups" else []
-        self._windows.restore(saved.base, saved.watermark, [*self._windows.starts(), *starts])
+        follows = saved.base == self._windows.base + len(saved.closed)  # not so where a recovery left a gap
+        earlier = self._windows.starts() if follows else []
+        self._windows.restore(saved.base, saved.watermark, [*earlier, *starts])
         self._emitted.update(saved.emitted)
         self._forget()
 

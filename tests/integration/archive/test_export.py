@@ -13,12 +13,14 @@ import msgspec
 import pytest
 from integration.archive.world import RUN, World, a_group, a_world
 
+from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter, read_lines, read_row
 from lachesis.pipeline.offline.archive.logic.row import SCHEMA, DerivedColumns, RolloutRow, content_digest, rows_of
 from lachesis.pipeline.offline.archive.parquet import METADATA_KEY, arrow_schema, read_rows
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.codec import encode
+from lachesis.schemas.retention import LostRange
 from lachesis.schemas.subjects import ROLLOUTS
 
 
@@ -32,6 +34,27 @@ def rows(path: Path) -> list[RolloutRow]:
     if path.suffix == ".parquet":
         return [row for _, row in read_rows(path)]
     return [read_row(line.data) for line in read_lines(path)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "out.jsonl"),
+        ("replay", "--revision", "again"),
+        ("train", "--revision", "live", "--steps", "1", "--name", "second", "--from", "model"),
+    ],
+    ids=lambda command: command[0],
+)
+async def test_what_makes_something_of_history_says_what_of_it_is_lost(world: World, command: tuple[str, ...]) -> None:
+    """Whether the rest of it can be done or not."""
+    await world.judge({await world.store(one): one for one in (a_group(1), a_group(2))})
+    save_policy(build_tiny_policy(0, width=16, layers=1), world.folder / "model")
+    _, _, whole = await world.lachesis(*command)
+    assert "history is missing" not in whole
+    lost = {ROLLOUTS: [LostRange(7, 9)]}
+    await update_record(world.bus, RUN, lambda old: old.replace(lost=lost))
+    _, _, said = await world.lachesis(*command)
+    assert "history is missing: sequences 7 to 9 of ROLLOUTS were lost by the server" in said
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -139,8 +139,24 @@ class Slow:
         monkeypatch.setattr(bus._publisher, "store", stop)
 
 
-async def sweep(bus: Bus) -> int:
-    return await bus.delete_orphan_chunks(ROLLOUTS, before_ns=time.time_ns() + 10**10)
+async def _unasked(seqs: Sequence[int]) -> None:
+    raise AssertionError(f"{seqs} are to be deleted")
+
+
+async def sweep(bus: NatsBus) -> int:
+    before = await bus.missing(ROLLOUTS)
+    noted: list[int] = []
+
+    async def note(seqs: Sequence[int]) -> None:
+        assert await bus.missing(ROLLOUTS) == before, "noted after the deletion"
+        noted.extend(seqs)
+
+    gone = await bus.delete_orphan_chunks(ROLLOUTS, before_ns=time.time_ns() + 10**10, note=note)
+    known = {seq for first, last in before or [] for seq in range(first, last + 1)}
+    missing = {seq for first, last in await bus.missing(ROLLOUTS) or [] for seq in range(first, last + 1)}
+    assert missing - known <= set(noted)
+    assert len(noted) == gone
+    return gone
 
 
 @pytest.mark.parametrize("place", [1, 9, "head"])
@@ -154,7 +170,8 @@ async def test_a_producer_slower_than_the_sweep_sends_its_chunks_again(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: producer.publish_large(MATH, data, msg_id="slow"))
             await slow.reached.wait()
-            assert await nats_bus.delete_orphan_chunks(ROLLOUTS, before_ns=time.time_ns() - 10**12) == 0  # too young
+            young_ns = time.time_ns() - 10**12
+            assert await nats_bus.delete_orphan_chunks(ROLLOUTS, before_ns=young_ns, note=_unasked) == 0
             assert await sweep(nats_bus) == (10 if place == "head" else int(place)) + 1  # and what kept the head out
             slow.go_on.set()
     assert await sweep(nats_bus) == 0

@@ -1,9 +1,12 @@
 """One stream's part of the store is older than the rest, or damaged: it is named, and one command leads back."""
 
+import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +21,16 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
 from lachesis.pipeline.retention import recovery
+from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import make_plan
+from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.annotations import StreamMark
-from lachesis.schemas.errors import HistoryLostError, StartupError
+from lachesis.schemas.annotations import CurriculumEvent, StreamMark
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import HistoryLostError, LedgerError, StartupError
+from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
 
@@ -186,6 +193,106 @@ async def test_a_recovery_that_is_cut_off_anywhere_is_completed_by_the_next(copi
         await refuse_rolled_back(bus, config)
 
 
+async def commit(log: CommitLog[CurriculumEvent], number: int) -> None:
+    change = log.next_commit({EVENTS: number}, msgspec.msgpack.encode([]))
+    await log.append(
+        CurriculumEvent(run=RUN, env="sums", revision="live", strategy="s", snapshot_id="i", commit=change, observed=[])
+    )
+
+
+async def test_snapshots_that_went_back_behind_trimmed_commits_are_named_and_recovered_from(copies, tmp_path):
+    """Also where no marks tell of it: the commits that are left tell themselves."""
+    subject = subjects.event("curriculum", RUN, "live", "sums")
+    state = subjects.state(RUN, "curriculum", "live", "sums")
+
+    def opened(bus: NatsBus, term: str):
+        return CommitLog.open(
+            bus,
+            CurriculumEvent,
+            attrgetter("commit"),
+            subject=subject,
+            state_subject=state,
+            stage="curriculum",
+            term=term,
+        )
+
+    async with serving(copies.newer) as bus:
+        log, _ = await opened(bus, "a")
+        await commit(log, 1)
+        await log.snapshot({EVENTS: 1}, b"first")
+    shutil.rmtree(copies.older)
+    shutil.copytree(copies.newer, copies.older)
+    async with serving(copies.newer) as bus:
+        log, _ = await opened(bus, "b")
+        for number in range(2, 6):
+            await commit(log, number)
+        await log.snapshot({EVENTS: 5}, b"fifth")
+        await commit(log, 6)
+        below = (await bus.last(EVENTS, subject)).seq
+        await update_record(bus, RUN, lambda old: old.replace(trimmed={EVENTS: below}))
+        await bus.trim(EVENTS, [subject], before=below)
+    (copies.folder / MARKS_FILE).unlink()
+    config = config_of(copies)
+    async with serving(replaced(copies, tmp_path / "snapshots", LEDGER)) as bus:
+        await bus.delete(keys.MARKS)
+        with pytest.raises(HistoryLostError, match=r"of LEDGER, but the newest snapshot on .* is of commit 0"):
+            await refuse_rolled_back(bus, config)
+        with pytest.raises(LedgerError, match="commits are gone"):
+            await opened(bus, "c")
+        plan = await make_plan(bus, config, "snapshots")
+        assert plan is not None
+        await apply_plan(bus, config, plan)
+        await refuse_rolled_back(bus, config)
+        log, restored = await opened(bus, "d")
+        assert (restored.has_gap, restored.state, log.index) == (True, b"first", 6)
+        await log.snapshot({EVENTS: 6}, b"sixth")
+        await refuse_rolled_back(bus, config)
+
+
+async def test_checkpoints_that_are_gone_are_recovered_from_though_a_stage_read_the_last_report(copies):
+    """The report is deleted, since nothing is left of what it tells."""
+    subject = subjects.event("curriculum", RUN, "live", "sums")
+    state = subjects.state(RUN, "curriculum", "live", "sums")
+    report = subjects.state(RUN, "trainer", subjects.LIVE, "main")
+    made = TrainReport(
+        run=RUN, trainer="main", lineage="a", term="t", step=1, ledger_index=0, chain="0" * 64, next_batch=1,
+        policy_version="1-a-b", checkpoint="checkpoints/step-00000001",
+    )  # fmt: skip
+    config = config_of(copies)
+    async with serving(copies.newer) as bus:
+        await bus.publish(report, encode(made), msg_id="report")
+        log, _ = await CommitLog.open(
+            bus,
+            CurriculumEvent,
+            attrgetter("commit"),
+            subject=subject,
+            state_subject=state,
+            stage="curriculum",
+            term="a",
+        )
+        log.marks.record(await bus.last(LEDGER, report))
+        await commit(log, 1)
+        plan = await make_plan(bus, config, "checkpoints")
+        assert plan is not None
+        assert plan.report == made
+        await apply_plan(bus, config, plan)
+        assert await bus.last(LEDGER, report) is None
+        await refuse_rolled_back(bus, config)
+        assert await make_plan(bus, config, "again") is None
+
+
+async def sweep_chunks(bus: NatsBus) -> None:
+    """Store chunks of a large message whose head never came, and delete them as the governor does."""
+    chunks = subjects.blob("rollout", RUN, "sums", secrets.token_hex(16))
+    for number in range(3):
+        await bus.publish(chunks, b"chunk", msg_id=f"{chunks}/{number}")
+
+    async def note(seqs: Sequence[int]) -> None:
+        await update_record(bus, RUN, lambda old: old.with_orphans(ROLLOUTS, seqs))
+
+    assert await bus.delete_orphan_chunks(ROLLOUTS, before_ns=time.time_ns() + 10**10, note=note) == 4
+
+
 def _killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
@@ -223,8 +330,11 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
         await bus.ensure_streams(streams_config)
         for number in range(36):
             await bus.publish(subject, bytes(1 << 19), msg_id=f"{number}")
+            if number in {3, 20} and stream == ROLLOUTS:
+                await sweep_chunks(bus)
         await grow(bus, make_lab, copies.folder, range(2))
-    config = config_of(copies)
+        config = config_of(copies)
+        await refuse_rolled_back(bus, config)
     folder = next(copies.newer.rglob(f"streams/{subjects.stream_name(RUN, stream)}"))
     blocks = sorted(folder.rglob("*.blk"), key=lambda path: int(path.stem))
     assert len(blocks) > 2

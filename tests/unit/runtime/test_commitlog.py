@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.runtime import state
 from lachesis.pipeline.runtime.commitlog import (
     MAX_BYTES_SINCE_SNAPSHOT,
@@ -19,6 +20,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import FencedError, LedgerError
+from lachesis.schemas.retention import LostRange
 
 SUBJECT = subjects.event("curriculum", "r", "live", "sums")
 STATE = subjects.state("r", "curriculum", "live", "sums")
@@ -149,6 +151,44 @@ async def test_a_gap_in_the_commits_is_refused():
         await bus.trim(subjects.EVENTS, [SUBJECT], before=2)  # no snapshot covers what goes
         with pytest.raises(LedgerError, match="commits are gone"):
             await Summing.open(bus, "b")
+
+
+async def lose_snapshot(bus):
+    """Store five commits, of which a snapshot that is lost since covered three, which are trimmed."""
+    stage = await Summing.open(bus, "a")
+    await stage.take(1)
+    await stage.snapshot()
+    kept = await bus.last(subjects.LEDGER, STATE)
+    for _ in range(4):
+        await stage.take(1)
+    await bus.trim(subjects.EVENTS, [SUBJECT], before=4)
+    return kept
+
+
+async def note_lost(bus, first, last):
+    lost = {subjects.LEDGER: [LostRange(first, last)]}
+    await update_record(bus, "r", lambda old: old.replace(lost=lost))
+
+
+async def test_a_gap_that_lost_snapshots_left_is_accepted_once_a_recovery_noted_their_loss():
+    async with MemoryBus() as bus:
+        kept = await lose_snapshot(bus)
+        await note_lost(bus, 1, kept.seq)  # an earlier loss says nothing of this one
+        with pytest.raises(LedgerError, match=r"commits are gone.*lachesis runs recover r"):
+            await opened(bus, "b")
+        await note_lost(bus, kept.seq + 1, kept.seq + 3)
+        log, restored = await opened(bus, "c")
+        assert restored.has_gap
+        assert [msgspec.msgpack.decode(delta) for delta in restored.deltas] == [[4], [5]]
+        assert (log.index, restored.cursors) == (5, {"IN": 6})
+        assert await bus.publish(subjects.state("r", "filler", "live", "0"), b"", msg_id="filler")
+        await note_lost(bus, kept.seq + 1, kept.seq + 1)
+        stage = Summing(log, restored)
+        await stage.snapshot()
+        await stage.take(1)
+        _, after = await opened(bus, "d")
+        assert not after.has_gap
+        assert msgspec.msgpack.decode(after.state) == [1, 4, 5]
 
 
 async def test_a_snapshot_ahead_of_the_stream_is_refused():
