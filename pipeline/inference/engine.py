@@ -171,11 +171,10 @@ class Engine:
             return None
         if self._decode is None:
             raise DataError("stop: this engine reads no text; use stop_token_ids.")
-        return StopStrings(
-            params.stop,
-            partial(self._decode, skip_special_tokens=True),
-            partial(self._decode, skip_special_tokens=False),
-        )
+        whole = partial(self._decode, skip_special_tokens=False)
+        if not params.skip_special_tokens:
+            return StopStrings(params.stop, whole)
+        return StopStrings(params.stop, partial(self._decode, skip_special_tokens=True), whole)
 
     def _limit(self, prompt: list[int], params: SamplingParams) -> int:
         if not prompt:

@@ -6,7 +6,7 @@ answer in one piece has: no half of a character is shown, and no beginning of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,7 +48,8 @@ class SampleTexts(NamedTuple):
 class StopStrings:
     """Texts that end a sample; `search` looks for them in one.
 
-    A stop string counts where it stands in the text without special tokens, and in the text with them.
+    A stop string counts where it stands in the text without special tokens. One that holds a special token counts in
+    the text with them, too; a part of a special token's name is no text that a model wrote.
     """
 
     def __init__(self, stops: Sequence[str], decode: Decode, whole: Decode | None = None) -> None:
@@ -68,16 +69,25 @@ class StopSearch:
         self._kept = max(map(len, stops)) - 1
         self._texts = [TextTail(decode) for decode in decoders]
         self._tails = [""] * len(decoders)
+        self._decoders = decoders
+        self._with_special: set[str] = set()  # the stop strings that hold a special token of this sample
 
     def append(self, token: int) -> str | None:
         """Return the stop string that `token` completes, None if it completes none."""
+        self._note_special(token)
         for i, text in enumerate(self._texts):
             certain, piece = text.append(token)
             seen = self._tails[i] + certain + piece
-            if (found := first_stop(seen, self._stops)) is not None:
+            if (found := first_stop(seen, self._stops if i == 0 else self._with_special)) is not None:
                 return found[1]
             self._tails[i] = (self._tails[i] + certain)[-self._kept :] if self._kept else ""
         return None
+
+    def _note_special(self, token: int) -> None:
+        if len(self._decoders) == 1 or self._decoders[0]([token]):
+            return
+        if name := self._decoders[1]([token]):
+            self._with_special.update(stop for stop in self._stops if name in stop)
 
 
 class TextTail:
@@ -104,7 +114,7 @@ class TextTail:
         return self._decode(self._tokens)[len(before) :]
 
 
-def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+def first_stop(text: str, stops: Collection[str]) -> tuple[int, str] | None:
     """Return where the first stop string in `text` begins, and which it is: the longest that begins there."""
     places = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
     if not places:

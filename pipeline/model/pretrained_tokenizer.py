@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from lachesis.pipeline.model.chat_template import read_template
+from lachesis.pipeline.model.chat_template import read_template, template_variables
 from lachesis.pipeline.model.source import ModelSource, find_model, holds_tokenizer_alone
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["cannot_load", "find_named", "load_tokenizer", "tokenizer_from"]
 
@@ -68,9 +68,21 @@ def tokenizer_from(source: ModelSource, chat_template: str | None = None) -> Any
             f"the tokenizer of model {name!r} lacks a chat template; choose an instruct model, or give one with "
             "`chat_template`."
         )
+    _check_syntax(name, tokenizer.chat_template)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of model {name!r} lacks an end-of-sequence token; choose an instruct model.")
     return tokenizer
+
+
+def _check_syntax(name: str, template: str | Mapping[str, str]) -> None:
+    """Raise ConfigError when a template, or one of several by name, cannot be read."""
+    for text in [template] if isinstance(template, str) else template.values():
+        try:
+            template_variables(text)
+        except DataError as error:
+            raise ConfigError(
+                f"model {name!r}: {error}; correct it, or name another one with `chat_template`."
+            ) from error
 
 
 def cannot_load(name: str, error: Exception) -> ConfigError:

@@ -43,6 +43,7 @@ def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> s
         from lachesis.pipeline.inference.engine import Engine
         from lachesis.pipeline.inference.placement import place
         from lachesis.pipeline.inference.protocol import SamplingParams
+        from lachesis.pipeline.model.chat_template import render_chat
         from lachesis.pipeline.model.end_tokens import end_tokens
         from lachesis.pipeline.model.policy import ModelSetup, load_model
     except ModuleNotFoundError as error:
@@ -57,7 +58,7 @@ def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> s
     policy = load_model(name, setup)
     device = place(policy, settings, role)
     ends = end_tokens(policy.model, policy.tokenizer)
-    prompt = policy.tokenizer.apply_chat_template(_PROMPT, add_generation_prompt=True, return_dict=False)
+    prompt = render_chat(policy.tokenizer, _PROMPT)
     with Engine(policy.model, eos_token_id=ends, weight_version="doctor", config=settings.engine) as engine:
         begun = time.monotonic()
         engine.submit(prompt, SamplingParams(max_tokens=1)).result(_WAIT_S)

@@ -115,6 +115,12 @@ async def test_a_stop_string_may_begin_with_letters_and_end_with_a_special_token
     assert text == policy.tokenizer.decode([20, 21, 22])
 
 
+async def test_a_part_of_a_special_tokens_name_stops_nothing(serve, policy):
+    tokens, text = await everywhere(serve, stop=["s", "|", "sep|>", "nk|>"])
+    assert tokens == WORDS
+    assert text == policy.tokenizer.decode([20, 21, 22, 23])
+
+
 async def test_special_tokens_are_shown_where_that_is_asked_for(serve, policy):
     tokens, text = await everywhere(serve, skip_special_tokens=False)
     assert tokens == WORDS

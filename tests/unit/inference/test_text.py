@@ -72,3 +72,15 @@ def test_a_stop_token_is_no_part_of_the_text() -> None:
 @pytest.mark.parametrize(("text", "found"), [("xaby", (1, "ab")), ("xby", (1, "b")), ("xy", None), ("bab", (0, "b"))])
 def test_the_first_of_several_is_taken_and_the_longest_of_those(text: str, found: tuple[int, str] | None) -> None:
     assert first_stop(text, ["b", "a", "ab"]) == found
+
+
+@pytest.mark.parametrize(
+    ("stop", "ends_after"),
+    [("|", None), ("im_", None), ("end|>", None), ("<|im_end|>", 2), ("a<|im_end|>", 2), ("<|im_end|>b", 3), ("ab", 3)],
+)
+def test_a_stop_string_may_hold_a_special_token_and_is_no_part_of_its_name(stop: str, ends_after: int | None) -> None:
+    shown, whole = ["a", "", "b"], ["a", "<|im_end|>", "b"]
+    search = StopStrings(
+        [stop], lambda ids: "".join(shown[one] for one in ids), lambda ids: "".join(whole[one] for one in ids)
+    ).search()
+    assert next((token + 1 for token in range(3) if search.append(token) is not None), None) == ends_after

@@ -65,6 +65,20 @@ def test_a_template_by_text_or_file_stands_in_for_a_missing_one(tokenizer: Any, 
         read_template("{{ a")
 
 
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}{{ m.content }", {"default": THINKS, "tool_use": "{% if %}"}]
+)
+def test_a_template_of_a_model_whose_syntax_is_wrong_is_refused_as_it_is_loaded(
+    tokenizer: Any, tmp_path: Path, template: Any
+) -> None:
+    save_tokenizer(tokenizer, tmp_path)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"the chat template is wrong in line 1: .*name another one with"):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, THINKS).chat_template == THINKS
+
+
 def test_a_slow_tokenizer_is_refused_by_name(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class CanineTokenizer:
         is_fast, chat_template, eos_token_id = False, THINKS, 1
