@@ -218,7 +218,11 @@ async def _check_jetstream(link: ServerLink, shown: str) -> None:
             if msg is not None and error is None and not is_no_responder(msg):
                 return
             if msg is not None and (error is None or not error.is_transient):
-                raise StartupError(f"nats-server at {shown} has no JetStream for this account: start it with `-js`")
+                raise StartupError(
+                    f"nats-server at {shown} has no JetStream for this account: start it with `-js`. If it has "
+                    "JetStream, the account needs `jetstream: enabled` in its configuration; accounts that a reload "
+                    "has added get theirs with the next reload, so reload the server once more"
+                )
             reason = error.description if error else reason
             await anyio.sleep(_RETRY_S)
     raise StartupError(f"JetStream at {shown} is not available ({reason}): {await explain(link, '')}")

@@ -28,6 +28,7 @@ import msgspec
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private_path import write_private
+from lachesis.pipeline.bus.store_reservation import reserved_in_store
 from lachesis.pipeline.disk import is_disk_full, write_when_room
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_file
@@ -303,6 +304,10 @@ class EmbeddedServer:
                 os.close(fd)
         return fd
 
+    def _file_bytes(self) -> int:
+        """Return what the streams may take: what they have reserved in any case, until they are made smaller."""
+        return max(self._config.file_bytes(), reserved_in_store(self.store))
+
     async def _configure(self) -> None:
         """Write the server's configuration and empty its log."""
         for stale in self.store.glob("*.ports"):
@@ -357,7 +362,7 @@ class EmbeddedServer:
             f"ports_file_dir: {quoted['ports']}\n"
             f"max_payload: {MAX_PAYLOAD_BYTES}\n"
             f"authorization {{ token: {quoted['token']} }}\n"
-            f"jetstream {{ store_dir: {quoted['jetstream']}, max_file_store: {self._config.file_bytes()}, "
+            f"jetstream {{ store_dir: {quoted['jetstream']}, max_file_store: {self._file_bytes()}, "
             'max_memory_store: 67108864, sync_interval: "1s" }\n'
         )
 

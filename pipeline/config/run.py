@@ -260,6 +260,9 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """File that a service touches with each heartbeat, every second, for a container's liveness probe. Default None."""
     ready_s: Seconds = 120.0
     """Seconds a service has to become ready, once none of a supervisor that was killed still drains. Default 120."""
+    silent_s: Seconds = 60.0
+    """Seconds without a heartbeat (a service sends one each second) after which `lachesis up` takes a process for hung,
+    kills it and starts it again; one that starts has `ready_s`. Default 60."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ import anyio
 import msgspec
 import numpy as np
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.cures import with_cure
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
@@ -51,6 +52,8 @@ __all__ = ["ENVIRONMENT_REWARD", "GroupDraft", "SampleFailure", "build_group", "
 ENVIRONMENT_REWARD = "environment"
 """Component under which a reward goes that the environment gave no name."""
 _MAX_TEXT_CHARS = 2000
+_CANCELLED_S = 10.0
+"""Seconds in which a rollout that is cancelled must end."""
 _MAX_REFILLS = 2
 """How often lost samples of a group are generated again."""
 
@@ -93,11 +96,13 @@ async def collect_group(
     group: str | None = None,
     started_ns: int | None = None,
     report: Callable[[RetryWait], None] | None = None,
+    report_stuck: Callable[[str], None] | None = None,
 ) -> GroupDraft:
     """Let the model work `n` times on `task`.
 
     `group` is the id of the group to be, a new one where it is None. `report` is called before a request is repeated;
-    without it, that is logged.
+    without it, that is logged. `report_stuck` is called where a rollout goes on after its time limit: it waits for a
+    thread that cannot be cancelled.
 
     Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
     when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
@@ -126,7 +131,7 @@ async def collect_group(
             metadata={**await _opening(requests, made.sessions), **made.metadata},
         )
     requests = InferenceRequests(inference, config, report)
-    collected = _GroupSamples(env, task, requests, sampling)
+    collected = _GroupSamples(env, task, requests, sampling, report_stuck)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":
@@ -183,7 +188,14 @@ async def _opening(requests: InferenceRequests, sessions: Sequence[Session]) -> 
 class _GroupSamples:
     """The samples of one group as they come: the rewards of those that stand, bugs, and those that were lost."""
 
-    def __init__(self, env: Environment, task: Task, requests: InferenceRequests, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        task: Task,
+        requests: InferenceRequests,
+        sampling: SamplingParams,
+        report_stuck: Callable[[str], None] | None = None,
+    ) -> None:
         self.sessions: dict[int, Session] = {}
         self.rewards: dict[int, dict[str, float | None]] = {}
         self.bugs: dict[int, Exception] = {}
@@ -192,6 +204,7 @@ class _GroupSamples:
         self._task = task
         self._requests = requests
         self._sampling = sampling
+        self._report_stuck = report_stuck
         self._rounds = 0
 
     async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
@@ -227,11 +240,23 @@ class _GroupSamples:
                     self.rewards[sample] = outcome
 
         try:
-            async with anyio.create_task_group() as tasks:
-                for sample in samples:
-                    tasks.start_soon(one, sample)
+            async with background() as watching:
+                watching.start_soon(self._watch_end)
+                async with anyio.create_task_group() as tasks:
+                    for sample in samples:
+                        tasks.start_soon(one, sample)
         except ExceptionGroup as errors:
             raise deciding_error(errors) from errors
+
+    async def _watch_end(self) -> None:
+        """Tell when rollouts go on although their time is up and they were cancelled."""
+        limit_s = self._env.rollout_timeout_s
+        await anyio.sleep(limit_s + _CANCELLED_S)
+        if self._report_stuck is not None:
+            self._report_stuck(
+                f"a rollout of {type(self._env).__name__}, item {self._task.item!r:.80}, cannot be cancelled after its "
+                f"{limit_s:g} s (rollout_timeout_s): it waits for a thread that hangs"
+            )
 
     def failures(self) -> list[SampleFailure]:
         """Return the samples that bugs of the environment cost."""

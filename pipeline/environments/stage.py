@@ -8,6 +8,7 @@ order instead of drawn; their groups bear the item's place in it as counter, so 
 """
 
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -30,6 +31,7 @@ from lachesis.pipeline.environments.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environments.epoch_claims import EpochClaims
 from lachesis.pipeline.environments.failures import GroupFailures
 from lachesis.pipeline.environments.group_environment import running_environment
+from lachesis.pipeline.environments.group_times import GroupTimes
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
@@ -72,6 +74,7 @@ log = logging.getLogger("lachesis")
 
 MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
+_LOOK_S = 2.0
 _CLAIM_TTL_ROLLOUTS = 4.0
 """Times the longest rollout, after which another process takes over the claim of one that does not come back."""
 _PLAIN_BYTES_PER_TOKEN = 8
@@ -150,6 +153,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         async with running_environment(env), anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
+            tasks.start_soon(producer.name_late_groups)
             async with service.until_drained():
                 await tasks.start(producer.follow_policy)
                 await producer.learn_limits()
@@ -190,6 +194,7 @@ class _Producer:
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = GroupFailures(service, name, len(env))
+        self.times = GroupTimes(env.rollout_timeout_s)
         self.lost = 0
         self.declined = 0
         self.largest = settings.largest_bytes
@@ -297,11 +302,31 @@ class _Producer:
         while (lease := await self._acquire()) is not None:
             with self.service.vitals.working(1):
                 draw = await self._draw()
-                made = None if draw is None else await self._generate(lease, draw)
+                made = None if draw is None else await self._generate_timed(lease, draw)
                 if draw is not None and made is not None and await self._publish(*made, draw.claim):
                     self.leases.settled(lease)
                 else:
                     await self.leases.release(lease)
+
+    async def _generate_timed(self, lease: str, draw: _Draw) -> tuple[RolloutGroup, bytes, list[Span]] | None:
+        self.times.begin(lease, str(draw.item), time.monotonic())
+        made = None
+        try:
+            made = await self._generate(lease, draw)
+        finally:
+            self.times.end(lease, time.monotonic(), made=made is not None)
+        return made
+
+    async def name_late_groups(self) -> None:
+        """Say which groups take far longer than others did, again and again."""
+        while True:
+            late = self.times.describe_late(time.monotonic())
+            self.service.set_problem(
+                f"{self.name} late groups",
+                None if late is None else f"environment {self.name}: {late}",
+                mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
+            )
+            await anyio.sleep(_LOOK_S)
 
     async def _draw(self) -> _Draw | None:
         """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
@@ -353,6 +378,7 @@ class _Producer:
                     group=name,
                     started_ns=started_ns,
                     report=self.service.report_wait,
+                    report_stuck=_end_process,
                 )
                 await self._compare(client, draft)
                 producer, epoch, counter = self._identity(draw.claim)
@@ -503,3 +529,9 @@ class _Producer:
             )  # fmt: skip
             service.tracing.emit([*chats, generated, published])
         return True
+
+
+def _end_process(why: str) -> None:
+    """End this process, which cannot cancel a rollout, so that its supervisor starts it again."""
+    log.error("draining, and then ending: %s", why)
+    signal.raise_signal(signal.SIGTERM)

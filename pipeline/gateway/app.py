@@ -150,6 +150,10 @@ class Gateway:
             and now_s > (self._heard_s[env] + _SILENT_S if env in self._heard_s else self._since_s + _START_S)
         ]
 
+    def was_heard(self, env: str) -> bool:
+        """Return whether an environment has asked for anything in this life of the gateway."""
+        return env in self._heard_s
+
     def _hear(self, env: str) -> None:
         self._heard_s[env] = anyio.current_time()
 
@@ -209,12 +213,12 @@ class Gateway:
         return {"batch_size": self._config.batching.batch_size, "max_token_len": longest}
 
     async def status(self, _: Request) -> Any:
-        return {"current_step": self._step(), "queue_size": self._waiting() // self._store.registry.largest_group()}
+        return {"current_step": self._step(), "queue_size": self._queued_groups(self._store.registry.largest_group())}
 
     async def status_env(self, request: Request) -> Any:
         """Return the figures by which an environment throttles itself.
 
-        `queue_size` counts all groups that are made and not yet trained on.
+        `queue_size` counts all groups that are made and not yet trained on, as `_queued_groups` does.
         """
         number = await self._env_id(request)
         registry = self._store.registry
@@ -224,7 +228,7 @@ class Gateway:
         own = self._intake.held_sequences[registered.env] + self._store.buffers[registered.env].sequences(number)
         return {
             "current_step": self._step(),
-            "queue_size": self._waiting() // size,
+            "queue_size": self._queued_groups(size),
             "unallocated_fraction": registry.unallocated(),
             "self_queue_size": own // size,
             "max_group_size": registry.largest_group(),
@@ -242,6 +246,20 @@ class Gateway:
         """Return the optimizer steps that the newest weights hold."""
         newest = self._policies.newest_version
         return 0 if newest is None else newest.policy_version.step
+
+    def _queued_groups(self, size: int) -> int:
+        """Return how many groups of `size` wait to be trained on, less than what the steps that are left need.
+
+        An environment ends by itself once what waits is enough for the last step. But not all of it will be trained
+        on: groups of equal rewards are not, nor those that it cancels when it ends.
+        """
+        waiting, steps = self._waiting(), self._config.training.steps
+        registered = self._trainers.registered if self._trainers else None
+        if registered is not None:
+            steps = registered.num_steps
+        if steps is not None and self._step() < steps:
+            waiting = min(waiting, (steps - self._step()) * self._config.batching.batch_size - 1)
+        return waiting // size
 
     def _waiting(self) -> int:
         """Return the sequences between generation and optimizer step."""

@@ -116,7 +116,7 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
     waits = False
     while True:
         silent = gateway.silent_environments()
-        text = f"nothing is heard of {', '.join(silent)}: is it running? Start it with --env.rollout_server_url {url}"
+        text = _silence_text(silent, [env for env in silent if gateway.was_heard(env)], len(envs), url)
         waited, waits = waits, len(silent) == len(envs)
         if waits:
             service.mark_waiting("waiting", text)
@@ -124,6 +124,18 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
             service.mark_ok()
         service.set_problem("environments", text if silent and not waits else None)
         await anyio.sleep(_FIGURES_S)
+
+
+def _silence_text(silent: list[str], gone: list[str], envs: int, url: str) -> str:
+    """Return what is said of `silent` environments, of which `gone` were there before."""
+    names = ", ".join(silent)
+    if silent != gone:
+        return f"nothing is heard of {names}: is it running? Start it with --env.rollout_server_url {url}"
+    which = f"the run's only environment, {names}," if envs == 1 else names
+    return (
+        f"{which} {'has' if len(gone) == 1 else 'have'} gone: nothing is heard any more. It ended, by its own "
+        f"total_steps or by an error, or is cut off: start it again with --env.rollout_server_url {url}"
+    )
 
 
 def _url(config: GatewayConfig, port: int, token: str | None = None) -> str:

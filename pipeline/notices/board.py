@@ -104,6 +104,16 @@ class NoticeBoard:
         """Take in why the server cannot be reached, None: it can. Without it nobody can be heard."""
         self.report(_SERVER, [] if notice is None else [notice])
 
+    def silent_for_s(self, pid: int, now_s: float) -> float | None:
+        """Return for how long a process has sent no heartbeat, None: it never sent one.
+
+        Times at which nobody could be heard do not count.
+        """
+        heard = [one.heard_s for one in self._heard.values() if one.beat.pid == pid]
+        if not heard:
+            return None
+        return 0.0 if self._found.get(_SERVER) else max(0.0, now_s - max(*heard, self._server_away_s))
+
     # notices
 
     def notices(self, now: Moment) -> list[Notice]:

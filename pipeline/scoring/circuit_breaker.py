@@ -1,17 +1,20 @@
 """Which calls of a rater are not worth making, or believing. Pure; times are seconds.
 
-A circuit breaker spares a rater that is down, and everybody who would wait for it. Suspects are arguments that fail
+A circuit breaker spares a rater that is down, and everybody who would wait for it. Hung calls are those that were given
+up and still run. Suspects are arguments that fail
 again and again while others are answered: not the rater is away, they are what it cannot take.
 """
 
 from collections import OrderedDict
 from typing import NamedTuple
 
-__all__ = ["MAX_LONE_FAILURES", "CircuitBreaker", "SuspectArguments"]
+__all__ = ["MAX_LONE_FAILURES", "CircuitBreaker", "HungCalls", "SuspectArguments"]
 
 MAX_LONE_FAILURES = 20
 """Failures of one argument, others being answered between each two of them, after which it counts as its own fault."""
 _MAX_REMEMBERED_ARGUMENTS = 1024
+_FIRST_TRIAL_S = 5.0
+_LAST_TRIAL_S = 300.0
 
 
 class CircuitBreaker:
@@ -49,6 +52,50 @@ class CircuitBreaker:
         self._in_a_row += 1
         if self._in_a_row >= self._failures:
             self._until_s = now_s + self._pause_s
+
+
+class HungCalls:
+    """Calls that were given up and still run. From `most` on they block further ones, until one that is let through as
+    a trial is answered: then those before it are forgotten, since some of them may never end.
+
+    Trials come after 5 s, then after twice as long each time, up to 5 minutes: so what hangs for good costs few
+    threads, and a rater is asked again within about the time for which it hung.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running: set[object] = set()
+        self._trial_s = 0.0
+        self._pause_s = _FIRST_TRIAL_S
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def admits(self, now_s: float) -> bool:
+        """Return whether a further call may be made now."""
+        if len(self._running) < self._most:
+            return True
+        if now_s < self._trial_s:
+            return False
+        self._pause_s = min(2 * self._pause_s, _LAST_TRIAL_S)
+        self._trial_s = now_s + self._pause_s
+        return True
+
+    def gave_up(self, call: object, now_s: float) -> None:
+        """Say that a call was given up and still runs."""
+        self._running.add(call)
+        if len(self._running) == self._most:
+            self._trial_s = now_s + self._pause_s
+
+    def ended(self, call: object) -> None:
+        """Say that a call that was given up has ended after all."""
+        self._running.discard(call)
+
+    def answered(self) -> None:
+        """Say that a call was answered in time."""
+        if len(self._running) >= self._most:
+            self._running.clear()
+        self._pause_s = _FIRST_TRIAL_S
 
 
 class _Failures(NamedTuple):

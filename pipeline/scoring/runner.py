@@ -7,8 +7,9 @@ tells (`is_outage`); the latter is not believed of a single argument that fails 
 
 A sync rater runs in a worker thread. A thread cannot be killed: after a timeout it is abandoned and goes on by itself.
 While as many abandoned calls of a rater still run as its concurrency allows, further calls count as timed out at once,
-so that a rater has fewer than twice that many threads. What may hang for good, or holds the interpreter lock, needs a
-process of its own: a function that says so by its parameters (`runs_apart`) is called in worker processes.
+except for a trial now and then (`HungCalls`): once one is answered, the rater is called again as before. What may hang
+for good, or holds the interpreter lock, needs a process of its own: a function that says so by its parameters
+(`runs_apart`) is called in worker processes.
 """
 
 import importlib
@@ -26,7 +27,7 @@ from lachesis.pipeline.cures import with_cure
 from lachesis.pipeline.outages import is_outage
 from lachesis.pipeline.real_number import without_addresses
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
-from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, SuspectArguments
+from lachesis.pipeline.scoring.circuit_breaker import CircuitBreaker, HungCalls, SuspectArguments
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.scoring.worker_process import WorkerProcesses
@@ -133,7 +134,7 @@ class _MemberCalls:
         self._slots = anyio.Semaphore(min(member.config.concurrency, at_once_most or member.config.concurrency))
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
-        self._abandoned = 0
+        self._hung = HungCalls(member.config.concurrency)
 
     async def rate(self, samples: Sequence[Sample], column: list[Rating]) -> None:
         """Rate a group's samples, all at once or each by itself, into `column`."""
@@ -288,9 +289,10 @@ class _MemberCalls:
         return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(self, argument: Any) -> Any:
-        if self._abandoned >= self.member.config.concurrency:
-            raise _HungError(f"{self._abandoned} earlier calls that timed out are still running")
-        finished = abandoned = False
+        if not self._hung.admits(anyio.current_time()):
+            raise _HungError(f"{len(self._hung)} earlier calls that timed out are still running")
+        finished = False
+        call = object()
 
         def work() -> Any:
             nonlocal finished
@@ -300,14 +302,15 @@ class _MemberCalls:
             finally:
                 with self._lock:
                     finished = True
-                    if abandoned:
-                        self._abandoned -= 1
+                    self._hung.ended(call)
 
         try:
-            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+            answer = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
         except anyio.get_cancelled_exc_class():
             with self._lock:
                 if not finished:
-                    abandoned = True
-                    self._abandoned += 1
+                    self._hung.gave_up(call, anyio.current_time())
             raise
+        with self._lock:
+            self._hung.answered()
+        return answer

@@ -109,7 +109,10 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
     for file in sorted(seeds.glob("*.nk")):
         if file.stem not in keys:
             print(f"{file} opens nothing any more: delete it")
-    print(f"{folder / 'auth.conf'}: include it in the server's configuration, and reload the server when it changes")
+    print(
+        f"{folder / 'auth.conf'}: include it in the server's configuration, and reload the server when it changes; "
+        "twice where a run is new in it, since a reload gives JetStream only to accounts that were there before"
+    )
     print(f"in the run's configuration: [nats] nkey_folder = {msgspec.json.encode(str(seeds)).decode()}")
 
 

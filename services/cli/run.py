@@ -1,5 +1,6 @@
 """`lachesis run`: one service in this process."""
 
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_ex
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
+from lachesis.services.process.reaper import start_below_reaper
 from lachesis.services.process.service_process import EXIT_STARTUP, ProcessRole, run_process
 from lachesis.services.registry import SERVICES, find
 from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
@@ -36,8 +38,14 @@ def run(
         typer.Option(min=1, help="Number of this replica. Default: the host's name; the second here is HOST-2."),
     ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    *,
+    reaper: Annotated[str, typer.Option("--reaper", hidden=True)] = "",
 ) -> None:
     """Run one service until it is stopped, or list the services."""
+    if reaper and service is not None:
+        channel, _, limit_s = reaper.partition(":")
+        title = " ".join(filter(None, ("lachesis reaper of", service, part)))
+        start_below_reaper(socket.socket(fileno=int(channel)), float(limit_s), title)
     if service is None:
         list_services()
     else:

@@ -101,7 +101,7 @@ async def _check(config: RunConfig, arguments: list[str]) -> None:
 
     Raises `StartupError` where the run is half deleted: whatever else is missing is missing because of that.
     """
-    refuse_half_deleted(config.path)
+    refuse_half_deleted(config.path, config.run)
     refuse_failures(machine_failures(config))
     findings = [one async for one in check_start(config, arguments, load_s=_LOAD_S)]
     refuse_failures(findings)

@@ -6,6 +6,7 @@ given, whatever the code does, and that nothing of it stays in the caller's proc
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,6 +42,8 @@ __all__ = ["LoadFinding", "check_loads", "write_findings"]
 _MAX_LINE_BYTES = 1 << 16
 _MAX_TEXT = 2000
 _TAIL_LINES = 8
+_END_S = 15.0
+"""Seconds in which the reaper of the loading process ends that and all below it."""
 _MANY_TASKS = 20_000
 """From here on a run meets a task a few times at most; see `pipeline/curriculum/README.md`."""
 
@@ -243,23 +246,35 @@ async def check_loads(
     The one that is being loaded after `timeout_s` seconds is late; those after it are left out.
     """
     further = [*["--models"] * models, *["--prompts"] * prompts]
-    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *further]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reaper = "--reaper", str(theirs.fileno())
+    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *further, *reaper]
     found: dict[str, LoadFinding] = {}
     late = True
-    async with await anyio.open_process(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
-        said = bytearray()
-        try:
-            with anyio.move_on_after(timeout_s):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_keep_tail, process.stderr, said)
-                    await _read(process.stdout, found)
+    with ours:
+        with theirs:
+            process = await anyio.open_process(
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        async with process:
+            said = bytearray()
+            try:
+                with anyio.move_on_after(timeout_s):
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(_keep_tail, process.stderr, said)
+                        await _read(process.stdout, found)
+                        await process.wait()
+                    late = False
+            finally:
+                ours.close()  # so the reaper ends what still runs, and what the code has started
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_END_S):
                     await process.wait()
-                late = False
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what the code has started
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # it was still importing
     return [_concluded(one, late=late, code=process.returncode, said=bytes(said)) for one in found.values()]
 
 

@@ -5,11 +5,12 @@ Connect, announce, work, drain when told to, say clearly why it ended.
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
 supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
 
-Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
-another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
-7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room, 9 another
-rank of the trainer was lost, 10 the code that it runs failed, group after group or by ending the process, 11 a step of
-the trainer does not fit into memory. A supervisor believes a code only if the process has noted it (`exit_note`).
+Exit codes: 0 its work is finished, or it drained as it was told, 1 a bug (traceback), 2 cannot start (the message says
+what to do), 3 fenced by another writer, 4 the drain took too long (`drain_limit` ends what cannot be cancelled),
+5 drained under a supervisor, 6 the server refused its credentials or a subject, 7 a setting was changed that what is
+stored was made with, 8 a disk was full where it could not wait for room, 9 another rank of the trainer was lost, 10 the
+code that it runs failed, group after group or by ending the process, 11 a step of the trainer does not fit into memory.
+A supervisor believes a code only if the process has noted it (`exit_note`).
 """
 
 import faulthandler
@@ -53,6 +54,7 @@ from lachesis.schemas.errors import (
     VersionError,
     leaves,
 )
+from lachesis.services.process.drain_limit import limited_drain
 from lachesis.services.process.forked_children import separate_forked_children
 from lachesis.services.process.micro import join_micro
 from lachesis.services.process.replica import claim_replica
@@ -72,6 +74,7 @@ __all__ = [
     "EXIT_REFUSED",
     "EXIT_SETTINGS_CHANGED",
     "EXIT_STARTUP",
+    "STACKS_SIGNAL",
     "ProcessRole",
     "run_process",
 ]
@@ -87,8 +90,13 @@ EXIT_RANK_LOST = 9
 EXIT_OWN_CODE = 10
 EXIT_NO_MEMORY = 11
 
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a service write into its log where each of its threads stands."""
+
 log = logging.getLogger("lachesis")
 
+_MARGIN_S = 2.0
+"""Seconds beyond its drain after which a process that cannot be stopped ends itself."""
 _REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, StreamMissingError, VersionError)
 """What a person has to mend; the text says how."""
 
@@ -126,6 +134,7 @@ def _run_to_the_end(role: ProcessRole, config: RunConfig) -> int:
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {role.name} %(message)s", force=True
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
     try:
         place = RankPlace.of(config.training, os.environ) if role.spec.name == "trainer" else RankPlace()
         if place.rank:
@@ -182,14 +191,23 @@ def _explain(error: BaseException) -> int:
 
 
 async def _run(role: ProcessRole, replica: str, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
+    limit_s = config.drain_s(role.spec.name) + _MARGIN_S
     async with _told_to_drain(supervised=role.supervised) as reported:
-        bus = await _connect(role, config, reported)
-        if bus is None:
+        with limited_drain(limit_s, EXIT_DRAIN_TIMEOUT, supervised=role.supervised):
+            code = await _connect_and_serve(role, replica, stage, config, tracing=tracing, reported=reported)
+    return 0 if code == EXIT_DRAINED and not role.supervised else code
+
+
+async def _connect_and_serve(
+    role: ProcessRole, replica: str, stage: Stage, config: RunConfig, *, tracing: Tracing, reported: anyio.Event
+) -> int:
+    bus = await _connect(role, config, reported)
+    if bus is None:
+        return EXIT_DRAINED
+    async with bus:
+        if not await _is_alone(bus, role, config, reported):
             return EXIT_DRAINED
-        async with bus:
-            if not await _is_alone(bus, role, config, reported):
-                return EXIT_DRAINED
-            return await _serve(bus, role, replica, stage, config, tracing=tracing, reported=reported)
+        return await _serve(bus, role, replica, stage, config, tracing=tracing, reported=reported)
 
 
 async def _follow_leader(config: RunConfig, place: RankPlace) -> int:

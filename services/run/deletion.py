@@ -94,7 +94,7 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
     read, or its server cannot be reached.
     """
     folder = config.path
-    with lock_folder(folder, deletes=True) if folder.is_dir() else nullcontext():
+    with lock_folder(folder, config.run, deletes=True) if folder.is_dir() else nullcontext():
         async with _server(config) as (bus, problem):
             if bus is not None:
                 await _check_over(bus, config)

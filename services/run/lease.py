@@ -236,8 +236,8 @@ class RunLease:
 
 
 @contextmanager
-def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
-    """Hold the run's folder.
+def lock_folder(folder: Path, run: str, *, deletes: bool = False) -> Iterator[None]:
+    """Hold the folder of `run`.
 
     Raises `StartupError` when another supervisor does, or where the run's deletion was begun and this is not to finish
     it (`deletes`).
@@ -249,7 +249,7 @@ def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
             mend = "stop it first" if deletes else "stop it, or choose another --set folder="
             raise StartupError(f"another supervisor runs in {folder}; {mend}") from error
         if not deletes:
-            refuse_half_deleted(folder)
+            refuse_half_deleted(folder, run)
         yield
 
 
@@ -261,10 +261,10 @@ async def refuse_deleting(bus: Bus, run: str) -> None:
             raise StartupError(_half_deleted(run))
 
 
-def refuse_half_deleted(folder: Path) -> None:
-    """Raise `StartupError` if the deletion of the run in `folder` was begun and not finished."""
+def refuse_half_deleted(folder: Path, run: str) -> None:
+    """Raise `StartupError` if the deletion of `run` in its `folder` was begun and not finished."""
     if (folder / DELETION_MARK).exists():
-        raise StartupError(_half_deleted(folder.name))
+        raise StartupError(_half_deleted(run))
 
 
 def _half_deleted(run: str) -> str:

@@ -36,7 +36,7 @@ async def recover_run(
         raise NotFoundError(f"there is no run {config.run}: no folder {config.path}")
     plan: RecoveryPlan | None = None
     done: str | None = None
-    with lock_folder(config.path):
+    with lock_folder(config.path, config.run):
         async with open_run(config, f"{config.run}.recover", OPERATOR) as history, background() as tasks:
             await _check_over(history.bus, config)
             lease = RunLease(history.bus, config.run, config.path, tasks.cancel_scope.cancel)

@@ -25,10 +25,10 @@ from anyio.abc import Process, TaskGroup, TaskStatus
 
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.runtime.exit_note import read_exit_note
+from lachesis.services.supervisor.child import ServiceProcess, send_signal
 from lachesis.services.supervisor.forkserver import (
     MAX_REQUEST_BYTES,
     PRELOADED,
-    ForkExit,
     ForkRequest,
     ForkServerOutdated,
     ForkServerReady,
@@ -37,7 +37,7 @@ from lachesis.services.supervisor.forkserver import (
     address,
 )
 
-__all__ = ["ForkServers", "ForkedProcess", "SpawnedProcess", "open_supervised", "spawn_supervised"]
+__all__ = ["ForkServers", "SpawnedProcess", "start_service"]
 
 log = logging.getLogger("lachesis")
 
@@ -47,40 +47,6 @@ _ANSWER_S = 5.0
 """What a fork server may take to fork, or to say how a child of its ended, before it is taken for stuck."""
 _IMPORT_S = 60.0
 """What it may take to import all, likewise."""
-
-
-class ForkedProcess:
-    """A process forked by a fork server, with the part of anyio's `Process` that a supervisor needs."""
-
-    def __init__(self, pid: int, pidfd: int, stdin: int) -> None:
-        self.pid = pid
-        self.noted: int | None = None
-        """The exit code that it has noted, once it has ended."""
-        self.returncode: int | None = None
-        self._pidfd = pidfd
-        self._stdin = stdin
-        self._code: int | None = None
-        self._told = anyio.Event()
-
-    def set_exit(self, code: int | None) -> None:
-        """Take in how it ended; None: nobody will say."""
-        self._code = code
-        self._told.set()
-
-    async def wait(self) -> int:
-        """Wait for its end and return its exit code; it counts as killed where nobody says how it ended."""
-        if self.returncode is None:
-            await anyio.wait_readable(self._pidfd)
-            with anyio.move_on_after(_ANSWER_S):
-                await self._told.wait()
-            self.returncode = -signal.SIGKILL if self._code is None else self._code
-            self.noted = read_exit_note(self._stdin, self.pid)
-            os.close(self._pidfd)
-            os.close(self._stdin)
-        return self.returncode
-
-    def send_signal(self, number: signal.Signals) -> None:
-        _send(self._pidfd, number)
 
 
 class SpawnedProcess:
@@ -109,16 +75,6 @@ class SpawnedProcess:
         self._process.send_signal(number)
 
 
-async def spawn_supervised(
-    command: Sequence[str], file: Path, *, variables: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-) -> SpawnedProcess:
-    """Start a process as `open_supervised` does, of which it is known how it ends."""
-    ours, theirs = socket.socketpair()
-    with theirs, anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
-        process = await open_supervised(command, file, stdin=theirs.fileno(), variables=variables, pass_fds=pass_fds)
-    return SpawnedProcess(process, ours)
-
-
 class _AdoptedProcess:
     """A fork server that another supervisor has started: what is needed of anyio's `Process`.
 
@@ -132,7 +88,7 @@ class _AdoptedProcess:
         self._pidfd = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        _send(self._pidfd, signal.SIGKILL)
+        send_signal(self._pidfd, signal.SIGKILL)
 
     async def aclose(self) -> None:
         await anyio.wait_readable(self._pidfd)
@@ -141,10 +97,9 @@ class _AdoptedProcess:
 
 @dataclass(slots=True)
 class _PendingFork:
-    """A request under way, `stdin`, the end of the pipe that goes with it, and the process, once it has begun."""
+    """A request under way, and the channel of the reaper that was forked."""
 
-    stdin: int
-    process: ForkedProcess | None = None
+    channel: socket.socket | None = None
     answered: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -160,10 +115,9 @@ class _ForkServerProcess:
         self._requests = requests
         self._asking = anyio.Lock()
         self._asked: _PendingFork | None = None
-        self._children: dict[int, ForkedProcess] = {}
 
     async def listen(self) -> None:
-        """Take in what it says until it ends; then nobody will say how its children end."""
+        """Take in what it says until it ends."""
         try:
             while message := await self._receive():
                 data, passed = message
@@ -172,17 +126,12 @@ class _ForkServerProcess:
                         self._ready.set()
                     case ForkServerOutdated():
                         self._retire()
-                    case ForkStarted(pid) if self._asked is not None:
-                        self._asked.process = self._children[pid] = ForkedProcess(pid, passed[0], self._asked.stdin)
+                    case ForkStarted() if self._asked is not None:
+                        self._asked.channel = socket.socket(fileno=passed[0])
                         self._asked.answered.set()
-                    case ForkExit(pid, code):
-                        if (child := self._children.pop(pid, None)) is not None:
-                            child.set_exit(code)
         finally:
             self._be_unfit()
             self._ready.set()
-            for child in self._children.values():
-                child.set_exit(None)
             self._requests.close()
             with anyio.CancelScope(shield=True):
                 if self.process.returncode is None:
@@ -197,7 +146,7 @@ class _ForkServerProcess:
             return None
         return (data, passed) if data else None
 
-    async def fork(self, reported: ForkRequest) -> ForkedProcess | None:
+    async def fork(self, reported: ForkRequest) -> ServiceProcess | None:
         """Return a process that is what it is told, once all is imported. None: the server cannot, or does not answer
         and is ended."""
         async with self._asking:
@@ -206,7 +155,7 @@ class _ForkServerProcess:
             if self.unfit.is_set():
                 return None
             theirs, ours = (one.detach() for one in socket.socketpair())
-            asked = self._asked = _PendingFork(ours)
+            asked = self._asked = _PendingFork()
             with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
                 try:
                     socket.send_fds(self._requests, [msgspec.json.encode(reported)], [theirs])
@@ -216,12 +165,13 @@ class _ForkServerProcess:
                     pass  # it has just died
                 finally:
                     os.close(theirs)
-            self._asked = None
-            if asked.process is None:
-                os.close(ours)  # should it fork after all, the child finds its supervisor gone
-                if not self.unfit.is_set():
-                    self.process.kill()
-            return asked.process
+                self._asked = None
+                if asked.channel is not None:
+                    return await ServiceProcess.open(asked.channel, ours)
+            os.close(ours)  # should it fork after all, the child finds its supervisor gone
+            if not self.unfit.is_set():
+                self.process.kill()
+            return None
 
     def _retire(self) -> None:
         """Ask for nothing more. It ends once its children have."""
@@ -269,7 +219,7 @@ class ForkServers:
                 with suppress(OSError):  # there is none
                     self._door(kind).unlink()
 
-    async def fork(self, reported: ForkRequest) -> ForkedProcess | None:
+    async def fork(self, reported: ForkRequest) -> ServiceProcess | None:
         """Return a process that is what it is told; None where no server can be it."""
         for kind, server in self._servers.items():
             if reported.service in PRELOADED[kind]:
@@ -298,7 +248,7 @@ class ForkServers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs, anyio.CancelScope(shield=True):
-            process = await open_supervised(self._command(kind), self._file, stdin=theirs.fileno())
+            process = await _open_supervised(self._command(kind), self._file, stdin=theirs.fileno())
         return _ForkServerProcess(process, ours)
 
     def _take_over(self, kind: str) -> _ForkServerProcess | None:
@@ -345,12 +295,37 @@ def _strings(file: Path) -> list[bytes]:
     return file.read_bytes().split(b"\0")[:-1]
 
 
-def _send(pidfd: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has just ended
-        signal.pidfd_send_signal(pidfd, number)
+async def start_service(
+    command: Sequence[str],
+    file: Path,
+    limit_s: float,
+    *,
+    variables: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> SpawnedProcess | ServiceProcess:
+    """Start a service by its `command`, below a reaper.
+
+    It has `variables` and the open files `pass_fds`, too. Returns the reaper's process where that has ended before it
+    started the service, as it does when an import fails.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line, stdin = socket.socketpair()
+    started: ServiceProcess | None = None
+    with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
+        with theirs, stdin:
+            descriptors = [theirs.fileno(), *pass_fds]
+            command = [*command, "--reaper", f"{theirs.fileno()}:{limit_s}"]
+            above = await _open_supervised(
+                command, file, stdin=stdin.fileno(), variables=variables, pass_fds=descriptors
+            )
+        started = await ServiceProcess.open(ours, line.dup().detach(), above=above)
+    if started is None:
+        return SpawnedProcess(above, line)
+    line.close()
+    return started
 
 
-async def open_supervised(
+async def _open_supervised(
     command: Sequence[str],
     file: Path,
     *,

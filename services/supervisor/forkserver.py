@@ -7,9 +7,10 @@ service, with the end of a pipe that becomes the service's standard input: as fo
 that the supervisor is gone. A server whose files have changed since it imported them, by an upgrade say, forks nothing
 more, and another takes its place.
 
-The service is the fork server's child, so it is the server that learns how it ended, and tells. A server that is no
-longer wanted goes on until its children have ended. One whose supervisor was killed waits for the next to connect to
-its other socket, the door, since importing is most of that one's recovery as well; nobody having come, it ends.
+Between the server and each service is a reaper (`services/process/reaper.py`), which reports to the supervisor itself.
+A server that is no longer wanted goes on until its children have ended. One whose supervisor was killed waits for the
+next to connect to its other socket, the door, since importing is most of that one's recovery as well; nobody having
+come, it ends.
 """
 
 import atexit
@@ -30,12 +31,12 @@ from setproctitle import setproctitle
 
 from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.late_output import keep_output
+from lachesis.services.process.reaper import end_descendants, start_below_reaper, take_orphans
 from lachesis.services.registry import SERVICES, load_stage
 
 __all__ = [
     "MAX_REQUEST_BYTES",
     "PRELOADED",
-    "ForkExit",
     "ForkRequest",
     "ForkServerOutdated",
     "ForkServerReady",
@@ -58,12 +59,16 @@ _ORPHANED_S = 10.0
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to fork: what the process runs, and the file that its output goes to."""
+    """A request to fork: what the process runs, and the file that its output goes to.
+
+    `limit_s`: seconds for which it may outlive its supervisor.
+    """
 
     service: str
     part: str
     replica: int
     log: str
+    limit_s: float
 
 
 class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
@@ -71,23 +76,14 @@ class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkStarted(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a request; a pidfd of the process comes with it."""
-
-    pid: int
+    """The answer to a request; the other end of the channel of the service's reaper comes with it."""
 
 
 class ForkServerOutdated(msgspec.Struct, frozen=True, tag=True):
     """The answer of a server whose files have changed."""
 
 
-class ForkExit(msgspec.Struct, frozen=True, tag=True):
-    """`code` is as `subprocess` has it: -n where signal n ended the process."""
-
-    pid: int
-    code: int
-
-
-Message = ForkServerReady | ForkStarted | ForkServerOutdated | ForkExit
+Message = ForkServerReady | ForkStarted | ForkServerOutdated
 
 
 def serve_forks(kind: str, door: Path) -> ForkRequest | None:
@@ -99,6 +95,7 @@ def serve_forks(kind: str, door: Path) -> ForkRequest | None:
     requests = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
+    take_orphans()
     server = _ForkServer(requests, _listen(door))
     for name in PRELOADED[kind]:
         load_stage(SERVICES[name])
@@ -169,7 +166,7 @@ class _ForkServer:
         while self._children or time.monotonic() < self._leaves_at:
             for descriptor, _ in self._poll.poll(self._patience_ms()):
                 if descriptor in self._children:
-                    self._tell_end(descriptor)
+                    self._take_end(descriptor)
                 elif self._door is not None and descriptor == self._door.fileno():
                     self._poll.unregister(self._door)
                     self._requests, _ = self._door.accept()
@@ -201,19 +198,23 @@ class _ForkServer:
             os.close(passed[0])
             self._send(ForkServerOutdated())
             return None
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
+            channel.close()
             self._requests.close()
             if self._door is not None:
                 self._door.close()
             for other in self._children:
                 os.close(other)
-            return _become(msgspec.json.decode(data, type=ForkRequest), passed[0])
+            return _become(msgspec.json.decode(data, type=ForkRequest), passed[0], theirs)
+        theirs.close()
         os.close(passed[0])
         child = os.pidfd_open(pid)
         self._children[child] = pid
         self._poll.register(child, select.POLLIN)
-        self._send(ForkStarted(pid), child)
+        self._send(ForkStarted(), channel.fileno())
+        channel.close()
         return None
 
     def _be_alone(self) -> None:
@@ -226,12 +227,12 @@ class _ForkServer:
         self._leaves_at = time.monotonic() + _ORPHANED_S
         self._poll.register(self._door, select.POLLIN)
 
-    def _tell_end(self, child: int) -> None:
+    def _take_end(self, child: int) -> None:
+        """Reap a reaper, and where it was killed, what it watched: the kernel has given that to this process."""
         self._poll.unregister(child)
-        pid = self._children.pop(child)
-        _, status = os.waitpid(pid, 0)
+        os.waitpid(self._children.pop(child), 0)
         os.close(child)
-        self._send(ForkExit(pid, os.waitstatus_to_exitcode(status)))
+        end_descendants(spared=self._children.values())
 
     def _send(self, message: Message, *descriptors: int) -> None:
         with suppress(OSError):  # nobody is there
@@ -250,8 +251,11 @@ def _state_of(files: Iterable[str | None]) -> dict[str, tuple[int, int] | None]:
     return found
 
 
-def _become(reported: ForkRequest, stdin: int) -> ForkRequest:
-    """Take the place of a process that was started anew: a session, input and output of its own, and its name."""
+def _become(reported: ForkRequest, stdin: int, channel: socket.socket) -> ForkRequest:
+    """Take the place of a process that was started anew: a session, input and output of its own, and its name.
+
+    Returns below a reaper.
+    """
     os.setsid()
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     sink = write_when_room_sync(Path(reported.log), partial(os.open, reported.log, flags, 0o666))
@@ -259,7 +263,10 @@ def _become(reported: ForkRequest, stdin: int) -> ForkRequest:
         os.dup2(given, standard)
     os.close(stdin)
     os.close(sink)
-    setproctitle(" ".join(filter(None, ("lachesis run", reported.service, reported.part, *sys.argv[4:]))))
+    name = " ".join(filter(None, (reported.service, reported.part)))
+    start_below_reaper(channel, reported.limit_s, f"lachesis reaper of {name}")
+    os.setsid()
+    setproctitle(" ".join(("lachesis run", name, *sys.argv[4:])))
     _draw_anew()
     return reported
 

@@ -87,6 +87,12 @@ class RunNotices:
         if beat.service == "trainer" and evaluates:
             self._report_last_step(beat)
 
+    def silent_for_s(self, pid: int, *, since_s: float) -> float:
+        """Return for how long a process that runs `since_s` has said nothing; 0 while the server is away."""
+        now_s = time.monotonic()
+        silent_s = self._board.silent_for_s(pid, now_s)
+        return now_s - since_s if silent_s is None else silent_s
+
     def conclude(self) -> None:
         """Keep what holds now as what held in the end.
 

@@ -37,7 +37,8 @@ _STEADY_S = 600.0
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
     """One life of a process. `ready`: in this one; `starved`: the kernel killed something for lack of memory in it;
-    `worked`: it has stored results; `noted`: it said itself that it ends with this code."""
+    `worked`: it has stored results; `noted`: it said itself that it ends with this code; `hung`: why its supervisor
+    killed it."""
 
     code: int
     seconds: float
@@ -45,6 +46,7 @@ class ProcessLife:
     starved: bool = False
     worked: bool = False
     noted: bool = True
+    hung: str = ""
 
     @property
     def meaning(self) -> int | None:
@@ -57,6 +59,8 @@ class ProcessLife:
         return self.code == -signal.SIGKILL
 
     def __str__(self) -> str:
+        if self.hung:
+            return f"was killed because it hung, {self.hung}"
         how = f"ended with code {self.code}"
         reason = _REASONS.get(self.meaning) if self.meaning is not None else None
         if self.meaning == EXIT_FENCED and not self.ready:

@@ -4,7 +4,8 @@ Starts the server and every service, in order, and keeps them running.
 
 Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell (where they have just
 run, under a supervisor that was killed, all start at once), and stops before them; a process that dies comes back after
-a pause; one that cannot run (`restarts`) ends the run with the end of its log; when the supervisor dies, however it
+a pause, and so does one that hangs; one that cannot run (`restarts`) ends the run with the end of its log; what a
+service started ends with it (`process/reaper`); when the supervisor dies, however it
 dies, its processes notice and drain, so nothing is left behind. Starting it again continues the run. One supervisor
 runs a run: it holds the lock of the run's folder and a lease on the server (`run_lease`).
 """
@@ -51,12 +52,14 @@ from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundEr
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.plan import PlannedProcess, plan
+from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
     EXIT_NO_MEMORY,
     EXIT_REFUSED,
     EXIT_SETTINGS_CHANGED,
+    STACKS_SIGNAL,
 )
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
@@ -66,8 +69,10 @@ from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import process_state, started_ticks
 from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder
 from lachesis.services.run.supervisor_state import Phase, SupervisorStateWriter
-from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, SpawnedProcess, spawn_supervised
+from lachesis.services.supervisor.child import ServiceProcess
+from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
 from lachesis.services.supervisor.forkserver import ForkRequest
+from lachesis.services.supervisor.hung import SilentProcess, why_hung
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
@@ -94,11 +99,18 @@ _COUNTED_ENDS = 100
 _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
+_LOOK_S = 1.0
+_STACKS_S = 0.5
+"""Seconds that a process that hangs has to write where it does."""
+_MARGIN_S = 4.0
+"""Seconds beyond its drain after which a process is killed."""
 _MAX_LAST_WORDS = 500
 _CRASH_LINES = 200
 """Lines at the end of a log among which a crash is looked for: all threads' stacks."""
 _LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
 """Time, level and service at the beginning of a line of a service's log."""
+_LOG_REAPER = re.compile(rf"^[\d-]+ [\d:,]+ INFO {LOG_NAME} ")
+"""What its reaper ended is no reason either."""
 _LOG_INFO = re.compile(r"^[\d-]+ [\d:,]+ INFO ")
 
 
@@ -122,13 +134,15 @@ class _RunningProcess:
     """
 
     planned: PlannedProcess
-    process: SpawnedProcess | ForkedProcess | None = None
+    process: SpawnedProcess | ServiceProcess | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
     up: bool = False
     stage: StageVitals | None = None
     """What it says of itself in this life."""
     failing: str = ""
     """Why its last life ended; empty once it works again."""
+    hung: str = ""
+    """Why the supervisor has ended this life of it; empty: it has not."""
     started_s: float = 0.0
     ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COUNTED_ENDS))
     """When its newest lives ended."""
@@ -223,7 +237,7 @@ class Supervisor:
             ) from error
         if self._stop.is_set():
             return
-        with lock_folder(self.config.path):
+        with lock_folder(self.config.path, self.config.run):
             self.has_begun = True
             self._report_state()
             try:
@@ -265,6 +279,7 @@ class Supervisor:
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(keep_record, bus, self.config)
             tasks.start_soon(self._watch_heartbeats, bus)
+            tasks.start_soon(self._end_hung)
             for watch in self.watches:
                 tasks.start_soon(watch.follow, bus)
             try:
@@ -369,14 +384,15 @@ class Supervisor:
         history, anew = Restarts(), False
         while not row.stopping:
             row.restarts += 1
-            row.up, row.stage = False, None
+            row.up, row.stage, row.hung = False, None, ""
             started, starved = time.monotonic(), out_of_memory_kills()
             row.started_s = started
             code, noted = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0 and noted):
                 break
             starved_now = out_of_memory_kills() > starved
-            life = ProcessLife(code, time.monotonic() - started, row.up, starved_now, row.worked, noted)
+            seconds = time.monotonic() - started
+            life = ProcessLife(code, seconds, row.up, starved_now, row.worked, noted, row.hung)
             lasting = _LASTING_ENDS.get(code) if noted else None
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
@@ -410,7 +426,8 @@ class Supervisor:
         lines = self._last_lines(row, _CRASH_LINES).splitlines()
         if (crash := describe_crash(lines)) is not None:
             return crash[:_MAX_LAST_WORDS]
-        line = next((line for line in reversed(lines) if line.strip()), "")
+        lines = [line for line in lines if line.strip() and not _LOG_REAPER.match(line)]
+        line = lines[-1] if lines else ""
         return "" if _LOG_INFO.match(line) and not drained else _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
 
     async def _run_once(self, row: _RunningProcess, *, anew: bool) -> tuple[int, bool]:
@@ -427,17 +444,20 @@ class Supervisor:
         row.process = None
         return code, process.noted == code
 
-    async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> SpawnedProcess | ForkedProcess:
+    async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> SpawnedProcess | ServiceProcess:
         """Start a process that logs to `file`: by a fork, unless no fork server can, or it is to begin `anew`."""
-        reported = ForkRequest(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
+        limit_s = self.config.drain_s(planned.service) + _MARGIN_S
+        reported = ForkRequest(
+            service=planned.service, part=planned.part, replica=planned.replica, log=str(file), limit_s=limit_s
+        )
         if not anew and (forked := await self._forks.fork(reported)) is not None:
             return forked
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         command += [*self.arguments, "--replica", str(planned.replica), "--supervised"]
         if planned.service != "gateway" or (listener := self._hold_listener()) is None:
-            return await spawn_supervised(command, file)
+            return await start_service(command, file, limit_s)
         number = listener.fileno()
-        return await spawn_supervised(command, file, variables={LISTENER_FD: str(number)}, pass_fds=[number])
+        return await start_service(command, file, limit_s, variables={LISTENER_FD: str(number)}, pass_fds=[number])
 
     def _hold_listener(self) -> socket.socket | None:
         """Return the gateway's socket, which is held from the gateway's first start to the end of the run.
@@ -456,7 +476,7 @@ class Supervisor:
                 continue
             for row in rows:
                 row.stop(signal.SIGTERM)
-            with anyio.move_on_after(max(self.config.drain_s(row.planned.service) for row in rows) + 2.0):
+            with anyio.move_on_after(max(self.config.drain_s(row.planned.service) for row in rows) + _MARGIN_S):
                 for row in rows:
                     await row.ended.wait()
             for row in rows:
@@ -481,6 +501,27 @@ class Supervisor:
                 evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
                 waits = evaluator is not None and not evaluator.ended.is_set()
                 self._notices.hear(beat, evaluates=waits)
+
+    async def _end_hung(self) -> None:
+        """Kill each process that is hung, so that it is started again."""
+        while True:
+            await anyio.sleep(_LOOK_S)
+            for row in self.running if self._phase in {"starting", "running"} else ():
+                process = row.process
+                if process is None or process.returncode is not None or row.stopping or row.hung:
+                    continue
+                if not row.ready.is_set():
+                    continue  # its first start, which `_ready` bounds
+                state = process_state(process.pid)
+                silent_s = self._notices.silent_for_s(process.pid, since_s=row.started_s)
+                ready_s = ready_within_s(self.config, [row.planned.service])
+                row.hung = why_hung(SilentProcess(silent_s, state, not row.up), self.config.services.silent_s, ready_s)
+                if row.hung:
+                    log.warning("%s hangs, killing it: %s", row.planned.name, row.hung)
+                    if row.up:
+                        _send(process, STACKS_SIGNAL)
+                        await anyio.sleep(_STACKS_S)
+                    _send(process, signal.SIGKILL)
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
@@ -567,7 +608,7 @@ def _works(beat: Heartbeat) -> bool:
     return beat.stage.emitted > 0 or (beat.stage.slots is None and beat.stage.state == "ok")
 
 
-def _send(process: SpawnedProcess | ForkedProcess | None, number: signal.Signals) -> None:
+def _send(process: SpawnedProcess | ServiceProcess | None, number: signal.Signals) -> None:
     if process is not None and process.returncode is None:
         process.send_signal(number)
 

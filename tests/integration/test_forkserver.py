@@ -14,7 +14,8 @@ import pytest
 
 from lachesis.services.process.service_process import EXIT_STARTUP
 from lachesis.services.supervisor import forking as module
-from lachesis.services.supervisor.forking import ForkedProcess, ForkServers
+from lachesis.services.supervisor.child import ServiceProcess
+from lachesis.services.supervisor.forking import ForkServers
 from lachesis.services.supervisor.forkserver import ForkRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -63,13 +64,20 @@ async def ready(servers: ForkServers) -> psutil.Process:
 
 
 def told(folder: Path, service: str = "trainer") -> ForkRequest:
-    return ForkRequest(service=service, part="", replica=1, log=str(folder / "service.log"))
+    return ForkRequest(service=service, part="", replica=1, log=str(folder / "service.log"), limit_s=5.0)
 
 
-async def forked(servers: ForkServers, folder: Path, service: str = "trainer") -> tuple[ForkedProcess, psutil.Process]:
+async def forked(servers: ForkServers, folder: Path, service: str = "trainer") -> tuple[ServiceProcess, psutil.Process]:
     process = await servers.fork(told(folder, service))
     assert process is not None
     return process, psutil.Process(process.pid)
+
+
+def server_of(child: psutil.Process) -> int:
+    """Return the pid of the fork server of a service: the parent of its reaper."""
+    reaper = child.parent()
+    assert reaper is not None
+    return reaper.ppid()
 
 
 async def hold(child: psutil.Process) -> None:
@@ -78,7 +86,7 @@ async def hold(child: psutil.Process) -> None:
     child.suspend()
 
 
-async def end(process: ForkedProcess) -> int:
+async def end(process: ServiceProcess) -> int:
     with anyio.fail_after(150):
         process.send_signal(signal.SIGKILL)
         return await process.wait()
@@ -88,7 +96,7 @@ async def test_a_fork_is_what_it_is_told_and_its_exit_code_is_known(tmp_path: Pa
     async with keeping(tmp_path, *AWAY) as servers:
         server = await ready(servers)
         lives = [await forked(servers, tmp_path) for _ in range(2)]
-        assert {child.ppid() for _, child in lives} == {server.pid}
+        assert {server_of(child) for _, child in lives} == {server.pid}
         title = f"lachesis run trainer --nats nats://127.0.0.1:9 --set folder={tmp_path}"
         await until(lambda: {" ".join(child.cmdline()).rstrip() for _, child in lives} == {title})
         assert await end(lives[0][0]) == -signal.SIGKILL
@@ -104,6 +112,7 @@ async def test_a_fork_ends_with_its_supervisor(tmp_path: Path) -> None:
         server = await ready(servers)
         process, child = await forked(servers, tmp_path)
         only(servers)._requests.shutdown(2)  # as when the supervisor is killed: this, and the pipe
+        assert process._stdin is not None
         os.close(process._stdin)
         process._stdin = os.open(os.devnull, os.O_RDONLY)
         await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
@@ -123,7 +132,7 @@ async def test_a_server_that_is_killed_is_replaced_and_its_children_live_on(
         first.kill()
         await until(lambda: only(servers).process.pid != first.pid)
         other, sibling = await forked(servers, tmp_path)  # once the next one has imported all
-        assert sibling.ppid() == only(servers).process.pid
+        assert server_of(sibling) == only(servers).process.pid
         assert child.is_running()
         assert await end(process) == -signal.SIGKILL
         assert await end(other) == -signal.SIGKILL
@@ -157,7 +166,7 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
             assert first.is_running(), "it has a child, whose end it is to tell"
             await until(lambda: only(servers).process.pid != first.pid)
             other, sibling = await forked(servers, tmp_path)
-            assert sibling.ppid() != first.pid
+            assert server_of(sibling) != first.pid
             assert await end(process) == -signal.SIGKILL
             await until(lambda: not first.is_running())
             await end(other)
@@ -199,7 +208,7 @@ async def test_each_service_is_forked_by_its_own_kind(tmp_path: Path) -> None:
         kinds = {kind: server.process.pid for kind, server in servers._servers.items()}
         for service, kind in (("batcher", "plain"), ("inference", "torch")):
             process, child = await forked(servers, tmp_path, service)
-            assert child.ppid() == kinds[kind]
+            assert server_of(child) == kinds[kind]
             await end(process)
         assert await servers.fork(told(tmp_path, "gateway")) is None
 
@@ -235,7 +244,7 @@ async def test_the_server_of_a_killed_supervisor_is_taken_over(tmp_path: Path) -
     async with keeping(tmp_path, *AWAY, taken_over=True) as servers:
         assert (await ready(servers)).pid == left.pid
         process, child = await forked(servers, tmp_path)
-        assert child.ppid() == left.pid
+        assert server_of(child) == left.pid
         assert await end(process) == -signal.SIGKILL
         other, _ = await forked(servers, tmp_path)
         assert await end(other) == -signal.SIGKILL
@@ -279,7 +288,7 @@ async def test_without_a_door_a_server_ends_with_its_supervisor(tmp_path: Path) 
     async with keeping(tmp_path, *AWAY) as servers:
         server = await ready(servers)
         process, child = await forked(servers, tmp_path)
-        assert child.ppid() == server.pid
+        assert server_of(child) == server.pid
         assert await end(process) == -signal.SIGKILL
     assert "cannot take over" in (tmp_path / "logs" / "forkserver.log").read_text()
 

@@ -39,6 +39,28 @@ params = {dataset = "spell_backward"}
 """
 
 
+STRAYS = """
+import os, subprocess
+from pathlib import Path
+from lachesis import Environment, Task
+
+class Strays(Environment):
+    def __init__(self, dataset: str) -> None:
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+        (Path(__file__).parent / "strays" / str(child)).touch()
+
+    def __len__(self) -> int:
+        return 100
+
+    def task(self, index: int) -> Task:
+        return Task(item=str(index), prompt="say")
+
+    def reward(self, task, session) -> float:
+        return 0.0
+"""
+"""An environment that leaves a process behind, in a session of its own, wherever it is loaded."""
+
+
 async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:
     (folder / "run.toml").write_text(CONFIG)
     return await asyncio.create_subprocess_exec(
@@ -115,12 +137,18 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_nothing_outlives_a_killed_supervisor_and_a_second_one_goes_on(folder: Path) -> None:
-    up = await start(folder)
+    (folder / "strays.py").write_text(STRAYS)
+    (folder / "strays").mkdir()
+    up = await start(folder, "--set", "environments.words.kind=strays.py:Strays")
     await ready(up)
     processes = [psutil.Process(pid) for name, pid in pids(folder).items() if name != "supervisor"]
+    psutil.Process(pids(folder)["batcher"]).suspend()
     up.kill()
     await up.communicate()
     assert await all_gone(processes)
+    strays = [int(file.name) for file in (folder / "strays").iterdir()]
+    assert strays
+    assert await all_gone([psutil.Process(pid) for pid in strays if psutil.pid_exists(pid)])
     again = await start(folder)
     await ready(again)
     second = await start(folder)

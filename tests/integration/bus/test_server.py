@@ -16,11 +16,12 @@ import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 from integration.harness import alive
 
-from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
+from lachesis.pipeline.bus.replies import ApiError
 from lachesis.pipeline.installation import install_command
-from lachesis.schemas.errors import AccessError, StartupError
+from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
 
 async def test_start_and_stop(tmp_path: Path) -> None:
@@ -228,3 +229,25 @@ async def test_the_token_is_required(nats_server: EmbeddedServer) -> None:
         with pytest.raises(AccessError, match="refuses the credentials") as caught:
             await connect(nats_server.url, run="run", name="test", token=token)
         assert nats_server.token not in str(caught.value)
+
+
+async def test_budgets_can_be_lowered_below_what_is_reserved(tmp_path: Path) -> None:
+    async def start(each_bytes: int) -> int:
+        names = ("rollouts", "events", "replay", "teacher", "ledger", "weights")
+        streams = StreamsConfig(**{f"{name}_bytes": each_bytes for name in names}, bucket_bytes=8 << 20)
+        settings = ServerConfig(max_file_bytes=streams.total_bytes() * 5 // 4)
+        async with (
+            EmbeddedServer(tmp_path / "store", settings) as server,
+            await connect(server.url, token=server.token, run="r", name="t") as bus,
+        ):
+            await bus.ensure_streams(streams)
+            return sum((await bus.reserved_bytes()).values())
+
+    before = await start(64 << 20)
+    assert await start(16 << 20) < before
+
+
+def test_a_limit_on_consumers_is_said_with_the_setting() -> None:
+    error = ApiError(400, 10026, "maximum consumers limit reached").to_exception("x")
+    assert isinstance(error, ConfigError)
+    assert "raise max_consumers among the jetstream limits of the account" in str(error)

@@ -103,7 +103,7 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
         tasks.start_soon(_beat, Service(bus, "scorer", RUN))
         assert "its scorer is there" in await world.refusal("runs", "delete", RUN, "--yes")
         tasks.cancel_scope.cancel()
-    with lock_folder(folder):
+    with lock_folder(folder, "r"):
         assert "another supervisor runs in" in await world.refusal("runs", "delete", RUN, "--yes")
     assert len(await world.groups()) == 200
     assert measure_folder(folder).files == 13

@@ -99,7 +99,7 @@ async def test_in_the_same_folder_a_predecessor_is_dead_whatever_its_pid_means(
     """A container that starts again: the same host and folder, another space of pids."""
     await lease_of(bus, tmp_path / "one", ttl_s=300.0).acquire()
     reboot(monkeypatch, "another space of pids")
-    with lock_folder(tmp_path / "one"), anyio.fail_after(60):
+    with lock_folder(tmp_path / "one", "r"), anyio.fail_after(60):
         again = lease_of(bus, tmp_path / "one")
         await again.acquire()
     assert again.is_held

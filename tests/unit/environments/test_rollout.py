@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import anyio
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from lachesis import Environment, Message, Reply, Session, Task, ToolError, tool
+from lachesis.pipeline.environments import rollout
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.inference import Inference
 from lachesis.pipeline.environments.load import load_environment
@@ -675,3 +677,33 @@ async def test_what_the_template_opens_is_noted_once_and_read_by_raters(opening:
     assert inference.asked == asked, "the end of a prompt is spelled once"
     samples = samples_of(decode(RolloutGroup, encode(group)))
     assert [sample.text for sample in samples] == [(noted or "") + "so</think>yes"] * 2
+
+
+async def test_a_rollout_that_cannot_be_cancelled_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "_CANCELLED_S", 0.05)
+    released = threading.Event()
+
+    class Hangs(Ask):
+        rollout_timeout_s = 0.05
+
+        async def rollout(self, task: Task, session: Session) -> None:
+            await anyio.to_thread.run_sync(released.wait)
+
+    reported: list[str] = []
+
+    def report(text: str) -> None:
+        reported.append(text)
+        released.set()
+
+    with anyio.fail_after(30), pytest.raises(EnvironmentCodeError):
+        await collect_group(
+            Hangs(),
+            Hangs().task(0),
+            FakeInference(lambda prompt, call: "x"),
+            2,
+            SAMPLING,
+            config=QUICK,
+            report_stuck=report,
+        )
+    assert len(reported) == 1
+    assert "a rollout of Hangs, item 'q', cannot be cancelled after its 0.05 s" in reported[0]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.gateway.stage import _silence_text
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import SpanLink, generate_id, root_id
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -313,6 +314,41 @@ async def test_environments_throttle_by_all_that_is_not_trained_yet(world):
             return (status["queue_size"], status["current_step"]) == (6, 7)
 
         await world.lab.until(shown)
+
+
+async def test_an_environment_is_never_told_of_enough_for_the_last_step_before_it_is_taken(world):
+    """It ends by itself then; and what waits may be cancelled, or be of no use."""
+    config = world.config("words")
+    config = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, steps=8))
+    batch = config.batching.batch_size
+    async with world.gateway(config) as http:
+        number = await world.registered(http)
+        await world.policy(7)
+
+        async def status():
+            await outstanding(world, 10 * batch)
+            return (await http.request("GET", "/status-env", json={"env_id": number})).json()
+
+        async def shown():
+            found = await status()
+            return found["current_step"] == 7 and found["queue_size"] > 0
+
+        await world.lab.until(shown)
+        assert (await status())["queue_size"] * 4 < batch, "a group has 4 samples"
+        await world.policy(8)
+
+        async def counted():
+            return (await status())["queue_size"] * 4 == 10 * batch
+
+        await world.lab.until(counted)
+
+
+def test_environments_that_have_gone_are_named_as_such():
+    assert _silence_text(["a"], ["a"], 1, "URL").startswith("the run's only environment, a, has gone: nothing is heard")
+    assert _silence_text(["a"], ["a"], 2, "URL").startswith("a has gone: nothing is heard")
+    assert _silence_text(["a"], [], 1, "URL") == (
+        "nothing is heard of a: is it running? Start it with --env.rollout_server_url URL"
+    )
 
 
 async def test_a_foreign_group_is_of_the_policy_that_was_newest_when_it_was_generated(world, make_scored):

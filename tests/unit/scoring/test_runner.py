@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lachesis import RaterUnavailable
-from lachesis.pipeline.scoring.circuit_breaker import MAX_LONE_FAILURES
+from lachesis.pipeline.scoring import circuit_breaker
+from lachesis.pipeline.scoring.circuit_breaker import MAX_LONE_FAILURES, HungCalls
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Sample
@@ -167,6 +168,43 @@ async def test_abandoned_threads_are_bounded_and_the_rater_recovers(gate):
     with anyio.fail_after(10):
         while {r.status for r in (await runner.rate_group(SAMPLES))["r"]} != {"ok"}:
             pass
+
+
+def test_calls_that_never_end_do_not_keep_a_rater_away_once_a_trial_is_answered():
+    calls, now_s, trials = HungCalls(2), 0.0, []
+    for call in "ab":
+        assert calls.admits(now_s)
+        calls.gave_up(call, now_s)
+    while now_s < 1000:
+        now_s += 1
+        if calls.admits(now_s):
+            trials.append(now_s)
+            calls.gave_up(now_s, now_s)
+    assert trials == [5, 15, 35, 75, 155, 315, 615, 915]
+    calls.answered()
+    assert len(calls) == 0
+    assert all(calls.admits(now_s) for _ in range(9))
+    calls.ended("a")
+    assert len(calls) == 0
+
+
+async def test_a_rater_whose_calls_hang_for_good_is_asked_again(monkeypatch, gate):
+    monkeypatch.setattr(circuit_breaker, "_FIRST_TRIAL_S", 0.1)
+    hangs = True
+
+    def rate(sample):
+        if hangs:
+            gate.wait(30)
+        return 1.0
+
+    runner = EnsembleRunner([member(rate, timeout_s=0.1, concurrency=2)])
+    for _ in range(2):
+        assert {r.status for r in (await runner.rate_group(SAMPLES))["r"]} == {"timeout"}
+    hangs = False
+    with anyio.fail_after(30):
+        while {r.status for r in (await runner.rate_group(SAMPLES))["r"]} != {"ok"}:
+            pass
+    assert not gate.is_set(), "the earlier calls have not ended"
 
 
 async def test_an_outage_that_outlasts_the_time_limit_is_one_and_named():
