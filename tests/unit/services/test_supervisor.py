@@ -23,10 +23,10 @@ async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.Mo
     supervisor.stop()  # so that no pause is waited for
     (row, *_), codes, lives = supervisor.running, [1, EXIT_DRAINED, -9, EXIT_DRAIN_TIMEOUT, 1], list[tuple[int, bool]]()
 
-    async def run_once(_: object, *, anew: bool) -> int:
+    async def run_once(_: object, *, anew: bool) -> tuple[int, bool]:
         lives.append((codes.pop(0), anew))
         row.stopping = not codes
-        return lives[-1][0]
+        return lives[-1][0], True
 
     monkeypatch.setattr(supervisor, "_run_once", run_once)
     await supervisor._keep_running(row)
@@ -45,11 +45,11 @@ async def test_what_another_start_does_not_change_ends_the_run_at_once(
     supervisor.logs.mkdir()
     log = supervisor.logs / f"{row.planned.name}.log"
 
-    async def run_once(_: object, *, anew: bool) -> int:
+    async def run_once(_: object, *, anew: bool) -> tuple[int, bool]:
         lives.append(code)
         row.up = True  # it was up before the settings were changed
         log.write_text("2026 ERROR normalization.window is 8 now\n")
-        return code
+        return code, True
 
     monkeypatch.setattr(supervisor, "_run_once", run_once)
     with pytest.raises(StartupError, match=rf"{how}:\n2026 ERROR normalization\.window is 8 now"):
