@@ -44,6 +44,7 @@ from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.tokenizer_hash import probe_of
 from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.adapter_targets import adapter_problem
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
@@ -82,8 +83,11 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
-    policy = load_model(config.model, model_setup(config, torch.device("cpu")))
+    setup = model_setup(config, torch.device("cpu"))
+    policy = load_model(config.model, setup)
     check_positions(config, policy.model.config)
+    if setup.lora is not None and (problem := adapter_problem(policy.model, setup.lora)) is not None:
+        raise ConfigError(problem)
     bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)
     async with _serve_policy(policy, config.path / _FOLDER, config.role("policy").engine) as url:
         feed = await BatchFeed.open(bus, config.run, config.training.name, term="dev")

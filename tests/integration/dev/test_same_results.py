@@ -26,10 +26,12 @@ from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.training.config import LoraConfig
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import Batch, LedgerEntry, Outcome
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, Sequences, VersionSpan
@@ -220,6 +222,14 @@ async def test_a_group_of_dev_gets_the_same_in_services(
     assert "sums: 12+3" in text
     assert all(f"{advantage:.3f}" in text for advantage in batch.groups[0].advantages)
     assert "optimizer step" in text
+
+
+async def test_what_cannot_have_adapters_is_refused_as_a_trainer_refuses_it(folder: Folder) -> None:
+    config = folder.config("lora", batch_size=4)
+    tied = LoraConfig(targets=["q_proj", "lm_head"])
+    config = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, lora=tied))
+    with pytest.raises(ConfigError, match=r"training\.lora\.targets: .*lm_head"):
+        await run_dev(config, "sums", 0, Console(record=True))
 
 
 # several groups, and stages that are not the run's
