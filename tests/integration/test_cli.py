@@ -179,10 +179,8 @@ async def test_a_run_that_took_all_its_steps_is_finished_and_nothing_of_it_is_si
     ended = (await run.lachesis("status", "--set", "training.steps=9")).stdout.decode()
     assert ended.startswith("run demo finished at step 9\n")
     assert " -  " not in ended  # no row of dashes
-    assert [line.split()[0] for line in ended.splitlines()[-2:]] == [
-        "stream",
-        "lachesis_demo_LEDGER",
-    ]  # the others are empty
+    rows = [line.split()[0] for line in ended.splitlines()[-3:]]
+    assert rows == ["stream", "lachesis_demo_LEDGER", "KV_lachesis_demo"]  # the others are empty
 
 
 def ledger_entry(**fields: Any) -> LedgerEntry:

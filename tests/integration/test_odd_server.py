@@ -1,4 +1,4 @@
-"""A real run whose policy server answers nonsense, or is another than the run's: said, nothing stored, and it goes on."""
+"""A real run whose policy server answers nonsense, or is not the run's: said, nothing stored, and it goes on."""
 
 import socket
 from collections.abc import AsyncIterator

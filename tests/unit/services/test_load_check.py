@@ -135,7 +135,7 @@ def test_a_large_pool_without_difficulties_is_told_of_the_epoch_order() -> None:
         (config(params={"path": 3}), "environments.shop", "argument 'path': Expected `str`, got `int`"),
         (config(params={"path": "missing"}), "environments.shop", "FileNotFoundError"),
         (config(params={"path": "missing"}), "environments.shop", "(shop.py, line 9)"),
-        (config(params={"path": "quit"}), "environments.shop", "SystemExit: no key"),
+        (config(params={"path": "quit"}), "environments.shop", "ends the process: SystemExit('no key')"),
         (config("shop.py:Torn"), "environments.shop", "KeyError: 'question' (shop.py, line"),
         (config(params={"path": "p", "size": 0}), "environments.shop", "has no tasks"),
         (config("shop.py:brief"), "environments.shop", "not a subclass of lachesis.Environment"),
@@ -206,7 +206,7 @@ async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
     assert {command: code for command, (code, _) in said.items()} == {"doctor": 1, "up": 2}
     for _, text in said.values():
         assert "environments.shop" in text
-        assert "SystemExit: no key (shop.py, line" in text
+        assert "SystemExit('no key') (shop.py, line" in text
         assert "correct environments.shop.params, or the code that environments.shop.kind names" in text
     assert not (here / "runs").exists()
 
