@@ -376,7 +376,7 @@ class InferenceClient:
         expected = PolicyVersion.parse(version).digest
         try:
             loaded = await self.loaded_weights()
-        except DataError as error:
+        except (DataError, UnreadableAnswerError) as error:
             raise InfrastructureError(f"which weights it computes with is not known: {error}") from error
         for one in loaded or []:
             if one.digest is None:

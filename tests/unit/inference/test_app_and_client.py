@@ -347,7 +347,7 @@ async def test_refused_connection_and_timeout_are_infrastructure(free_tcp_port):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with InferenceClient(ClientConfig(url=url, timeout=0.1)) as client:
-            with pytest.raises(InfrastructureError, match="ReadTimeout"):
+            with pytest.raises(InfrastructureError, match="ReadTimeout|no whole answer"):
                 await client.generate([1], 1)
 
 
@@ -416,7 +416,7 @@ async def test_a_path_that_is_none_is_refused(raw):
 @pytest.mark.parametrize(
     "tokens", [b"[2147483648]", b"[-1]", b"[9223372036854775808]", b'["\xff"]', b"[" * 100_000, b"[1e999]"]
 )
-async def test_answers_that_no_column_holds_are_data_errors(tokens):
+async def test_answers_that_no_column_holds_are_waited_out(tokens):
     """They ended the environment that asked, instead of costing it one group."""
     generated = b'{"choices": [{"index": 0, "text": "", "token_ids": ' + tokens + b"}]}"
     counted = b'{"count": 1, "max_model_len": 9, "tokens": ' + tokens + b"}"
@@ -425,9 +425,9 @@ async def test_answers_that_no_column_holds_are_data_errors(tokens):
         return httpx.Response(200, content=counted if request.url.path == "/tokenize" else generated)
 
     async with InferenceClient(ClientConfig(url=URL), transport=httpx.MockTransport(answer)) as client:
-        with pytest.raises(DataError):
+        with pytest.raises(UnreadableAnswerError):
             await client.tokenize(HI)
-        with pytest.raises(DataError):
+        with pytest.raises(UnreadableAnswerError):
             await client.generate([1], 1)
 
 
