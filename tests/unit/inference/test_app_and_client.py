@@ -347,7 +347,7 @@ async def test_refused_connection_and_timeout_are_infrastructure(free_tcp_port):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with InferenceClient(ClientConfig(url=url, timeout=0.1)) as client:
-            with pytest.raises(InfrastructureError, match="ReadTimeout|no whole answer"):
+            with pytest.raises(InfrastructureError, match=r"ReadTimeout|no whole answer"):
                 await client.generate([1], 1)
 
 
