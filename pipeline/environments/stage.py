@@ -155,8 +155,9 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             tasks.start_soon(producer.leases.renew)
             tasks.start_soon(producer.name_late_groups)
             async with service.until_drained():
-                await tasks.start(producer.follow_policy)
                 await producer.learn_limits()
+                await tasks.start(producer.follow_policy)
+                await producer.compare_server()
             service.vitals.slots = settings.concurrency
             async with anyio.create_task_group() as workers:
                 for _ in range(settings.concurrency):
@@ -258,12 +259,10 @@ class _Producer:
         return Sampler.from_snapshot(mask_held_out(self.weights, left_out), self.snapshot_id)
 
     async def learn_limits(self) -> None:
-        """Wait for the policy's server, and until it is the run's; note the longest context."""
+        """Wait for the policy's server, and note its longest context."""
         async for attempt in self.service.retrying("probe the policy's server"):
             with attempt:
-                client = await self.inference.current()
-                capabilities = await client.probe(self.sampling)
-                await self.guard.check(client, version=True)
+                capabilities = await (await self.inference.current()).probe(self.sampling)
         self.collect = msgspec.structs.replace(
             self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
         )
@@ -288,13 +287,17 @@ class _Producer:
                     known = True
                     task_status.started()
 
+    async def compare_server(self) -> None:
+        """Wait until the policy's server is the run's."""
+        async for attempt in self.service.retrying("compare the policy's server"):
+            with attempt:
+                await self.guard.check(await self.inference.current(), version=True)
+
     async def _acquire(self) -> str | None:
         """Return a lease, None once the service drains. While another server than the run's answers, none is taken."""
         if self.guard.problem is not None and self.single is None:
             async with self.service.until_drained():
-                async for attempt in self.service.retrying("compare the policy's server", patience_s=None):
-                    with attempt:
-                        await self.guard.check(await self.inference.current(), version=True)
+                await self.compare_server()
         return await self.leases.acquire(self.settings.samples, self.largest)
 
     async def work(self) -> None:
