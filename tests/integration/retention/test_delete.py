@@ -106,7 +106,7 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     with lock_folder(folder, "r"):
         assert "another supervisor runs in" in await world.refusal("runs", "delete", RUN, "--yes")
     assert len(await world.groups()) == 200
-    assert measure_folder(folder).files == 13
+    assert measure_folder(folder).files == 17
 
     process = world.start("runs", "delete", RUN, "--yes")
     with anyio.fail_after(60):
