@@ -19,10 +19,13 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["MASK", "is_secret_name", "key_in_variable", "masked", "remember_secrets", "without_secrets"]
 
 _NAMES = (
-    r"(?:(?:api|access|private|secret|signing|encryption|shared|master)_?keys?|(?<!per_)tokens?|pass(?:word|wd|phrase)s?"
-    r"|pwd|secrets?|credentials?|auth|authorization|cookies?|bearer|signature|sas|dsn|connection_string)"
+    r"(?:(?:api|access|private|secret|signing|encryption|shared|master|subscription|account|license|service|host|admin"
+    r"|auth|client|deploy|ssh|tls|ssl|hmac|aes|rsa|webhook|server|judge|gateway|azure|openai|anthropic|google|gemini"
+    r"|mistral|groq|together|openrouter|deepseek|wandb|hf|aws)_?keys?|(?<!per_)tokens?"
+    r"|pass(?:word|wd|phrase|code)?s?|pwd|pw|secrets?|cred(?:ential)?s?|auth|authorization|cookies?|bearer|jwts?|otp|hmac"
+    r"|nkey|seed_phrase|mnemonic|signature|sas|dsn|connection_string)"
 )
-_SECRET = re.compile(rf"(?:^|_){_NAMES}$")
+_SECRET = re.compile(rf"(?:^|_){_NAMES}(?:_?v?\d+|_(?:value|text|string|pem|der|hash|b64|base64|header))*$")
 _COUNTED = re.compile(
     r"(?:^|_)(?:max|min|longest|n|num|per|total|new|stop|top|pad|eos|bos|unk|sep|cls|mask|begin|end|image|think|thinking"
     r"|special|prompt|completion|response)_(?:[a-z]+_)*tokens?$|^tokens$"
@@ -40,6 +43,16 @@ _OPTION = re.compile(
     re.IGNORECASE,
 )
 _HEADER = re.compile(r"(\bBearer|[:=]\s*['\"]?(?:Basic|Token))(\s+|%20)(?!\*)[A-Za-z0-9._~+/=%-]{8,}", re.IGNORECASE)
+_NAMED = re.compile(
+    r"""(?<![\w-])(?P<name>[A-Za-z][\w-]{0,63})(?P<between>=|['"]:\s*(?=['"]))"""
+    r"""(?P<value>"[^"]+"|'[^']+'|[^\s'"&,;()\[\]{}]+)"""
+)
+"""A name with its value, as programs are given it and as dictionaries are printed."""
+_NO_SECRETS = re.compile(r"[-+.\deE]+|True|False|None|null|true|false|.*\*\*\*.*", re.DOTALL)
+_FIELD = re.compile(
+    r"((?<![\w-])(?:[\w-]{1,64}-Key|(?:Set-)?Cookie|Authorization):\s*)(?!\*|(?:Basic|Bearer|Token)\s)[^\s'\",]+",
+    re.IGNORECASE,
+)
 _KEYS = re.compile(
     r"\b(?:sk-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
@@ -62,7 +75,16 @@ def without_secrets(text: str) -> str:
     text = _QUERY.sub(rf"\1={MASK}", _USERINFO.sub(f"{MASK}@", text))
     text = _OPTION.sub(rf"\1{MASK}", _HEADER.sub(rf"\1\2{MASK}", text))
     text = _HOOKS.sub(rf"\1/{MASK}", _KEYS.sub(MASK, text))
+    text = _FIELD.sub(rf"\1{MASK}", _NAMED.sub(_masked_pair, text))
     return without_hidden(text)
+
+
+def _masked_pair(found: re.Match[str]) -> str:
+    value = found["value"]
+    quote = value[0] if value[0] in "'\"" else ""
+    if not is_secret_name(found["name"]) or _NO_SECRETS.fullmatch(value.strip("'\"")):
+        return found[0]
+    return f"{found['name']}{found['between']}{quote}{MASK}{quote}"
 
 
 def remember_secrets(tree: Any, name: str = "") -> None:

@@ -1,6 +1,7 @@
 """Rates 1 if the answer is JSON with the wanted keys, or of the wanted JSON Schema, else 0."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +17,7 @@ __all__ = ["json_valid"]
 _FENCED = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json[c5l]?[ \t]*)?\n(.*)\n[ \t]*\1", re.DOTALL | re.IGNORECASE)
 
 
-@rater(bounds=(0.0, 1.0), version="2", apart=("pattern", "schema"))
+@rater(bounds=(0.0, 1.0), version="3", apart=("pattern", "schema"))
 def json_valid(
     sample: Sample,
     *,
@@ -33,7 +34,7 @@ def json_valid(
     try:
         answer = given(sample, pattern) or ""
         fenced = _FENCED.fullmatch(answer)
-        value = json.loads(answer if fenced is None else fenced[2], parse_constant=_refuse)
+        value = json.loads(answer if fenced is None else fenced[2], parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return 0.0
     if required and not (isinstance(value, dict) and all(key in value for key in required)):
@@ -45,6 +46,7 @@ def json_valid(
 def _validator(schema: str) -> Any:
     try:
         from jsonschema import Draft202012Validator, SchemaError, validators
+        from jsonschema_specifications import REGISTRY
     except ModuleNotFoundError as error:
         raise StartupError(f"rater json_valid: schema needs jsonschema: {install_command('raters')}") from error
     document = json.loads(schema)
@@ -53,8 +55,15 @@ def _validator(schema: str) -> Any:
         kind.check_schema(document)
     except SchemaError as error:
         raise ConfigError(f"rater json_valid: schema is no JSON Schema: {error.message}") from error
-    return kind(document)
+    return kind(document, registry=REGISTRY)  # its own fetches what a reference names, from anywhere
 
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond a float's range")
+    return number

@@ -27,6 +27,13 @@ from lachesis.schemas.errors import ConfigError
         ("Authorization: Bearer k1234567 was refused", "Authorization: Bearer *** was refused"),
         ("headers: {'authorization': 'Basic bTpr1234'}", "headers: {'authorization': 'Basic ***'}"),
         ("serve --api-key k1 --port 1 --token=k2", "serve --api-key *** --port 1 --token=***"),
+        ("{'X-Api-Key': 'k1 k2', 'n': 'v'}", "{'X-Api-Key': '***', 'n': 'v'}"),
+        ('{"password": "k1", "max_tokens": "3"}', '{"password": "***", "max_tokens": "3"}'),
+        ("JUDGE_KEY=k1 python x, f(client_secret='k2')", "JUDGE_KEY=*** python x, f(client_secret='***')"),
+        ("Ocp-Apim-Subscription-Key: k1", "Ocp-Apim-Subscription-Key: ***"),
+        ("Authorization: k1 refused", "Authorization: *** refused"),
+        ("Cookie: session=k1", "Cookie: ***"),
+        ("token=3, password=None, sort_key=a, key='b'", "token=3, password=None, sort_key=a, key='b'"),
         ("incorrect key sk-abcdefghijklmnop0123", "incorrect key ***"),
         ("basic training, bearer of news, token ring", "basic training, bearer of news, token ring"),
         ("the per-token loss of a multi-token stop", "the per-token loss of a multi-token stop"),
@@ -60,6 +67,15 @@ def test_values_by_their_name() -> None:
         *((name, False) for name in ("tokens", "tokenizer", "longest_tokens", "api_key_env", "n_tokens")),
         *((name, False) for name in ("end_token", "think_token", "prompt_tokens")),
         *((name, True) for name in ("access_token", "hf_token", "tokens_secret")),
+        *(
+            (name, True)
+            for name in ("judge_key", "OPENAI_KEY", "accountKey", "api_key_2", "token_v2", "private_key_pem")
+        ),
+        *(
+            (name, True)
+            for name in ("db_pass", "passcode", "jwt", "creds", "secret_value", "hmacKey", "private_key_pem")
+        ),
+        *((name, False) for name in ("sort_key", "answer_key", "key", "bypass", "compass", "token_value_file")),
     ],
 )
 def test_what_a_name_says_of_its_value(name: str, secret: bool) -> None:
@@ -101,3 +117,8 @@ def test_what_a_refused_setting_says() -> None:
             load(RunConfig, sets=[text, "unknown=1"])
         assert "k3@" not in str(caught.value)
         assert "=k3" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["a-", "--", "a_key-", "x='", "-Key: ", "?key", "://", "eyJaaaaaaaa."])
+def test_a_long_text_is_read_at_once(part: str) -> None:
+    assert without_secrets(part * (200_000 // len(part)))

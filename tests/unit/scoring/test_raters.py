@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001 - other scripts are what is rated
 
 import inspect
+import socket
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Sample
 from lachesis.pipeline.scoring.raters import BUILTIN
+from lachesis.pipeline.scoring.raters.json_valid import json_valid
 from lachesis.pipeline.scoring.raters.numeric import last_number
 from lachesis.pipeline.scoring.raters.similarity import levenshtein
 from lachesis.schemas.errors import ConfigError, DataError
@@ -156,9 +158,24 @@ def test_json_valid():
     assert rate("json_valid", '{"a": 1}', required=["a"]) == 1.0
     assert rate("json_valid", '{"a": 1}', required=["b"]) == 0.0
     assert rate("json_valid", "[1]", required=["b"]) == 0.0
-    for bad in ("", "{", "NaN", '{"a": Infinity}', "[" * 200_000, "9" * 10_000):
+    for bad in ("", "{", "NaN", '{"a": Infinity}', "[" * 200_000, "9" * 10_000, "-1e999", '{"a": [1E400]}'):
         assert rate("json_valid", bad) == 0.0
     assert rate("json_valid", "text ```json\n[1]\n```", pattern="```json(.*?)```") == 1.0
+
+
+@pytest.mark.parametrize("answer", ["1e999", '{"n": -1e309}'])
+def test_a_number_beyond_a_floats_range_is_no_way_round_a_schema(answer):
+    sample = Sample(prompt="q", completion=answer, task={})
+    schema = {"properties": {"n": {"multipleOf": 0.1}}, "multipleOf": 0.1}
+    assert json_valid(sample, schema=schema) == 0.0
+
+
+def test_a_reference_in_a_schema_is_not_fetched(monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "create_connection", lambda *given, **_: asked.append(given))
+    with pytest.raises(Exception, match="Unresolvable"):
+        json_valid(Sample(prompt="q", completion='"a"', task={}), schema={"$ref": "http://127.0.0.1:9/other.json"})
+    assert asked == []
 
 
 def test_reasoning_gym_scores_with_the_datasets_own_scorer():
