@@ -6,9 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lachesis.pipeline.bus.embedded import die_with_parent
-from lachesis.pipeline.user_code import mark_own_process
-
 __all__ = ["guard_own_code", "runs_own_code"]
 
 _COMMANDS = (("dev",), ("env", "verify"), ("env", "test"))
@@ -25,6 +22,10 @@ def guard_own_code() -> Iterator[None]:
 
     Where code of the user's has ended the child (os._exit, exec, a crash), that is said, and the code is 1.
     """
+    # here: the help of every command needs neither
+    from lachesis.pipeline.bus.embedded import die_with_parent
+    from lachesis.pipeline.user_code import mark_own_process
+
     ours, theirs = os.pipe()
     parent = os.getpid()
     arm = die_with_parent(signal.SIGKILL, parent=parent)

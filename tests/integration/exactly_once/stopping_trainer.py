@@ -1,16 +1,19 @@
 """The command line with a trainer that writes down each batch it takes and, if told to, stops inside a step.
 
-`STOP_IN` names the batch: its optimizer has moved the weights when the process writes "inside step" and waits for ever.
+`STOP_IN` names the batch: its optimizer has moved the weights, and the checkpoint before it has been written beside it,
+when the process writes "inside step" and waits for ever.
 """
 
 import hashlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 import torch
 
+from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.training import stage
 from lachesis.pipeline.training.learner import Learner
 from lachesis.services.cli import main
@@ -36,6 +39,8 @@ def stepping(learner, batch):
         before = [parameter.detach().clone() for parameter in learner.model.parameters()]
         moves()
         changed = any(not torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+        while latest_checkpoint(folder / "checkpoints") is None:
+            time.sleep(0.01)
         partial = folder / ".inside"
         partial.write_text(f"inside step, weights {'moved' if changed else 'as before'}")
         partial.rename(folder / "inside")

@@ -11,6 +11,12 @@ from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
 
 
+class Pool(list):
+    """An environment of two tasks, of which nothing else is asked."""
+
+    rollout_timeout_s = 900.0
+
+
 def snapshot(name, weights):
     return encode(
         CurriculumSnapshot(
@@ -31,7 +37,7 @@ async def test_a_snapshot_that_cannot_be_drawn_by_is_passed_over(lab):
     async def follow(service):
         settings = EnvironmentConfig(kind="k")
         producer = service.producer = _Producer(
-            service, "sums", range(2), settings, InferenceDirectory(1.0), held_out=np.empty(0, np.int64), seed=0
+            service, "sums", Pool([0, 1]), settings, InferenceDirectory(1.0), held_out=np.empty(0, np.int64), seed=0
         )
         async with service.until_drained():
             await producer.follow_curriculum()

@@ -16,7 +16,7 @@ from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import Choice, LogprobEntry, Logprobs, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.columns import view
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import UnreadableAnswerError
 
 WIDTH = 4
 
@@ -63,7 +63,7 @@ async def test_each_token_has_the_experts_of_the_request_that_first_processed_it
 
 
 def test_two_models_in_one_sequence_are_refused():
-    with pytest.raises(DataError, match="6 a token after 4 in the same sequence"):
+    with pytest.raises(UnreadableAnswerError, match="6 a token after 4 in the same sequence"):
         joined_experts(np.zeros((3, 4), np.int16), np.zeros((5, 6), np.int16))
     assert joined_experts(None, None) is None
 
@@ -93,13 +93,13 @@ async def test_what_vllm_answers_is_read_and_what_is_no_such_array_is_refused():
     np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     whole = base64.b64decode(encoded(np.zeros((9, 2, 2), np.int16)))
     for data in (b"no file", pickled.getvalue(), whole[:-1], whole[:40], whole.replace(b"(9,", b"(9000000000000,")):
-        with pytest.raises(DataError, match="routed_experts that cannot be read"):
+        with pytest.raises(UnreadableAnswerError, match="routed_experts that cannot be read"):
             generation(base64.b64encode(data).decode())
     for array in (np.zeros((3, 4), np.int16), np.zeros((3, 2, 2))):
-        with pytest.raises(DataError, match="where integers by token, layer and place are needed"):
+        with pytest.raises(UnreadableAnswerError, match="where integers by token, layer and place are needed"):
             generation(encoded(array))
     for expert in (-1, 40_000):
-        with pytest.raises(DataError, match="none of 0 to 32767"):
+        with pytest.raises(UnreadableAnswerError, match="none of 0 to 32767"):
             generation(encoded(np.full((1, 1, 1), expert)))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(UnreadableAnswerError, match="cannot be read"):
         generation("@")
