@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from lachesis.pipeline.admission.logic import Governor
 from lachesis.pipeline.bus.api import StoredMessage
@@ -38,6 +39,7 @@ from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, Sta
 from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.store_marks import StoreMarks
 
 __all__ = ["run_governor"]
 
@@ -147,6 +149,7 @@ class _Follower:
         self.folder = config.path
         self.marks: MarkWriter | None = None
         self.newest: StreamMark | None = None  # the newest rollout read
+        self.known: StoreMarks | None = None  # the newest marks, written over a connection that was compared
         self.reconnects = service.bus.reconnects
 
     async def catch_up(self) -> None:
@@ -282,9 +285,13 @@ class _Follower:
                 self.marks = await MarkWriter.open(bus, run, self.folder)
             if bus.reconnects != self.reconnects:
                 reconnects = bus.reconnects
-                await refuse_lost_ends(bus, run, folder=self.folder, known=self.marks.newest)
+                known = self.known or StoreMarks(run=run, count=0, written_ns=0, ends={})
+                known = msgspec.structs.replace(known, rollout=self.newest)  # what was read since counts, too
+                await refuse_lost_ends(bus, run, folder=self.folder, known=known)
                 self.reconnects = reconnects
             await self.marks.write(self.newest)
+            if bus.reconnects == self.reconnects:  # else they may be of a store that went back
+                self.known = self.marks.newest
             self.service.set_note("marks", None)
         except (InfrastructureError, SchemaError) as error:
             self.service.set_note("marks", f"how far the streams go was not written down: {error}")
