@@ -111,12 +111,7 @@ def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: It
         config = msgspec.convert(resolve_paths(kind, tree, base_of), kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), kind, origins)) from error
-    infinite = next(_not_finite(config, ""), None)
-    if infinite is not None:
-        raise ConfigError(f"{infinite}: must be a finite number (from {_origin(infinite, origins)})")
-    large = next(_beyond_64_bits(config, ""), None)
-    if large is not None:
-        raise ConfigError(f"{large}: the number does not fit into 64 bits (from {_origin(large, origins)})")
+    _check_numbers(config, origins)
     return LoadedConfig(config, origins)
 
 
@@ -231,36 +226,30 @@ class _Layer:
         return table
 
 
-def _not_finite(value: Any, path: str) -> Iterator[str]:
-    """Yield the path of every declared number that is NaN or infinite; free-form tables may hold what they like."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield path
+def _check_numbers(config: Any, origins: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a declared number that is not finite, and for an integer beyond 64 bits anywhere."""
+    for path, number, declared in _numbers(config, ""):
+        if declared and isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"{path}: must be a finite number (from {_origin(path, origins)})")
+        if isinstance(number, int) and not -(1 << 63) <= number < 1 << 64:
+            raise ConfigError(f"{path}: the number does not fit into 64 bits (from {_origin(path, origins)})")
+
+
+def _numbers(value: Any, path: str, *, declared: bool = True) -> Iterator[tuple[str, float, bool]]:
+    """Yield the path of every number, the number, and whether a field declares it: free-form tables do not."""
+    if isinstance(value, int | float):
+        yield path, value, declared
     elif isinstance(value, msgspec.Struct):
         for name, hint in _hints(type(value)).items():
-            if get_args(hint)[-1:] != (Any,):
-                yield from _not_finite(getattr(value, name), f"{path}.{name}" if path else name)
+            is_free = get_args(hint)[-1:] == (Any,)
+            below = f"{path}.{name}" if path else name
+            yield from _numbers(getattr(value, name), below, declared=declared and not is_free)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _not_finite(item, f"{path}.{key}")
+            yield from _numbers(item, f"{path}.{key}", declared=declared)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _not_finite(item, f"{path}[{index}]")
-
-
-def _beyond_64_bits(value: Any, path: str) -> Iterator[str]:
-    """Yield the path of every integer that no file, message or library here could hold."""
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 64:
-            yield path
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from _beyond_64_bits(getattr(value, name), f"{path}.{name}" if path else name)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _beyond_64_bits(item, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _beyond_64_bits(item, f"{path}[{index}]")
+            yield from _numbers(item, f"{path}[{index}]", declared=declared)
 
 
 def _is_struct(hint: Any) -> bool:
