@@ -19,14 +19,15 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.disk import DeferredFile
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.pipeline.runtime.stream_marks import contradiction
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import DamagedError, HistoryLostError, NotFoundError, SchemaError
+from lachesis.schemas.errors import DamagedError, HistoryLostError, SchemaError
 from lachesis.schemas.store_marks import StoreMarks
-from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS
 from lachesis.schemas.values import from_json
 
 __all__ = [
@@ -178,7 +179,8 @@ class MarkWriter:
 
         `rollout`: the newest that was read, None if none is known.
         """
-        ends = await _ends(self._bus)
+        found = await find_streams(self._bus)
+        ends = {stream: StreamMark(usage.last, usage.last_ns) for stream, usage in found.items() if usage.last}
         changed = {stream for stream, mark in ends.items() if mark != self._ends.get(stream)} - {BUCKET}
         if changed == {LEDGER} and ends[LEDGER].seq == self._own:
             changed = set()
@@ -213,18 +215,6 @@ async def follow_marks(bus: Bus, file: DeferredFile) -> None:
                 log.warning("the key %r cannot be read: %s", keys.MARKS, error)
             else:
                 file.write(msgspec.json.encode(marks))
-
-
-async def _ends(bus: Bus) -> dict[str, StreamMark]:
-    found: dict[str, StreamMark] = {}
-    for stream in (*STREAMS, BUCKET):
-        try:
-            usage = await bus.usage(stream)
-        except NotFoundError:
-            continue
-        if usage.last:
-            found[stream] = StreamMark(usage.last, usage.last_ns)
-    return found
 
 
 async def _in_bucket(bus: Bus) -> StoreMarks | None:
