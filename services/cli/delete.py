@@ -8,7 +8,6 @@ import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import human_bytes, print_json, print_table
 from lachesis.services.run.checkpoints import newest_checkpoint
@@ -37,11 +36,7 @@ def delete_named(options: Options, *, yes: bool, as_json: bool) -> None:
 
     Exits with 1 if it is not.
     """
-    if as_json and not yes:
-        raise ConfigError("--json asks nothing: give --yes with it")
-    config = options.config()
-    if not options.names_run:
-        raise ConfigError("say which run: lachesis runs delete NAME")
+    config = options.config_to_change("delete", asks=not yes, json=as_json)
 
     def confirm(contents: RunContents) -> bool:
         if not as_json:

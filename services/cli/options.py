@@ -121,6 +121,21 @@ class Options:
             raise ConfigError(f"the configuration has no environments; give {whose} with --config")
         return config
 
+    def config_to_change(self, command: str, *, asks: bool, json: bool) -> "RunConfig":
+        """Return the configuration of the run that `lachesis runs COMMAND` changes for good.
+
+        `asks`: whether it waits for a confirmation. Raises `ConfigError` where nothing names the run, or where JSON is
+        wanted of a command that asks.
+        """
+        from lachesis.schemas.errors import ConfigError
+
+        if json and asks:
+            raise ConfigError("--json asks nothing: give --yes with it")
+        config = self.config()
+        if not self.names_run:
+            raise ConfigError(f"say which run: lachesis runs {command} NAME")
+        return config
+
     def arguments(self) -> list[str]:
         """Return what gives another process the same configuration."""
         file = self.config_file()

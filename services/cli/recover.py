@@ -8,7 +8,6 @@ import anyio
 import typer
 
 from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
-from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.recovery import recover_run
@@ -31,12 +30,8 @@ def recover(
     Lists what is lost first, and asks. What is left is kept; what is replaced is written into a file. Safe to repeat: a
     recovery that was cut off is completed. Afterwards `lachesis up` goes on.
     """
-    if as_json and not yes:
-        raise ConfigError("--json asks nothing: give --yes with it")
     options = options if run is None else replace(options, run=run)
-    config = options.config()
-    if not options.names_run:
-        raise ConfigError("say which run: lachesis runs recover NAME")
+    config = options.config_to_change("recover", asks=not yes, json=as_json)
 
     def confirm(plan: RecoveryPlan, begun: bool) -> bool:
         if not as_json:
