@@ -200,22 +200,24 @@ async def commit(log: CommitLog[CurriculumEvent], number: int) -> None:
     )
 
 
+COMMITS = subjects.event("curriculum", RUN, "live", "sums")
+
+
+def opened(bus: NatsBus, term: str):
+    """Open the log of the curriculum's commits, as the writer `term`."""
+    return CommitLog.open(
+        bus,
+        CurriculumEvent,
+        attrgetter("commit"),
+        subject=COMMITS,
+        state_subject=subjects.state(RUN, "curriculum", "live", "sums"),
+        stage="curriculum",
+        term=term,
+    )
+
+
 async def test_snapshots_that_went_back_behind_trimmed_commits_are_named_and_recovered_from(copies, tmp_path):
     """Also where no marks tell of it: the commits that are left tell themselves."""
-    subject = subjects.event("curriculum", RUN, "live", "sums")
-    state = subjects.state(RUN, "curriculum", "live", "sums")
-
-    def opened(bus: NatsBus, term: str):
-        return CommitLog.open(
-            bus,
-            CurriculumEvent,
-            attrgetter("commit"),
-            subject=subject,
-            state_subject=state,
-            stage="curriculum",
-            term=term,
-        )
-
     async with serving(copies.newer) as bus:
         log, _ = await opened(bus, "a")
         await commit(log, 1)
@@ -228,9 +230,9 @@ async def test_snapshots_that_went_back_behind_trimmed_commits_are_named_and_rec
             await commit(log, number)
         await log.snapshot({EVENTS: 5}, b"fifth")
         await commit(log, 6)
-        below = (await bus.last(EVENTS, subject)).seq
+        below = (await bus.last(EVENTS, COMMITS)).seq
         await update_record(bus, RUN, lambda old: old.replace(trimmed={EVENTS: below}))
-        await bus.trim(EVENTS, [subject], before=below)
+        await bus.trim(EVENTS, [COMMITS], before=below)
     (copies.folder / MARKS_FILE).unlink()
     config = config_of(copies)
     async with serving(replaced(copies, tmp_path / "snapshots", LEDGER)) as bus:
@@ -251,8 +253,6 @@ async def test_snapshots_that_went_back_behind_trimmed_commits_are_named_and_rec
 
 async def test_checkpoints_that_are_gone_are_recovered_from_though_a_stage_read_the_last_report(copies):
     """The report is deleted, since nothing is left of what it tells."""
-    subject = subjects.event("curriculum", RUN, "live", "sums")
-    state = subjects.state(RUN, "curriculum", "live", "sums")
     report = subjects.state(RUN, "trainer", subjects.LIVE, "main")
     made = TrainReport(
         run=RUN, trainer="main", lineage="a", term="t", step=1, ledger_index=0, chain="0" * 64, next_batch=1,
@@ -261,15 +261,7 @@ async def test_checkpoints_that_are_gone_are_recovered_from_though_a_stage_read_
     config = config_of(copies)
     async with serving(copies.newer) as bus:
         await bus.publish(report, encode(made), msg_id="report")
-        log, _ = await CommitLog.open(
-            bus,
-            CurriculumEvent,
-            attrgetter("commit"),
-            subject=subject,
-            state_subject=state,
-            stage="curriculum",
-            term="a",
-        )
+        log, _ = await opened(bus, "a")
         log.marks.record(await bus.last(LEDGER, report))
         await commit(log, 1)
         plan = await make_plan(bus, config, "checkpoints")
