@@ -1,4 +1,4 @@
-"""Where the tokens of several rows are once they lie one behind the other, without padding.
+"""Lays the tokens of several rows one behind the other, without padding, and says where each lies.
 
 Pure. Layers see one row of all tokens. Attention alone works on rows again: on a few grids of rows of like length, so
 that no token sees another sequence and none is computed with a mask as large as all tokens squared.
