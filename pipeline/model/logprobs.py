@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from lachesis.pipeline.model.logit_memory import DeviceMemory, keeps_logits, slice_bytes
 from lachesis.pipeline.model.packed_attention import packed_pass
 from lachesis.pipeline.model.packed_rows import PackedRows
+from lachesis.pipeline.model.picked_logprobs import has_kernel, pick_logprobs
 
 __all__ = ["NOTHING_FURTHER", "PassInputs", "SampledLogprobs", "token_logprobs"]
 
@@ -166,6 +167,8 @@ class SampledLogprobs:
         ) -> _Picked:
             with self._autocast(hidden_NH.device.type):
                 logits_NV = hidden_NH if self._head is None else self._head(hidden_NH)
+            if ids_NK is None and allowed_NW is None and self._picks_by_row(logits_NV.device):
+                return pick_logprobs(logits_NV, targets_N, temperature)
             logits_NV = logits_NV.float() / temperature
             if allowed_NW is not None:
                 logits_NV = _among(logits_NV, allowed_NW)
@@ -179,6 +182,10 @@ class SampledLogprobs:
         shape = tokens_BT[:, 1:].shape
         others_BTC = _spread_rows(others_NC[0], at_N, shape) if others_NC else None
         return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape), others_BTC
+
+    def _picks_by_row(self, device: torch.device) -> bool:
+        """Return whether a row's logprob and entropy are computed without a softmax of all rows at once."""
+        return not self.entropy_gradient and (device.type == "cpu" or (self.by_device and has_kernel(device)))
 
     def _in_slices(self, of_slice: Slice, **inputs: torch.Tensor) -> _Picked:
         positions = rows = len(inputs["targets_N"])
@@ -202,13 +209,14 @@ class SampledLogprobs:
         """Return whether logits stay for the backward pass; those of more than one kind a token never do."""
         if self._head is None or self.entropy_gradient or inputs.keys() != {"hidden_NH", "targets_N"}:
             return False
-        a_row = 4 * self._head.weight.shape[0]
+        vocabulary = self._head.weight.shape[0]
+        kept = 2 if self.precision is torch.bfloat16 and self._picks_by_row(inputs["targets_N"].device) else 4
         gradients = sum(
             parameter.nbytes
             for parameter in self._model.parameters()
             if parameter.requires_grad and parameter.grad is None
         )
-        return keeps_logits(memory, a_row * len(inputs["targets_N"]), a_row * rows, gradients)
+        return keeps_logits(memory, kept * vocabulary * len(inputs["targets_N"]), 4 * vocabulary * rows, gradients)
 
     def _gives_the_same(self) -> bool:
         """Return whether body and head give what the model gives, on a few tokens."""

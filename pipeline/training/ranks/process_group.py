@@ -47,7 +47,7 @@ def open_process_group(
     store: Any, place: RankPlace, device: torch.device, timeout_s: float, collectives: str = "auto"
 ) -> Ranks:
     """Join the process group; returns once all ranks have. `collectives`: see `training.collectives`."""
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:  # else it is the current one
         torch.cuda.set_device(device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" and collectives == "auto" else "gloo",

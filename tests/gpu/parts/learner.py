@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from gpu.figures import figure
-from gpu.models import DEVICE, THREADS, batch_of, config_of, free_memory, model_of, peak_gb, seconds_of
+from gpu.models import DEVICE, THREADS, batch_of, config_of, free_memory, mean_seconds, model_of, peak_gb, seconds_of
 
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.training.batch import PackedBatch
@@ -30,6 +30,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "recompute": {"recompute_layers": True},
     "not deterministic": {},
 }
+_STEPS_BEFORE = 30
+"""The first steps of a run are all measured for their size, later ones in turn."""
 
 
 def measure(*, small: bool) -> None:
@@ -75,9 +77,10 @@ def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
     model = model_of(shape, DEVICE)
     name = f"{shape} {way}"
     try:
-        learner = Learner(model, LearnerConfig(learning_rate=1e-6, warmup_steps=0, **_SETTINGS[way]))
+        settings = LearnerConfig(learning_rate=1e-6, warmup_steps=0, **_SETTINGS[way])
+        learner = Learner(model, settings, steps=_STEPS_BEFORE)
         learner.step(batch)
-        seconds = seconds_of(lambda: learner.step(batch), 3)
+        seconds = mean_seconds(lambda: learner.step(batch), settings.step_kl_every)
     except OutOfMemoryError as error:
         figure(name, None, "tokens/s", why=f"out of memory: {str(error)[:90]}")
         return None
@@ -109,7 +112,7 @@ def _bare(shape: str, batch: PackedBatch) -> float | None:
         try:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=DEVICE == "cuda")
             _bare_step(model, optimizer, batch, micro)
-            seconds = seconds_of(lambda m=model, o=optimizer, n=micro: _bare_step(m, o, batch, n), 3)  # type: ignore[misc]
+            seconds = mean_seconds(lambda m=model, o=optimizer, n=micro: _bare_step(m, o, batch, n), 3)  # type: ignore[misc]
         except torch.OutOfMemoryError:
             figure(f"{shape} bare loop, micro-batches of {micro}", None, "tokens/s", why="out of memory")
             continue

@@ -37,7 +37,8 @@ def measure(*, small: bool) -> None:
 def _run(name: str, places: tuple[str, ...], options: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="lachesis suite ") as place:
         report = Path(place) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *options]
+        without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *without, *options]
         command += [f"--junitxml={report}", *(str(_TESTS / each) for each in places)]
         code = subprocess.run(command, cwd=_TESTS.parent, stdout=sys.stderr, check=False).returncode
         if not report.exists():

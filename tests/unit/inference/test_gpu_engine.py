@@ -1,6 +1,9 @@
 """The reference server's engine on a GPU: the CPU's logprobs, the same tokens twice, and weights without a file."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,8 +17,9 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.shared_copy import SharedCopy
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.shared_memory import WeightSegment, segment_pointer
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.shared_memory import segment_pointer
+from lachesis.pipeline.model.tensors import policy_tensors
+from lachesis.schemas.ids import PolicyVersion
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 WAIT = 120
@@ -58,18 +62,38 @@ def test_samples_have_the_logprobs_of_the_cpu_and_greedy_ones_repeat(name, dtype
             assert difference.mean() < apart
 
 
+TRAINER = """
+import sys
+from pathlib import Path
+from contract.model_families import family_model
+from lachesis.pipeline.model.shared_memory import WeightSegment
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+
+trained = family_model("qwen3", seed=1).cuda()
+segment = WeightSegment.share(trained)
+segment.announce(Path(sys.argv[1]))
+version = policy_version(1, "a", policy_tensors(trained))
+segment.publish(version)
+print(version, flush=True)
+sys.stdin.read()
+segment.close(Path(sys.argv[1]))
+"""
+"""A process of its own: CUDA maps no memory in the process that has allocated it."""
+
+
 def test_weights_come_from_a_trainers_segment_on_the_same_gpu(tmp_path):
-    trained = family_model("qwen3", seed=1).cuda()
-    served = on_gpu(family_model("qwen3"), "bfloat16")
-    segment = WeightSegment.share(trained)
-    segment.announce(tmp_path)
-    version = policy_version(1, "a", policy_tensors(trained))
-    segment.publish(version)
-    tensors = SharedCopy(trained.config, forms_of(trained)).read(segment_pointer(tmp_path), version)
-    assert {tensor.device.type for tensor in tensors.values()} == {"cuda"}
-    with start(served) as engine:
-        assert isinstance(engine._batch, PaddedBatch)
-        engine.load_weights(tensors, str(version)).result(WAIT)
+    trained, served = family_model("qwen3", seed=1), on_gpu(family_model("qwen3"), "bfloat16")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TRAINER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as trainer:
+        version = PolicyVersion.parse(trainer.stdout.readline().strip())
+        tensors = SharedCopy(trained.config, forms_of(trained)).read(segment_pointer(tmp_path), version)
+        assert {tensor.device.type for tensor in tensors.values()} == {"cuda"}
+        with start(served) as engine:
+            assert isinstance(engine._batch, PaddedBatch)
+            engine.load_weights(tensors, str(version)).result(WAIT)
+        del tensors
+        trainer.stdin.close()
+        assert trainer.wait(WAIT) == 0
     for name, tensor in policy_tensors(served).items():
-        assert torch.equal(tensor, policy_tensors(trained)[name].to(tensor.dtype)), name
-    segment.close(tmp_path)
+        assert torch.equal(tensor.cpu(), policy_tensors(trained)[name].to(tensor.dtype)), name
