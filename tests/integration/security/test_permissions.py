@@ -1,7 +1,8 @@
 """What a real server lets each key do is what the committed table says, and the table keeps what is promised."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,10 @@ May = Mapping[str, tuple[set[str], set[str]]]
 
 
 @pytest.fixture(scope="session")
-async def may(secured: Secured) -> May:
-    """By identity what it may publish and subscribe to, of all that was tried."""
-    return {identity: await allowed(secured, identity) for identity in IDENTITIES}
+async def may(make_secured: Callable[[], AbstractAsyncContextManager[Secured]]) -> May:
+    """By identity what it may publish and subscribe to, of all tried; the operator deletes the streams."""
+    async with make_secured() as server:
+        return {identity: await allowed(server, identity) for identity in IDENTITIES}
 
 
 async def test_the_server_allows_what_the_table_says(may: May) -> None:
