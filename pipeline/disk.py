@@ -30,6 +30,7 @@ __all__ = [
     "is_disk_full",
     "missing_bytes",
     "retry_until_room",
+    "write_if_room",
     "write_when_room",
     "write_when_room_sync",
 ]
@@ -177,6 +178,15 @@ async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: i
     return done[0]
 
 
+def write_if_room(path: Path, write: Callable[[], object]) -> DiskShortage | None:
+    """Write unless the disk of `path` is full; return what is missing then, for what nobody can wait for.
+
+    `write` must leave nothing behind when it meets a full disk. All its other errors are raised.
+    """
+    done = _attempt(path, write, 0)
+    return done if isinstance(done, DiskShortage) else None
+
+
 def write_when_room_sync(path: Path, write: Callable[[], T]) -> T:
     """As `write_when_room`, where there is no event loop that it would stop."""
     try:
@@ -200,6 +210,11 @@ class DeferredFile:
         """Replace the file's content, as soon as can be."""
         self._content = content
         self.retry()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the file does not have its newest content yet."""
+        return self._content is not None
 
     def retry(self) -> None:
         """Write what could not be written before, if there is anything."""

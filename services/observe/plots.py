@@ -3,11 +3,13 @@
 What has no data yet is not drawn.
 """
 
+import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lachesis.pipeline.fsync import replace_file
 from lachesis.schemas.annotations import EvalEvent
 
 __all__ = ["draw_run"]
@@ -33,7 +35,9 @@ def draw_run(folder: Path, steps: Sequence[Mapping[str, float]], evaluations: Se
         draw(figure.subplots())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.png"
-        figure.savefig(path, dpi=110)
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=110)
+        replace_file(path, image.getvalue())
         written.append(path)
     return written
 

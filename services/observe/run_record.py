@@ -10,7 +10,8 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import write_when_room_sync
+from lachesis.pipeline.disk import DiskShortage, write_if_room
+from lachesis.pipeline.fsync import replace_file
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.notices.changes import PastNotice
@@ -84,14 +85,15 @@ class RunSummaryWriter(RunWatcher):
     ) -> Iterator[str]:
         """Write summary and plots, and yield what is to be said of them. `reason`: why the run failed.
 
-        Nothing is written where the run's folder was deleted under it.
+        Nothing is written where the run's folder was deleted under it, or its disk is full: the run ends all the same.
         """
         path, steps = self._config.path, read_steps(self._config.path)
         plots = path / PLOTS
         problem = None
         if (steps or events) and path.is_dir():
             try:
-                write_when_room_sync(plots, partial(draw_run, plots, steps, events))
+                shortage = write_if_room(plots, partial(draw_run, plots, steps, events))
+                problem = None if shortage is None else _not_written("no plots", shortage)
             except ImportError as error:
                 problem = f"no plots, since matplotlib is missing ({error}): {install_command('plots')}"
         places = {
@@ -120,13 +122,21 @@ class RunSummaryWriter(RunWatcher):
             return
         file = path / SUMMARY_FILE
         content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
-        write_when_room_sync(file, partial(file.write_bytes, content))
+        shortage = write_if_room(file, partial(replace_file, file, content))
         yield _headline(summary)
-        yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else "")
+        if shortage is None:
+            yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else "")
+        else:
+            file.unlink(missing_ok=True)  # one of an earlier end tells nothing of this one
+            yield _not_written("no summary", shortage)
         if problem is not None:
             yield problem
         still = [one.notice for one in notices if one.until_ns is None]
         yield from (f"in the end: {line}" for line in notice_lines(still, time.time_ns()))
+
+
+def _not_written(what: str, shortage: DiskShortage) -> str:
+    return f"{what} in {shortage.path}: the disk is full, {shortage.lack}"
 
 
 def _headline(summary: RunSummary) -> str:

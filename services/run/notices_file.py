@@ -36,16 +36,20 @@ class NoticesWriter:
     """Writes what holds when it changes, and every few seconds that it is so still."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = DeferredFile(folder / NOTICES_FILE)
+        self._path = folder / NOTICES_FILE
+        self.file = DeferredFile(self._path)
         self._process = ProcessRecord.current()
         self._written: SavedNotices | None = None
 
     def write(self, notices: Sequence[Notice]) -> None:
+        """Write them if need be; what cannot be written now does not leave there what holds no more."""
         last = self._written
         if last is not None and last.age_s < _REWRITE_S and last.notices == list(notices):
             return
         self._written = SavedNotices(process=self._process, looked_ns=time.time_ns(), notices=list(notices))
         self.file.write(msgspec.json.encode(self._written))
+        if self.file.is_late:
+            self._path.unlink(missing_ok=True)  # readers ask the supervisor itself, by its heartbeats
 
 
 def read_notices(folder: Path) -> list[Notice] | None:

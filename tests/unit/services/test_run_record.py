@@ -1,5 +1,6 @@
 """What `lachesis up` says of a run's beginning, and leaves of its end."""
 
+import errno
 import time
 from pathlib import Path
 
@@ -47,3 +48,26 @@ def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkey
     assert (written["state"], written["restarts"]) == ("stopped", {"trainer": 1})
     assert (tmp_path / "plots" / "reward.png").is_file()
     assert "failed" in next(iter(one.conclude([], [], {}, "no server")))
+
+
+def test_an_end_does_not_wait_for_room_and_leaves_no_summary_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = record(tmp_path, 100, monkeypatch)
+    figures = {"train/step": 41.0, "train/time": time.time(), "reward/mean": 0.5}
+    (tmp_path / "metrics.jsonl").write_bytes(msgspec.json.encode(figures) + b"\n")
+    assert "summary in" in list(one.conclude([], [], {}))[1]
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        write(path, data[:2])
+        raise OSError(errno.ENOSPC, "no space", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    headline, *said = one.conclude([], [], {})
+    assert headline.startswith("run r stopped")
+    assert [line.partition(": the disk is full, at least ")[0] for line in said] == [
+        f"no summary in {tmp_path / 'summary.json'}", f"no plots in {tmp_path / 'plots'}",
+    ]  # fmt: skip
+    assert not (tmp_path / "summary.json").exists()
+    assert not list(tmp_path.rglob("*partial*"))
