@@ -46,9 +46,14 @@ async def test_the_slower_environment_has_the_larger_share_that_it_asked_for(
                     await anyio.sleep(0.1)
             tasks.cancel_scope.cancel()
         assert world.worst <= 3 * BATCH_SIZE
+    envs = [group.env for group in await world.groups()]
+    leased = Counter(envs[envs.index("sums") :])  # of what was taken in since both asked
+    assert leased["sums"] / leased.total() == pytest.approx(ASKED["sums"], abs=0.05)
     trained = Counter[str]()
     for batch in world.batches[4:]:  # what was there before the second one had begun is trained by then
         assert batch.sequences == BATCH_SIZE
         trained.update({env: sum(ref.sequences for ref in batch.groups if ref.env == env) for env in ASKED})
-    assert trained["sums"] / trained.total() == pytest.approx(ASKED["sums"], abs=0.08)
+    # not more narrowly: of the faster one, more groups wait for their turn until they are too old for any batch
+    assert trained["sums"] / trained.total() >= ASKED["sums"] - 0.08
+    assert trained["words"] > 0
     assert "min_batch_allocation" not in world.log.read_text(), "the mix gives what they ask for"
