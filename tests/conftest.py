@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
+from left_running import pytest_runtest_call, pytest_runtest_teardown
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
@@ -17,6 +18,8 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.schemas.subjects import BUCKET, STREAMS
+
+__all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
 
 settings.register_profile(
     "patient",

@@ -175,7 +175,12 @@ class Run:
         """End the supervisor, and with it the run, if it still goes on."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(120)
+            try:
+                self.process.wait(120)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"the supervisor did not end when it was told to:\n{self.tail()}") from None
 
     def tail(self) -> str:
         return (self.folder / "up.log").read_text(errors="replace")[-3000:]
