@@ -1,5 +1,6 @@
 """Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
 
+import inspect
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from anyio._core._eventloop import reset_current_async_library, set_current_async_library
 from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
 from left_running import pytest_runtest_call, pytest_runtest_teardown
@@ -55,6 +57,17 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a test that is no coroutine run an event loop of its own, also while that of the session's fixtures waits."""
+    if inspect.iscoroutinefunction(request.function):
+        yield
+        return
+    token = set_current_async_library(None)
+    yield
+    reset_current_async_library(token)
 
 
 @pytest.fixture(scope="session")
