@@ -100,7 +100,7 @@ class RunSummaryWriter(RunWatcher):
             "folder": path,
             "config": run_file_of(self._config),
             "metrics": path / METRICS_FILE,
-            "plots": plots,
+            **({} if problem else {"plots": plots}),
             "checkpoints": path / CHECKPOINTS,
             "logs": path / "logs",
         }
