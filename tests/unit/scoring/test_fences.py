@@ -120,7 +120,7 @@ RUN = [
 
 @pytest.mark.parametrize(("task", "number"), RUN)
 async def test_the_tests_of_data_sets_tell_right_from_wrong(task: dict[str, Any], number: int) -> None:
-    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     right, wrong = (f"```python\ndef add(a, b):\n    return a {sign} b\n```" for sign in "+-")
     assert await rater.rate(Sample(prompt="", completion=right, task=task)) == 1.0
     assert await rater.rate(Sample(prompt="", completion=wrong, task=task)) == 0.0
@@ -130,7 +130,7 @@ async def test_the_tests_of_data_sets_tell_right_from_wrong(task: dict[str, Any]
 
 
 async def test_a_method_and_the_imports_of_a_prompt_are_found() -> None:
-    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     method = "```python\nclass Solution:\n    def add(self, a: List[int], b):\n        return [*a, b]\n```"
     begun = {"prompt": "from typing import List\n\ndef add(a, b):\n", "entry_point": "Solution().add"}
     check = "def check(candidate):\n    assert candidate([1], 2) == [1, 2]\n"
@@ -141,7 +141,7 @@ async def test_a_method_and_the_imports_of_a_prompt_are_found() -> None:
 
 
 async def test_a_called_function_has_the_imports_that_judges_of_data_sets_give() -> None:
-    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     body = "    def f(self, a: List[int], m) -> Optional[int]:\n        return pow(len(Counter(a)), heappop(a), m)"
     test = [{"input": "[3, 4]\n5", "output": "3", "testtype": "functional"}]
     task = {"tests": json.dumps(test), "metadata": json.dumps({"func_name": "f"})}
@@ -151,7 +151,7 @@ async def test_a_called_function_has_the_imports_that_judges_of_data_sets_give()
 
 
 async def test_a_block_that_reads_the_input_goes_on_with_the_function_before_it() -> None:
-    rater = CodeRater(time_s=2, total_s=4, memory_mb=256)
+    rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     function, reading, demo = "def f(x):\n    return x * 2", "print(f(int(input())))", "print(f(3))"
     task = {"tests": [{"input": "4", "output": "8"}]}
     for blocks, score in (
@@ -172,7 +172,7 @@ async def test_a_test_that_imports_what_the_sandbox_lacks_is_refused() -> None:
 
 
 async def test_a_right_program_passes_whatever_stands_around_it() -> None:
-    rater = CodeRater(time_s=1, total_s=2, memory_mb=256)
+    rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     answer = "First:\n```\n8\n```\n```Python\r\nprint(int(input()) * 2)\r\n```\nOutput:\n```\n8\n```"
     task = {"tests": json.dumps({"inputs": ["4", "5"], "outputs": ["8", "10"]})}
     assert await rater.rate(Sample(prompt="", completion=answer, task=task)) == 1.0
