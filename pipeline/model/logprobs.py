@@ -191,7 +191,7 @@ class SampledLogprobs:
         positions = rows = len(inputs["targets_N"])
         memory = self.device_memory(inputs["targets_N"].device) if self.by_device else DeviceMemory("cpu")
         if self._head is not None:
-            rows = max(1, slice_bytes(memory) // (4 * self._head.weight.shape[0]))
+            rows = max(1, slice_bytes(memory) // self._row_bytes(memory.kind, inputs))
         if positions <= rows:
             return of_slice(**inputs)
         slices = [
@@ -209,14 +209,20 @@ class SampledLogprobs:
         """Return whether logits stay for the backward pass; those of more than one kind a token never do."""
         if self._head is None or self.entropy_gradient or inputs.keys() != {"hidden_NH", "targets_N"}:
             return False
-        vocabulary = self._head.weight.shape[0]
-        kept = 2 if self.precision is torch.bfloat16 and self._picks_by_row(inputs["targets_N"].device) else 4
         gradients = sum(
             parameter.nbytes
             for parameter in self._model.parameters()
             if parameter.requires_grad and parameter.grad is None
         )
-        return keeps_logits(memory, kept * vocabulary * len(inputs["targets_N"]), 4 * vocabulary * rows, gradients)
+        a_row = self._row_bytes(memory.kind, inputs)
+        return keeps_logits(memory, a_row * len(inputs["targets_N"]), a_row * rows, gradients)
+
+    def _row_bytes(self, kind: str, inputs: Mapping[str, torch.Tensor]) -> int:
+        """Return the bytes of a row of logits on a device of this kind: float32, or as a GPU's kernel takes them."""
+        assert self._head is not None  # noqa: S101 - who asks has one
+        by_kernel = kind == "cuda" and not self.entropy_gradient and inputs.keys() == {"hidden_NH", "targets_N"}
+        in_bfloat16 = by_kernel and self.precision is torch.bfloat16
+        return self._head.weight.shape[0] * (2 if in_bfloat16 else 4)  # type: ignore[no-any-return]
 
     def _gives_the_same(self) -> bool:
         """Return whether body and head give what the model gives, on a few tokens."""

@@ -17,12 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from gpu.figures import FIGURES_FD
-from gpu.plan import MOST_S, Part, chosen
+from gpu.plan import MOST_S, PARTS, Part, chosen
 from gpu.processes import end_group
 from gpu.report import page, recorded, slug
 
@@ -43,14 +44,16 @@ class Results:
         self.lines: list[dict[str, Any]] = []
         self._file = folder / "results.jsonl"
         self._file.unlink(missing_ok=True)
+        self._adding = threading.Lock()
         self._last = recorded(_RESULTS / f"{slug(machine['device'])}.jsonl")
         self.add(machine)
 
     def add(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        with self._file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
+        with self._adding:
+            self.lines.append(line)
+            with self._file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
 
     def write_page(self) -> str:
         cpu = [] if self.lines[0]["device"] == "cpu" else recorded(_CPU)
@@ -78,6 +81,7 @@ def run_part(part: str, command: list[str], limit_s: float, log: Path, add: Call
             start_new_session=True,
         )
     os.close(write)
+    _running.add(process)
     listener = threading.Thread(target=_listen, args=(read, part, add), daemon=True)
     listener.start()
     try:
@@ -87,6 +91,7 @@ def run_part(part: str, command: list[str], limit_s: float, log: Path, add: Call
         code, ended = 1, f"was stopped at its limit of {limit_s:g} s"
     finally:
         end_group(process)
+        _running.discard(process)
     listener.join(5)  # its writers are gone, but for one that left its session
     add({"part": part, "ended": ended, "ok": code == 0, "seconds": round(time.monotonic() - began, 1)})
 
@@ -135,16 +140,37 @@ def _version(package: str) -> str:
 
 
 def _run(parts: list[Part], results: Results, *, small: bool) -> None:
+    """Run the parts, those that time nothing at once; in small, on a CPU, one by one."""
     end = time.monotonic() + MOST_S
-    for part in parts:
+
+    def run(part: Part) -> None:
         left = float("inf") if small else end - time.monotonic()
         if left < 5:
             results.add({"part": part.name, "left_out": "all of it", "why": f"{MOST_S:g} s are over"})
-            continue
+            return
         limit_s = min(left, part.small_limit_s if small else part.limit_s)
         command = [sys.executable, "-m", "gpu.part", part.name, *(["--cpu"] if small else [])]
         run_part(part.name, command, limit_s, results.folder / f"{part.name}.log", results.add)
-        results.write_page()
+
+    at_once = [] if small else [part for part in parts if not part.times]
+    with ThreadPoolExecutor(len(PARTS)) as threads:
+        list(threads.map(run, at_once))
+    results.write_page()
+    for part in parts:
+        if part not in at_once:
+            run(part)
+            results.write_page()
+
+
+_running: set["subprocess.Popen[bytes]"] = set()
+"""Parts that run now."""
+
+
+def _end(*_: Any) -> None:
+    """End with all parts that run and what they have started."""
+    for process in list(_running):
+        end_group(process)
+    os._exit(128 + signal.SIGTERM)
 
 
 def main() -> int:
@@ -162,7 +188,7 @@ def main() -> int:
         parser.error(str(error))
     if arguments.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part and all that it started end too
+    signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("OMP_NUM_THREADS", "1" if arguments.cpu else "8")
     results = Results(arguments.out, _machine(small=arguments.cpu))
     _run(parts, results, small=arguments.cpu)

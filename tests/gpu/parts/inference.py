@@ -18,7 +18,7 @@ __all__ = ["measure"]
 
 def measure(*, small: bool) -> None:
     """Measure the CPU, and the GPU if there is one, in both dtypes that a server may compute in."""
-    shape, rows, tokens = ("tiny", 4, 16) if small else ("0.135B", 64, 128)
+    shape, rows, tokens = ("tiny", 4, 16) if small else ("0.135B", 64, 64)
     ways = [("cpu", "float32")] + [("cuda", dtype) for dtype in ("float32", "bfloat16") if DEVICE == "cuda"]
     for device, dtype in ways:
         given = (rows, tokens) if device == "cuda" or small else (16, 32)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from gpu.figures import figure
 from gpu.models import DEVICE, THREADS, batch_of, config_of, free_memory, mean_seconds, model_of, peak_gb, seconds_of
+from transformers import AutoModelForCausalLM
 
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.training.batch import PackedBatch
@@ -16,7 +17,7 @@ __all__ = ["measure"]
 
 _CASES = {
     "0.135B": (64, 1024, ("defaults", "plain kernels", "no step KL", "recompute", "not deterministic")),
-    "0.5B": (64, 1024, ("defaults", "recompute")),
+    "0.5B": (64, 1024, ("defaults",)),
     "1.5B": (32, 1024, ("defaults", "recompute")),
     "tiny": (8, 128, ("defaults", "plain kernels", "no step KL", "recompute")),
 }
@@ -36,16 +37,18 @@ _STEPS_BEFORE = 30
 
 def measure(*, small: bool) -> None:
     """Measure each model in each way, and after it the bare loop on the same batch."""
-    if DEVICE == "cuda":
-        _peak()
+    peak = _peak() if DEVICE == "cuda" else None
     for shape in ("tiny",) if small else ("0.135B", "0.5B", "1.5B"):
         rows, length, ways = _CASES[shape]
         batch = batch_of(config_of(shape).vocab_size, rows, length)
         rates = {way: _learner(shape, batch, way) for way in ways}
         bare = _bare(shape, batch)
-        if bare and (best := rates["defaults"]):
+        best = rates["defaults"]
+        if bare and best:
             figure(f"{shape} defaults beside the bare loop", best / bare, "of its speed")
-        if shape != "1.5B":
+        if peak and best:
+            figure(f"{shape} defaults beside this card's product", best * _flops_a_token(shape, length) / peak, "of it")
+        if shape in {"tiny", "0.135B"}:
             _uneven(shape, rows, length)
     if not small:  # last, since the first steps may take minutes
         rows, length, _ = _CASES["0.135B"]
@@ -60,12 +63,14 @@ def _uneven(shape: str, rows: int, length: int) -> None:
         figure(f"{shape} uneven rows in one beside padded ones", in_one / padded, "of their speed")
 
 
-def _peak() -> None:
-    """Measure what this card can do: a product of matrices in bfloat16, and a copy."""
+def _peak() -> float:
+    """Measure what this card can do: a product of matrices in bfloat16, in operations a second, and a copy."""
     one = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
-    figure("bfloat16 product of 8192^3", 2 * 8192**3 / seconds_of(lambda: one @ one, 10) / 1e12, "TFLOP/s")
+    found = 2 * 8192**3 / seconds_of(lambda: one @ one, 10)
+    figure("bfloat16 product of 8192^3", found / 1e12, "TFLOP/s")
     other = torch.empty_like(one)
     figure("copy on the device", 2 * one.nbytes / seconds_of(lambda: other.copy_(one), 10) / 1e12, "TB/s")
+    return found
 
 
 def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
@@ -84,21 +89,21 @@ def _learner(shape: str, batch: PackedBatch, way: str) -> float | None:
     except OutOfMemoryError as error:
         figure(name, None, "tokens/s", why=f"out of memory: {str(error)[:90]}")
         return None
-    tokens = int(batch.lengths_B.sum())
+    tokens, length = int(batch.lengths_B.sum()), batch.tokens_BT.shape[1]
     figure(name, tokens / seconds, "tokens/s", microbatch_tokens=learner.fit.tokens, recomputes=learner.fit.recomputes)
     if not name.startswith(f"{shape} uneven"):
-        figure(f"{name}, share of what is computed", _flops(model, batch) / seconds / 1e12, "TFLOP/s")
+        figure(f"{name}, share of what is computed", tokens * _flops_a_token(shape, length) / seconds / 1e12, "TFLOP/s")
     if (peak := peak_gb()) is not None:
         figure(f"{name}, memory", peak, "GB")
     return tokens / seconds
 
 
-def _flops(model: Any, batch: PackedBatch) -> float:
-    """Return the operations of a step: six a parameter and token, and attention."""
+def _flops_a_token(shape: str, length: int) -> float:
+    """Return the operations of a step for a token: six a parameter, and attention's."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(shape))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    rows, length = batch.tokens_BT.shape
-    config = model.config
-    return rows * length * (6 * parameters + 6 * config.num_hidden_layers * config.hidden_size * length)
+    return 6 * parameters + 6 * model.config.num_hidden_layers * model.config.hidden_size * length
 
 
 def _bare(shape: str, batch: PackedBatch) -> float | None:
