@@ -26,7 +26,7 @@ PARTS = (
     Part("numerics", 60, 300, "Arithmetic beside the CPU's, the same bits twice, large steps, adapters", times=False),
     Part("ranks", 90, 300, "Two ranks on one GPU", times=False),
     Part("resume", 110, 300, "A trainer killed, gone on with, and reproduced", times=False),
-    Part("vllm", 130, 600, "Real vLLM as policy", times=False),
+    Part("vllm", 150, 600, "Real vLLM as policy", times=False),
     Part("suite", 130, 300, "The tests of training, model and inference", times=False),
     Part("weights", 40, 300, "Weights out and in, beside plain copies"),
     Part("inference", 60, 300, "The reference server's engine beside transformers' generate"),

@@ -2,6 +2,8 @@
 
 import os
 import time
+import traceback
+from collections.abc import Awaitable
 from pathlib import Path
 
 import anyio
@@ -22,6 +24,7 @@ from lachesis.pipeline.model.shared_memory import WeightSegment, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.model.weight_files import write_weights
+from lachesis.schemas.errors import StartupError
 
 __all__ = ["measure_server"]
 
@@ -29,15 +32,27 @@ _START_S = {"cuda": 100.0, "cpu": 400.0}
 _SETTINGS = {
     "cpu": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"],
     "cuda": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.3",
-             "--attention-backend", "TRITON_ATTN"],
+             "--kv-cache-memory-bytes", str(1 << 30), "--attention-backend", "TRITON_ATTN"],
 }  # fmt: skip
-_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""A fixed cache: vLLM measures no free memory, which another process on the card may change meanwhile."""
+_ENVIRONMENT = {
+    "cpu": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    "cuda": {
+        "TRITON_F32_DEFAULT": "ieee",  # the attention kernel's products in float32, as the learner's are
+        "TORCH_COMPILE_DISABLE": "1",  # of small functions, at their first call
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the one that the CPU's vLLM has
+        "VLLM_HOST_IP": "127.0.0.1",  # the machine may have no network
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    },
+}
+_TAIL_CHARS = 1500
 
 
 def measure_server(command: str, folder: Path) -> None:
     """Start vLLM by this interpreter, and run all of it."""
     prepare_device(DEVICE, THREADS)
-    os.environ |= {"HF_HUB_OFFLINE": "1"} | (_CPU if DEVICE == "cpu" else {})
+    os.environ |= {"HF_HUB_OFFLINE": "1"} | _ENVIRONMENT[DEVICE]
     anyio.run(_measure, command, folder)
 
 
@@ -64,15 +79,35 @@ async def _measure(command: str, folder: Path) -> None:
     async with start_vllm(
         settings, str(folder / "model"), role="policy", folder=folder, tokenizer_hash=policy.tokenizer_hash, token="t"
     ) as server:
-        with anyio.fail_after(_START_S[DEVICE]):
-            await server.ready()
+        try:
+            with anyio.fail_after(_START_S[DEVICE]):
+                await server.ready()
+        except (StartupError, TimeoutError) as error:
+            check("vLLM starts", False, _said(error))
+            return
         figure("vLLM, start", time.perf_counter() - began, "s")
         config = ClientConfig(url=server.url, timeout=60, connect_timeout=10)
         async with InferenceClient(config, token="t") as client:
-            await _agree(client, policy, "as it started")
-            await _speed(client)
-            await _files(client, policy, folder)
-            await _shared(client, policy, folder)
+            await _on_its_own("its logprobs", _agree(client, policy, "as it started"))
+            await _on_its_own("its speed", _speed(client))
+            await _on_its_own("weights by a file", _files(client, policy, folder))
+            await _on_its_own("weights by shared memory", _shared(client, policy, folder))
+
+
+async def _on_its_own(name: str, measured: Awaitable[None]) -> None:
+    """Let one that fails not cost those after it."""
+    try:
+        await measured
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page says it
+        check(f"vLLM, {name}", False, _said(error))
+        traceback.print_exc()
+
+
+def _said(error: Exception) -> str:
+    """Return the error with the end of what vLLM has printed, which goes where this process prints to."""
+    log = Path("/proc/self/fd/2").resolve()
+    end = log.read_text(errors="replace")[-_TAIL_CHARS:] if log.is_file() else ""
+    return " / ".join([f"{type(error).__name__}: {error}", *filter(None, map(str.strip, end.splitlines()))])
 
 
 async def _agree(client: InferenceClient, policy: PolicyModel, how: str) -> None:

@@ -1,12 +1,14 @@
 """The script that measures a GPU: parts with limits, lines as they come, the page, and what a bare machine is given."""
 
+import json
 import stat
 import sys
 import zipfile
 
+import httpx
 import psutil
 import pytest
-from gpu import collect, install
+from gpu import collect, install, vllm_026
 from gpu.figures import FIGURES_FD
 from gpu.plan import MOST_S, PARTS, chosen
 from gpu.report import page, recorded, slug
@@ -147,3 +149,51 @@ def test_the_oldest_versions_are_those_that_the_project_names():
     lowest = install.lowest_versions()
     assert lowest["torch"] == "2.6"
     assert lowest["starlette"] == "0.46"
+
+
+def test_an_older_vllm_gets_the_arguments_that_it_knows():
+    given = ["-m", "vllm.entry", "--enable-scale-out", "--worker-extension-cls",
+             "lachesis.pipeline.inference.vllm_worker.WorkerExtension", "--middleware", "ours"]  # fmt: skip
+    assert vllm_026.arguments_of_026(given) == [
+        "-m", "vllm.entrypoints.openai.api_server", "--middleware", "gpu.vllm_026.WeightNames",
+        "--worker-extension-cls", "gpu.vllm_026_worker.WorkerExtension", "--middleware", "ours",
+    ]  # fmt: skip
+
+
+async def test_an_older_vllm_says_which_weights_its_tokens_are_of():
+    ended = 200
+    asked = {}
+
+    async def vllm(scope, receive, send):
+        body = json.loads((await receive())["body"] or b"null")
+        asked[scope["path"]] = body
+        answer = {"choices": [{"token_ids": [5, 6]}]} if scope["path"].endswith("generate") else {"message": "done"}
+        await send({"type": "http.response.start", "status": ended, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    app = httpx.ASGITransport(vllm_026.WeightNames(vllm))
+    async with httpx.AsyncClient(transport=app, base_url="http://v") as client:
+        sampling = {"sampling_params": {"n": 2}}
+        (choice,) = (await client.post("/inference/v1/generate", json=sampling)).json()["choices"]
+        assert choice["weight_versions"] == [{"start": 0, "end": 2, "version": "as it started"}]
+        assert asked["/inference/v1/generate"] == {"sampling_params": {"n": 2, "output_kind": 2}}
+        assert (await client.post("/finish_weight_update", json={"weight_version": "1-a"})).json() == {
+            "message": "done"
+        }
+        ended = 500
+        assert (await client.post("/finish_weight_update", json={"weight_version": "2-b"})).status_code == 500
+        ended = 200
+        await client.post("/finish_weight_update")
+        assert (await client.get("/weight_info")).json() == {"weight_version": "1-a"}
+        (choice,) = (await client.post("/inference/v1/generate", json=sampling)).json()["choices"]
+        assert choice["weight_versions"][0]["version"] == "1-a"
+
+
+def test_a_vllm_without_flash_attention_has_its_name_and_one_with_it_is_left_as_it_is(tmp_path):
+    init = tmp_path / "vllm_flash_attn" / "__init__.py"
+    init.parent.mkdir()
+    vllm_026.name_flash_attention(tmp_path)
+    assert "flash_attn_varlen_func" in init.read_text()
+    init.write_text("theirs")
+    vllm_026.name_flash_attention(tmp_path)
+    assert init.read_text() == "theirs"

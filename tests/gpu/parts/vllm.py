@@ -14,12 +14,12 @@ __all__ = ["VLLM_PYTHON", "measure"]
 
 VLLM_PYTHON = "VLLM_PYTHON"
 """Names an interpreter that has vLLM, if this one has none."""
-_KNOWS_SCALE_OUT = (0, 32)
-"""The release whose command knows `--enable-scale-out`; the routes that it opens are there in older ones without."""
+_SUPPORTED = (0, 32)
+"""The oldest release that this project speaks; for an older one `gpu.vllm_026` stands in between."""
 
 
 def measure(*, small: bool) -> None:
-    """Run all of it; what an older release lacks is said and left out."""
+    """Run all of it."""
     del small
     python = _interpreter()
     version = _version_of(python)
@@ -45,14 +45,10 @@ def _version_of(python: str) -> str | None:
 
 
 def _command(python: str, version: str, folder: Path) -> str:
-    """Return the interpreter, or for an older release a script that leaves out the argument that it does not know."""
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if numbers >= _KNOWS_SCALE_OUT:
+    """Return the interpreter, or for an older release a script that puts `gpu.vllm_026` in front of it."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _SUPPORTED:
         return python
     script = folder / "python"
-    script.write_text(
-        '#!/bin/sh\nfor word; do shift; [ "$word" = --enable-scale-out ] || set -- "$@" "$word"; done\n'
-        f'exec "{python}" "$@"\n'
-    )
+    script.write_text(f'#!/bin/sh\nexec "{python}" -m gpu.vllm_026 "$@"\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return str(script)
