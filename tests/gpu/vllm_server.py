@@ -1,6 +1,7 @@
 """Measures vLLM behind one of its servers, which this process gives weights as a trainer does."""
 
 import os
+import re
 import time
 import traceback
 from collections.abc import Awaitable
@@ -46,7 +47,7 @@ _ENVIRONMENT = {
         "NCCL_SOCKET_IFNAME": "lo",
     },
 }
-_TAIL_CHARS = 1500
+_ERRORS_SHOWN, _LINES_SHOWN, _LINE_CHARS = 12, 5, 400
 
 
 def measure_server(command: str, folder: Path) -> None:
@@ -104,10 +105,13 @@ async def _on_its_own(name: str, measured: Awaitable[None]) -> None:
 
 
 def _said(error: Exception) -> str:
-    """Return the error with the end of what vLLM has printed, which goes where this process prints to."""
+    """Return the error, and what vLLM has printed: it prints to where this process does."""
     log = Path("/proc/self/fd/2").resolve()
-    end = log.read_text(errors="replace")[-_TAIL_CHARS:] if log.is_file() else ""
-    return " / ".join([f"{type(error).__name__}: {error}", *filter(None, map(str.strip, end.splitlines()))])
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in lines if re.search(r"(Error|Exception)\b: ", line)]
+    shown = [f"{type(error).__name__}: {error}", *errors[-_ERRORS_SHOWN:], *lines[-_LINES_SHOWN:]]
+    return " / ".join(dict.fromkeys(line[:_LINE_CHARS] for line in shown))
 
 
 async def _agree(client: InferenceClient, policy: PolicyModel, how: str) -> None:
