@@ -32,10 +32,10 @@ __all__ = ["measure_server"]
 _START_S = {"cuda": 100.0, "cpu": 400.0}
 _SETTINGS = {
     "cpu": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"],
-    "cuda": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.3",
+    "cuda": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.1",
              "--kv-cache-memory-bytes", str(1 << 30), "--attention-backend", "TRITON_ATTN"],
 }  # fmt: skip
-"""A fixed cache: vLLM measures no free memory, which another process on the card may change meanwhile."""
+"""A cache of fixed size: vLLM would measure the free memory, which other parts on the card change meanwhile."""
 _ENVIRONMENT = {
     "cpu": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
     "cuda": {
