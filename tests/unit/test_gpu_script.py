@@ -104,7 +104,7 @@ def test_parts_are_there_and_fit_the_time_in_turn():
     assert all((_HERE / "parts" / f"{one.name}.py").exists() for one in PARTS)
     assert all(one.limit_s <= MOST_S for one in PARTS)
     assert [one.name for one in chosen(["demo", "numerics"])] == ["numerics", "demo"]
-    with pytest.raises(ValueError, match="no part 'numbers'; there are weights"):
+    with pytest.raises(ValueError, match="no part 'numbers'; there are numerics"):
         chosen(["numbers"])
 
 
