@@ -22,7 +22,7 @@ def loaded_weights(
     expected: Mapping[str, torch.Tensor],
     dtype: str,
     as_held: str | None,
-    form: DigestForm = "tree",
+    form: DigestForm = "blake3",
 ) -> LoadedWeights:
     """Return what is to be told of the weights that `model` holds.
 
@@ -41,7 +41,7 @@ def loaded_weights(
 
 
 def digest_as_held(
-    model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str, form: DigestForm = "tree"
+    model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str, form: DigestForm = "blake3"
 ) -> str | None:
     """Return the digest of what was delivered once it is rounded to the dtypes in which `model` holds it.
 

@@ -9,7 +9,7 @@ started with, in its shape and in float32 (vLLM rounds to the dtype it serves); 
 touched; a load that fails half-way ends the process, so half-loaded weights never answer.
 
 vLLM imports this as its worker extension, before the model is loaded, in an environment that holds of this project
-only the source: torch, safetensors and msgspec are all it may need.
+only the source: torch, safetensors, msgspec and blake3, which come with vLLM, are all it may need.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._staged: dict[str, torch.Tensor] | None = None
         self._dtype = "float32"  # that the weights travelled in which were delivered last
         self._as_held: str | None = None
-        self._form: DigestForm = "tree"
+        self._form: DigestForm = "blake3"
         self._shared = SharedModel(vllm_config, model, self._expected, self._load)
         packed = [name for name, parameter in model.named_parameters() if not parameter.numel()]
         if packed:

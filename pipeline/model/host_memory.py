@@ -2,17 +2,22 @@
 
 The owner of the tensors goes on changing them as soon as they are copied. From a GPU they go into pinned memory, at the
 speed of the bus; they are rounded before, where they travel rounded. Guarantees that a copy holds the tensors as they
-were when it was made, until as many further ones are made as there are `slots`.
+were when it was made, until as many further ones are made as there are `slots`; and that pinned memory takes their
+bytes and no more: torch's own is rounded up to a power of two, so ordinary memory is pinned here.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import mmap
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lachesis.pipeline.model.tensors import is_wide
 
@@ -58,15 +63,37 @@ def allocate(
     for name, (shape, dtype) in forms.items():
         places[name] = slice(end, end + math.prod(shape) * dtype.itemsize)
         end = -(-places[name].stop // _ALIGNMENT) * _ALIGNMENT
-    block = _block(end, pinned=pinned)
+    block = _block(max(end, _ALIGNMENT), pinned=pinned)
     return {name: block[places[name]].view(dtype).view(torch.Size(shape)) for name, (shape, dtype) in forms.items()}
 
 
 def _block(size: int, *, pinned: bool) -> torch.Tensor:
-    """Return memory, uint8 [size]: pinned, or in large pages, which take a fraction of the time to get."""
+    """Return memory, uint8 [size], in large pages, which take a fraction of the time to get; pinned on demand."""
     if pinned:
         try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.from_numpy(_pinned(size))
         except RuntimeError as error:
             log.warning("%d bytes of main memory cannot be pinned, so copies from the GPU take longer: %s", size, error)
+            _forget_cuda_error()
     return torch.from_numpy(np.empty(size, np.uint8))
+
+
+def _pinned(size: int) -> NDArray[np.uint8]:
+    """Return memory that is pinned until nothing uses it. Raises `RuntimeError` where that cannot be done.
+
+    It has pages of its own: none is pinned twice.
+    """
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(pages, np.uint8)
+    cuda, address = torch.cuda.cudart(), memory.ctypes.data
+    torch.cuda.check_error(cuda.cudaHostRegister(address, size, 0))
+    # called just before the memory goes; of a process that ends the driver unpins it
+    weakref.finalize(memory, cuda.cudaHostUnregister, address).atexit = False
+    return memory
+
+
+def _forget_cuda_error() -> None:
+    """Let torch raise and clear the error that a call of CUDA has left: else it is taken for that of a later step."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")

@@ -7,12 +7,11 @@ bytes are digested in the pass that writes or copies them, on several threads.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +21,17 @@ from lachesis.pipeline.model.digest import (
     Bytes,
     DigestForm,
     Piece,
+    RunningDigest,
+    TreeForm,
+    WeightsDigest,
     digest_in_order,
     digest_of_pieces,
+    hash_bytes,
     label,
     on_threads,
     pieces_of,
 )
+from lachesis.pipeline.model.faults import some
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -42,8 +46,8 @@ __all__ = [
     "raw_digest",
     "read_raw",
     "weights_path",
+    "write_blocks",
     "write_digested",
-    "write_raw",
 ]
 
 DTYPES = {
@@ -83,11 +87,15 @@ class TensorForm(NamedTuple):
 
 
 class RawFile(NamedTuple):
-    """A file's metadata, its tensors' forms by name, and their bytes (uint8 [bytes], mapped from the file)."""
+    """A file's metadata, its tensors' forms by name, and their bytes (uint8 [bytes], mapped from the file).
+
+    `is_canonical`: whether the file is, but for the tensors' bytes, what is written here for these forms and metadata.
+    """
 
     metadata: Mapping[str, str]
     forms: Mapping[str, TensorForm]
     data: Mapping[str, Bytes]
+    is_canonical: bool
 
 
 def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
@@ -115,59 +123,81 @@ def read_raw(path: Path) -> RawFile:
         (length,) = struct.unpack("<Q", content[:8].tobytes())
         header: dict[str, Any] = json.loads(content[8 : 8 + min(length, _MAX_HEADER_BYTES)].tobytes())
         metadata = dict[str, str](header.pop("__metadata__", {}).items())
+        _check_text([*metadata.values(), *header])
         forms = {name: TensorForm(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
         spans = {name: entry["data_offsets"] for name, entry in header.items()}
         data = {name: content[8 + length + start : 8 + length + end] for name, (start, end) in spans.items()}
-        whole = all(data[name].size == form.nbytes for name, form in forms.items())
+        torn = [name for name, form in forms.items() if data[name].size != form.nbytes]
+        canonical = _header(list(forms.values()), metadata)
+        end = len(canonical) + sum(form.nbytes for form in forms.values())
+        is_canonical = content.size == end and content[: len(canonical)].tobytes() == canonical
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"weights file {path} cannot be read: {type(error).__name__}: {error}.") from error
-    if not whole:
-        raise DataError(f"weights file {path} cannot be read: it is cut off.")
-    return RawFile(metadata, forms, data)
+    if torn:
+        raise DataError(f"weights file {path} cannot be read: it is cut off and lacks bytes of {some(torn)}.")
+    return RawFile(metadata, forms, data, is_canonical)
 
 
-def write_raw(path: Path, forms: Sequence[TensorForm], blocks: Iterator[Bytes], metadata: Mapping[str, str]) -> None:
-    """Write a file of tensors in `file_order` from the blocks of their bytes, one tensor after the other."""
-    with path.open("wb") as file:
-        file.write(_header(forms, metadata))
+def write_blocks(
+    path: Path,
+    forms: Sequence[TensorForm],
+    blocks: Iterable[Bytes],
+    metadata: Callable[[WeightsDigest], Mapping[str, str]],
+    form: TreeForm = "blake3",
+) -> WeightsDigest:
+    """Write a file of tensors from the blocks of their bytes, one tensor after the other; return the digest.
+
+    Blocks and `metadata` are as for `RunningDigest` and `write_digested`.
+    """
+    labels = {one.name: one.label for one in forms}
+    with path.open("wb") as file, RunningDigest({one.name: one.nbytes for one in forms}, labels, form) as running:
+        file.write(_header(forms, metadata(digest_of_pieces(labels, {}, form))))
         for block in blocks:
+            running.update(block)
             file.write(block.data)
+        found = running.digest()
+        file.seek(0)
+        file.write(_header(forms, metadata(found)))
+    return found
 
 
 def write_digested(
     path: Path,
     forms: Iterable[TensorForm],
     data: Mapping[str, Bytes],
-    metadata: Callable[[str], Mapping[str, str]],
-) -> str:
+    metadata: Callable[[WeightsDigest], Mapping[str, str]],
+    form: TreeForm = "blake3",
+) -> WeightsDigest:
     """Write a file of tensors, digested piece by piece as it is written; return the digest.
 
     `metadata` is that of the file, given the digest. It takes as many bytes for one digest as for any other.
     """
     ordered = file_order(forms)
-    labels = {form.name: form.label for form in ordered}
-    at = len(_header(ordered, metadata(digest_of_pieces({}, {}))))
+    labels = {one.name: one.label for one in ordered}
+    at = len(_header(ordered, metadata(digest_of_pieces(labels, {}, form))))
     offsets = {}
-    for form in ordered:
-        offsets[form.name] = at
-        at += form.nbytes
+    for one in ordered:
+        offsets[one.name] = at
+        at += one.nbytes
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
 
         def write(piece: Piece) -> bytes:
             part = data[piece.name][piece.start : piece.end].data
             _write_at(descriptor, part, offsets[piece.name] + piece.start)
-            return hashlib.sha256(part).digest()
+            return hash_bytes(part, form)
 
-        pieces = [piece for form in ordered for piece in pieces_of(form.name, form.nbytes)]
-        digest = digest_of_pieces(labels, dict(zip(pieces, on_threads(write, pieces, at), strict=True)))
-        _write_at(descriptor, memoryview(_header(ordered, metadata(digest))), 0)
+        pieces = [piece for one in ordered for piece in pieces_of(one.name, one.nbytes)]
+        found = digest_of_pieces(labels, dict(zip(pieces, on_threads(write, pieces, at), strict=True)), form)
+        _write_at(descriptor, memoryview(_header(ordered, metadata(found))), 0)
     finally:
         os.close(descriptor)
-    return digest
+    return found
 
 
-def copy_checked(file: RawFile, targets: Mapping[str, Bytes], *, widen: Collection[str] = ()) -> tuple[str, list[str]]:
+def copy_checked(
+    file: RawFile, targets: Mapping[str, Bytes], form: TreeForm = "blake3", *, widen: Collection[str] = ()
+) -> tuple[WeightsDigest, list[str]]:
     """Copy a file's tensors, each piece digested and looked at as it is copied, on several threads.
 
     `targets`: memory of the tensors' sizes, by name; twice as large for those in `widen`, which are bfloat16 and become
@@ -176,7 +206,7 @@ def copy_checked(file: RawFile, targets: Mapping[str, Bytes], *, widen: Collecti
     """
 
     def copy(piece: Piece) -> tuple[bytes, bool]:
-        form, source = file.forms[piece.name], file.data[piece.name][piece.start : piece.end]
+        source = file.data[piece.name][piece.start : piece.end]
         if piece.name in widen:
             part = source.copy()
             wide = targets[piece.name][2 * piece.start : 2 * piece.end].view(np.uint32)
@@ -184,13 +214,14 @@ def copy_checked(file: RawFile, targets: Mapping[str, Bytes], *, widen: Collecti
         else:
             part = targets[piece.name][piece.start : piece.end]
             np.copyto(part, source)
-        return hashlib.sha256(part.data).digest(), is_finite(part, form.dtype)
+        return hash_bytes(part.data, form), is_finite(part, file.forms[piece.name].dtype)
 
-    pieces = [piece for form in file.forms.values() for piece in pieces_of(form.name, form.nbytes)]
-    found = on_threads(copy, pieces, sum(form.nbytes for form in file.forms.values()))
+    pieces = [piece for one in file.forms.values() for piece in pieces_of(one.name, one.nbytes)]
+    found = on_threads(copy, pieces, sum(one.nbytes for one in file.forms.values()))
     digests = {piece: digest for piece, (digest, _) in zip(pieces, found, strict=True)}
     infinite = {piece.name for piece, (_, finite) in zip(pieces, found, strict=True) if not finite}
-    return digest_of_pieces({name: form.label for name, form in file.forms.items()}, digests), sorted(infinite)
+    labels = {name: one.label for name, one in file.forms.items()}
+    return digest_of_pieces(labels, digests, form), sorted(infinite)
 
 
 def is_finite(part: Bytes, dtype: str) -> bool:
@@ -198,14 +229,23 @@ def is_finite(part: Bytes, dtype: str) -> bool:
     exponent = _EXPONENTS.get(dtype)
     if exponent is None or not part.size:
         return True
-    bits = part.view(_UNSIGNED[DTYPES[dtype][1]])
-    largest = np.left_shift(bits, bits.dtype.type(1)).max()  # without their signs
-    return int(largest) < exponent << 1
+    unsigned = part.view(_UNSIGNED[DTYPES[dtype][1]])
+    signed = unsigned.view(f"i{unsigned.itemsize}")
+    sign = 1 << 8 * unsigned.itemsize - 1
+    return int(signed.max()) < exponent and int(unsigned.max()) < sign | exponent  # of values above 0, and below
 
 
-def raw_digest(file: RawFile, form: DigestForm = "tree") -> str:
+def raw_digest(file: RawFile, form: DigestForm = "blake3") -> WeightsDigest:
     """Return the digest of a file's tensors; see `tensors.weights_digest`."""
     return digest_in_order(((name, one.label, file.data[name]) for name, one in sorted(file.forms.items())), form)
+
+
+def _check_text(found: Iterable[Any]) -> None:
+    """Raise `ValueError` or `TypeError` where something is no text that has bytes."""
+    for one in found:
+        if not isinstance(one, str):
+            raise TypeError(f"{one!r} is no text")
+        one.encode()
 
 
 def _header(forms: Sequence[TensorForm], metadata: Mapping[str, str]) -> bytes:

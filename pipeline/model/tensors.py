@@ -134,16 +134,16 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     return data
 
 
-def weights_digest(tensors: Mapping[str, torch.Tensor], form: DigestForm = "tree") -> str:
+def weights_digest(tensors: Mapping[str, torch.Tensor], form: DigestForm = "blake3") -> str:
     """Return the digest over the name, dtype, shape and bytes of each tensor; see `digest`."""
     return digest_in_order(sorted(tensors.items()), form)
 
 
-def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]], form: DigestForm = "tree") -> str:
+def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]], form: DigestForm = "blake3") -> str:
     """Return the `weights_digest` of tensors that come one after the other, in the order of their names."""
     return digest.digest_in_order(
         ((name, label(name, str(one.dtype), tuple(one.shape)), bytes_of(one)) for name, one in tensors), form
-    )
+    ).whole
 
 
 def matches(tensors: Mapping[str, torch.Tensor], version: PolicyVersion) -> bool:

@@ -2,8 +2,9 @@
 
 Guarantees: a file under its final name is complete and on disk (written under another name, synced, renamed);
 `read_weights` returns tensors only when the file is named, labelled and filled as the version says: its metadata, the
-digest of its content, and names, shapes and dtypes of every tensor. Bytes are read once on either side: they are
-digested as they are written, and as they are copied out of the mapped file.
+digest of its content, and names, shapes and dtypes of every tensor; an error names the file, and the tensors that were
+altered. Bytes are read once on either side: they are digested as they are written, and as they are copied out of the
+mapped file.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 import torch
 
 from lachesis.pipeline.fsync import fsync, make_folder
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, form_of
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, TreeForm, WeightsDigest, form_of, tree_form_of
 from lachesis.pipeline.model.host_memory import allocate
+from lachesis.pipeline.model.policy_file import check_content, check_label, policy_labels, travels_rounded
 from lachesis.pipeline.model.raw_weights import (
     DTYPES,
     TensorForm,
@@ -46,10 +48,6 @@ __all__ = [
     "write_new_weights",
     "write_weights",
 ]
-
-_ROUNDED = "rounded_to"
-"""Label of a file whose floating-point tensors were rounded."""
-_LABEL = "policy_version"
 
 
 def path_inside(folder: Path, path: str) -> Path:
@@ -81,7 +79,7 @@ def write_weights(
     """
     if form_of(version.digest) == "flat" and not matches(tensors, version):
         raise DataError(f"the tensors to be written are not those of policy version {version}: another digest.")
-    return _write(tensors, Path(folder), lambda _: version, dtype)[1]
+    return _write(tensors, Path(folder), lambda _: version, dtype, tree_form_of(version.digest))[1]
 
 
 def write_new_weights(
@@ -95,7 +93,11 @@ def write_new_weights(
 
 
 def _write(
-    tensors: Mapping[str, torch.Tensor], folder: Path, version_of: Callable[[str], PolicyVersion], dtype: str
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    version_of: Callable[[str], PolicyVersion],
+    dtype: str,
+    form: TreeForm = "blake3",
 ) -> tuple[PolicyVersion, Path]:
     """Write a file under another name, then give it that of the version that its digest makes."""
     make_folder(folder)
@@ -104,12 +106,15 @@ def _write(
     partial = folder / f".weights.safetensors.{os.getpid()}.partial"
     forms = [tensor_form(name, tensor) for name, tensor in tensors.items()]
     data = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    rounding = {} if dtype == "float32" else {_ROUNDED: dtype}
+
+    def labels(found: WeightsDigest) -> dict[str, str]:
+        return policy_labels(version_of(found.whole), dtype, found)
+
     try:
-        digest = write_digested(partial, forms, data, lambda found: {_LABEL: str(version_of(found))} | rounding)
+        digest = write_digested(partial, forms, data, labels, form).whole
         version = version_of(digest)
-        if form_of(version.digest) == "tree":
-            _check_digest(digest, version, "the tensors to be written")
+        if form_of(version.digest) != "flat" and not (version.digest and digest.startswith(version.digest)):
+            raise DataError(f"the tensors to be written are not those of policy version {version}: another digest.")
         path = weights_path(folder, version)
         fsync(partial)
         partial.replace(path)
@@ -134,17 +139,15 @@ def read_weights(
     if path.exists() and not path.is_file():
         raise DataError(f"{where} is no regular file.")
     file = read_raw(path)
-    label = file.metadata.get(_LABEL)
-    if label != str(version):
-        raise DataError(f"{where} holds policy version {label!r}, not {str(version)!r}.")
-    is_rounded = file.metadata.get(_ROUNDED) == "bfloat16"
+    check_label(file, version, where)
+    is_rounded = travels_rounded(file) == "bfloat16"
     dtypes = {name: _dtype_in(form, expected.get(name) if is_rounded else None) for name, form in file.forms.items()}
     found = {name: form_text(dtypes[name], form.shape) for name, form in file.forms.items()}
     wants = {name: form_text(tensor.dtype, tensor.shape) for name, tensor in expected.items()}
     check_forms(found, wants, [], where)
     form = form_of(version.digest)
     widen = {name for name, dtype in dtypes.items() if dtype != _dtype_of(file.forms[name])}
-    at_once = {name for name in widen if form == "tree" and dtypes[name] == torch.float32}
+    at_once = {name for name in widen if form != "flat" and dtypes[name] == torch.float32}
     tensors = allocate(
         {
             name: (tensor.shape, torch.bfloat16 if name in widen - at_once else dtypes[name])
@@ -152,9 +155,11 @@ def read_weights(
         }
     )
     targets = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    digest, infinite = copy_checked(file, targets, widen=at_once)
+    digest, infinite = copy_checked(file, targets, tree_form_of(version.digest), widen=at_once)
+    if form == "flat":
+        digest = WeightsDigest(weights_digest(tensors, form), {})
+    check_content(file, digest, version, where)
     check_forms(found, wants, infinite, where)
-    _check_digest(weights_digest(tensors, form) if form == "flat" else digest, version, where)
     return {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}
 
 
@@ -172,7 +177,7 @@ def _dtype_in(form: TensorForm, expected: torch.Tensor | None) -> torch.dtype:
 
 def travel_dtype(path: str | Path) -> str:
     """Return what the weights of a file that `write_weights` made were rounded to; float32: they were not."""
-    return read_raw(Path(path)).metadata.get(_ROUNDED, "float32")
+    return travels_rounded(read_raw(Path(path)))
 
 
 def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVersion] = ()) -> list[Path]:
@@ -188,8 +193,3 @@ def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVe
     for path in doomed:
         path.unlink(missing_ok=True)
     return doomed
-
-
-def _check_digest(digest: str, version: PolicyVersion, where: str) -> None:
-    if not version.digest or not digest.startswith(version.digest):
-        raise DataError(f"{where} have digest {digest[:DIGEST_LENGTH]}, but policy version {version} was requested.")

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,9 @@ import numpy as np
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.fsync import fsync, make_folder
-from lachesis.pipeline.model.digest import Bytes, RunningDigest, form_of
-from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_raw
+from lachesis.pipeline.model.digest import form_of, tree_form_of
+from lachesis.pipeline.model.policy_file import check_content, check_file, policy_labels
+from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_blocks
 from lachesis.pipeline.weights.checked_files import CheckedFiles
 from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_of
 from lachesis.schemas import subjects
@@ -186,7 +187,7 @@ def _check_payload(path: Path, head: WeightsHead) -> None:
 def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: Path, *, last: bool) -> None:
     """Decode a payload into the file of its version. Raises `DataError` where that has not the version's digest."""
     partial_path = target.with_name(f".{target.name}{_PARTIAL}")
-    labels = {"policy_version": head.version} | ({} if head.dtype == "float32" else {"rounded_to": head.dtype})
+    version = PolicyVersion.parse(head.version)
     before = None
     if base is not None:
         found = read_raw(base)
@@ -196,15 +197,17 @@ def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: 
         forms, _ = forms_of(coded)
         if sum(form.nbytes for form in forms) != head.plain_size:
             raise DataError(f"the weights of policy {head.version} are not as large as their head says")
-        sizes = {form.name: form.nbytes for form in forms}
-        with RunningDigest(sizes, {form.name: form.label for form in forms}) as running:
-            write_raw(partial_path, forms, _digested(decode_payload(coded, before), running), labels)
-            digest = running.digest()
-        wanted = PolicyVersion.parse(head.version).digest
-        if form_of(wanted) == "flat":
-            digest = raw_digest(read_raw(partial_path), "flat")
-        if not digest.startswith(wanted):
-            raise DataError(f"the decoded weights of policy {head.version} have another digest")
+        digest = write_blocks(
+            partial_path,
+            forms,
+            decode_payload(coded, before),
+            partial(policy_labels, version, head.dtype),
+            tree_form_of(version.digest),
+        )
+        written = read_raw(partial_path)
+        if form_of(version.digest) == "flat":
+            digest = raw_digest(written, "flat")
+        check_content(written, digest, version, f"the decoded weights of policy {head.version}")
         if last:
             fsync(partial_path)
         partial_path.replace(target)
@@ -214,22 +217,13 @@ def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: 
         fsync(target.parent)
 
 
-def _digested(blocks: Iterator[Bytes], running: RunningDigest) -> Iterator[Bytes]:
-    for block in blocks:
-        running.update(block)
-        yield block
-
-
 def _is_sound(path: Path, version: str) -> bool:
-    """Return whether a file holds `version`, by its label and its digest."""
+    """Return whether a file holds `version`, byte for byte."""
     try:
-        file = read_raw(path)
+        check_file(read_raw(path), PolicyVersion.parse(version), str(path))
     except (DataError, NotFoundError):
         return False
-    digest = PolicyVersion.parse(version).digest
-    if file.metadata.get("policy_version") != version or not digest:
-        return False
-    return raw_digest(file, form_of(digest)).startswith(digest)
+    return True
 
 
 def _prune(folder: Path, newest: Path) -> None:

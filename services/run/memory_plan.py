@@ -140,15 +140,11 @@ def _copies(config: RunConfig, kind: str, found: MemoryPlan) -> int:
     return copied_bytes(config, found) if kind == "cpu" else 0
 
 
-def copied_bytes(config: RunConfig, found: MemoryPlan, *, pinned: bool = False) -> int:
-    """Return how many bytes of copies main memory holds at most while the next step is taken.
-
-    `pinned`: of a GPU. torch rounds each block of pinned memory up to a power of two.
-    """
+def copied_bytes(config: RunConfig, found: MemoryPlan) -> int:
+    """Return how many bytes of copies main memory holds at most while the next step is taken."""
     version = found.weights // (2 if config.weights.dtype == "bfloat16" else 1)
     held, coded = _VERSIONS_HELD[config.weights.transport]
-    copies = [version] * held + [found.weights + found.moments]
-    return coded * version + sum(1 << (size - 1).bit_length() if pinned else size for size in copies)
+    return (held + coded) * version + found.weights + found.moments
 
 
 def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> Iterator[str]:
@@ -194,7 +190,7 @@ def _rows_note(config: RunConfig, model_config: Any) -> str:
 def _notes(config: RunConfig, kind: str, found: MemoryPlan) -> list[str]:
     if kind == "cpu":
         return [_CPU_NOTE]
-    copied = copied_bytes(config, found, pinned=True)
+    copied = copied_bytes(config, found)
     return [_GPU_NOTE, f"main memory holds up to {copied:,} bytes of copies: weights to publish, and a checkpoint"]
 
 

@@ -187,7 +187,7 @@ async def test_a_head_that_cannot_be_read_stops_nobody(bus, tmp_path):
 
 async def test_of_the_services_of_a_machine_one_fetches_and_the_others_find_the_file(bus, tmp_path, monkeypatch):
     trainer, counting, digested = Trainer(bus), CountingBus(bus), []
-    monkeypatch.setattr(download, "raw_digest", lambda *about: digested.append(about))
+    monkeypatch.setattr(download, "check_file", lambda *about: digested.append(about))
     receivers = [WeightsReceiver(counting, RUN, tmp_path) for _ in range(3)]
     paths = []
     for _ in range(2):

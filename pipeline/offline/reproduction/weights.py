@@ -47,7 +47,7 @@ from lachesis.schemas.ledger import Batch, Numerics
 __all__ = ["RetrainStart", "retrain"]
 
 _MAX_REPORTED = 3
-_FORM: DigestForm = "tree"
+_FORM: DigestForm = "blake3"
 """Form of the digests that are shown and compared among ours; what was recorded is compared in its own."""
 
 

@@ -1,9 +1,10 @@
-"""Digests of weights in both forms, and the passes that write, copy and check at once, over several pieces."""
+"""Digests of weights in all forms, and the passes that write, copy and check at once, over several pieces."""
 
-import hashlib
+from hashlib import sha256
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.model import digest as module
@@ -28,19 +29,23 @@ def tensors():
     }
 
 
-def digest_by_hand(tensors):
+HASHES = {"blake3": ("k", lambda data: blake3(data).digest()), "sha256": ("t", lambda data: sha256(data).digest())}
+
+
+def digest_by_hand(tensors, form="blake3"):
+    letter, digest = HASHES[form]
     digests = b""
     for name in sorted(tensors):
         tensor = tensors[name]
         data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         pieces = [data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20)]
         label = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode()
-        digests += hashlib.sha256(label + b"".join(hashlib.sha256(piece).digest() for piece in pieces)).digest()
-    return "t" + hashlib.sha256(digests).hexdigest()
+        digests += digest(label + b"".join(digest(piece) for piece in pieces))
+    return letter + digest(digests).hex()
 
 
 def flat_by_hand(tensors):
-    whole = hashlib.sha256()
+    whole = sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
         whole.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -48,24 +53,38 @@ def flat_by_hand(tensors):
     return whole.hexdigest()
 
 
+def old_version(tensors, form):
+    """Return the version that these weights had before they were digested with BLAKE3."""
+    return PolicyVersion(3, "a", flat_by_hand(tensors)[:12] if form == "flat" else digest_by_hand(tensors, form)[:13])
+
+
+def write_old(tensors, path, version, dtype):
+    """Write a file as one was written then, with no more labels than these."""
+    labels = {"policy_version": str(version)} | ({"rounded_to": dtype} if dtype == "bfloat16" else {})
+    save_file(tensors, path, metadata=labels)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-def test_both_forms_are_as_they_are_described(tensors, monkeypatch, threads):
+def test_all_forms_are_as_they_are_described(tensors, monkeypatch, threads):
     monkeypatch.setattr(module, "_threads", lambda: threads)
-    assert weights_digest(tensors) == digest_by_hand(tensors)
-    assert weights_digest(tensors, "flat") == flat_by_hand(tensors)
     few = {"b": torch.ones(2), "a": torch.arange(3)}
-    assert weights_digest(few) == digest_by_hand(few)
+    for given in (tensors, few, {}):
+        assert weights_digest(given) == digest_by_hand(given)
+        assert weights_digest(given, "sha256") == digest_by_hand(given, "sha256")
+        assert weights_digest(given, "flat") == flat_by_hand(given)
 
 
 def test_a_version_names_its_form(tensors):
     version = policy_version(3, "a", tensors)
-    assert (len(version.digest), form_of(version.digest)) == (DIGEST_LENGTH, "tree")
+    assert (len(version.digest), form_of(version.digest)) == (DIGEST_LENGTH, "blake3")
     assert PolicyVersion.parse(str(version)) == version
     assert matches(tensors, version)
-    old = PolicyVersion(3, "a", flat_by_hand(tensors)[:12])
-    assert form_of(old.digest) == "flat"
-    assert matches(tensors, old)
+    for form in ("sha256", "flat"):
+        old = old_version(tensors, form)
+        assert form_of(old.digest) == form
+        assert matches(tensors, old)
     assert not matches(tensors, PolicyVersion(3, "a", version.digest[1:]))
+    assert not matches(tensors, PolicyVersion(3, "a", "t" + version.digest[1:]))
     assert not matches(tensors, PolicyVersion(3, "a", ""))
 
 
@@ -75,7 +94,7 @@ def test_a_file_is_digested_as_it_is_written_and_checked_as_it_is_copied(tensors
     version, path = write_new_weights(sent, tmp_path, 3, "a", dtype)
     assert version == policy_version(3, "a", sent)
     assert path == weights_path(tmp_path, version)
-    assert raw_digest(read_raw(path)) == weights_digest(sent)
+    assert raw_digest(read_raw(path)).whole == weights_digest(sent)
     stored, found = load_file(path), read_weights(path, version, tensors)
     assert found.keys() == stored.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -87,29 +106,28 @@ def test_a_file_is_digested_as_it_is_written_and_checked_as_it_is_copied(tensors
     assert torch.equal(found["large"], sent["large"].float())
 
 
+@pytest.mark.parametrize("form", ["sha256", "flat"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_of_the_old_form_is_read(tensors, tmp_path, dtype):
+def test_a_file_of_an_old_form_is_read(tensors, tmp_path, dtype, form):
     sent = rounded(tensors, dtype)
-    version = PolicyVersion(3, "a", flat_by_hand(sent)[:12])
-    path = tmp_path / "old.safetensors"
-    labels = {"policy_version": str(version)} | ({"rounded_to": dtype} if dtype == "bfloat16" else {})
-    save_file(sent, path, metadata=labels)
-    found = read_weights(path, version, tensors)
-    assert all(torch.equal(found[name], sent[name].to(tensor.dtype)) for name, tensor in tensors.items())
-    save_file(sent | {"small": torch.arange(5) + 1}, path, metadata=labels)
+    version, path = old_version(sent, form), tmp_path / "old.safetensors"
+    write_old(sent, path, version, dtype)
+    for one in (path, write_weights(sent, tmp_path, version, dtype)):
+        found = read_weights(one, version, tensors)
+        assert all(torch.equal(found[name], sent[name].to(tensor.dtype)) for name, tensor in tensors.items())
+    write_old(sent | {"small": torch.arange(5) + 1}, path, version, dtype)
     with pytest.raises(DataError, match="have digest"):
         read_weights(path, version, tensors)
 
 
-@pytest.mark.parametrize("form", ["tree", "flat"])
+@pytest.mark.parametrize("form", ["blake3", "sha256", "flat"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_single_bit_and_a_single_value_are_noticed_wherever_they_lie(tensors, tmp_path, dtype, form):
     sent = rounded(tensors, dtype)
     version, path = write_new_weights(sent, tmp_path, 3, "a", dtype)
-    if form == "flat":
-        version = PolicyVersion(3, "a", flat_by_hand(sent)[:12])
-        labels = {"policy_version": str(version)} | ({"rounded_to": dtype} if dtype == "bfloat16" else {})
-        save_file(sent, path, metadata=labels)
+    if form != "blake3":
+        version = old_version(sent, form)
+        write_old(sent, path, version, dtype)
     whole = path.read_bytes()
     for bit in (len(whole) - 1, len(whole) - PIECE_BYTES, len(whole) // 2):
         path.write_bytes(whole[:bit] + bytes([whole[bit] ^ 1]) + whole[bit + 1 :])
@@ -120,6 +138,36 @@ def test_a_single_bit_and_a_single_value_are_noticed_wherever_they_lie(tensors, 
     wrong, path = write_new_weights(bad, tmp_path, 4, "a", dtype)
     with pytest.raises(DataError, match="1 with values that are not finite: large"):
         read_weights(path, wrong, tensors)
+
+
+def test_the_error_names_the_file_and_the_tensors_that_were_altered(tensors, tmp_path):
+    version, path = write_new_weights(tensors, tmp_path, 3, "a")
+    file, whole = read_raw(path), path.read_bytes()
+    starts = {name: whole.index(data.tobytes()) for name, data in file.data.items() if data.size}
+    for names in (["large"], ["small"], ["half", "whole"], sorted(starts)):
+        altered = bytearray(whole)
+        for name in names:
+            altered[starts[name] + file.data[name].size - 1] ^= 0x40  # in floats a bit of the exponent
+        path.write_bytes(altered)
+        said = rf"{path}: its tensors have digest .* {version} .*: the file is damaged in {', '.join(names)}\."
+        with pytest.raises(DataError, match=said):
+            read_weights(path, version, tensors)
+
+
+def test_every_byte_of_a_file_counts(tmp_path):
+    few = {"b": torch.ones(2), "a": torch.arange(3), "c": torch.ones(3).bfloat16()}
+    version, path = write_new_weights(few, tmp_path, 3, "a", "bfloat16")
+    whole = path.read_bytes()
+    for at, byte in enumerate(whole):
+        for other in {byte ^ 1, byte ^ 0x20, ord("\n"), 0} - {byte}:
+            path.write_bytes(whole[:at] + bytes([other]) + whole[at + 1 :])
+            with pytest.raises(DataError, match=str(path)):
+                read_weights(path, version, few)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(DataError, match="was altered: its header, or what follows its tensors"):
+        read_weights(path, version, few)
+    path.write_bytes(whole)
+    read_weights(path, version, few)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -1,9 +1,14 @@
 """Copies of tensors: what they hold while the tensors go on changing."""
 
+import gc
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from lachesis.pipeline.model.host_memory import HostCopies
+from lachesis.pipeline.model import host_memory
+from lachesis.pipeline.model.host_memory import HostCopies, allocate
 from lachesis.pipeline.model.tensors import rounded
 
 
@@ -50,3 +55,80 @@ def test_other_forms_get_other_memory():
     other = {"w": torch.ones(7), "n": torch.arange(4, dtype=torch.int32)}
     assert_equal(copies.copy(other), other)
     assert_equal(copies.copy(other, "bfloat16"), rounded(other, "bfloat16"))
+
+
+class CudaRuntime:
+    """Stands in for CUDA's runtime: it knows which memory is pinned, and no GPU."""
+
+    def __init__(self, monkeypatch, code=0):
+        self.pinned = {}
+        self.code = code
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(
+            cudaHostRegister=self.register, cudaHostUnregister=self.pinned.pop,
+        ))  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "check_error", self.check)
+
+    def register(self, address, size, _flags):
+        if not self.code:
+            self.pinned[address] = size
+        return self.code
+
+    @staticmethod
+    def check(code):
+        if code:
+            raise RuntimeError("out of memory")
+
+
+FORMS = {
+    "large": ((1000, 1031), torch.float32),
+    "odd": ((7,), torch.uint8),
+    "small": ((), torch.bfloat16),
+    "none": ((0, 2), torch.float32),
+}
+
+
+def test_pinned_memory_takes_its_bytes_and_no_more_until_nothing_uses_it(monkeypatch):
+    cuda = CudaRuntime(monkeypatch)
+    found = allocate(FORMS, pinned=True)
+    [(address, size)] = cuda.pinned.items()
+    needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in FORMS.values())
+    assert needed <= size <= needed + 64 * len(FORMS)
+    for name, (shape, dtype) in FORMS.items():
+        assert (found[name].shape, found[name].dtype) == (torch.Size(shape), dtype)
+        assert address <= found[name].data_ptr() <= address + size - found[name].nbytes or not found[name].numel()
+    other = allocate(FORMS, pinned=True)
+    assert len(cuda.pinned) == 2
+    kept = other["small"].fill_(3)
+    del other, found
+    gc.collect()
+    [address] = cuda.pinned
+    assert address <= kept.data_ptr() < address + cuda.pinned[address]
+    assert kept == 3
+    del kept
+    gc.collect()
+    assert not cuda.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_used_all_the_same(monkeypatch, caplog):
+    cuda, forgotten = CudaRuntime(monkeypatch, code=2), []
+    monkeypatch.setattr(host_memory, "_forget_cuda_error", lambda: forgotten.append(True))
+    found = allocate(FORMS, pinned=True)
+    assert found["large"].fill_(1).sum() == 1031000
+    assert not cuda.pinned
+    assert forgotten == [True], "the next step on the GPU would fail with this error"
+    assert "bytes of main memory cannot be pinned, so copies from the GPU take longer" in caplog.text
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_tensors_without_bytes_have_memory_as_well(monkeypatch, pinned):
+    CudaRuntime(monkeypatch)
+    assert allocate({}, pinned=pinned) == {}
+    assert allocate({"none": ((0,), torch.float32)}, pinned=pinned)["none"].numel() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pins memory for a GPU")
+def test_a_gpu_copies_into_pinned_memory():
+    held = {name: tensor.cuda() for name, tensor in tensors().items()}
+    copied = HostCopies().copy(held)
+    assert all(copied[name].is_pinned() for name in ("w", "b", "n"))
+    assert_equal({name: copy.clone() for name, copy in copied.items()}, tensors())

@@ -1,10 +1,13 @@
 """Weights as plain bytes: the same files and digests as with torch."""
 
+import json
+import struct
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lachesis.pipeline.model.raw_weights import file_order, raw_digest, read_raw, write_raw
+from lachesis.pipeline.model.raw_weights import file_order, raw_digest, read_raw, write_blocks
 from lachesis.pipeline.model.tensors import weights_digest
 from lachesis.schemas.errors import DataError, NotFoundError
 
@@ -25,9 +28,11 @@ def tensors():
 def test_what_is_written_is_what_safetensors_reads_and_has_the_same_digest(tmp_path, tensors):
     save_file(tensors, tmp_path / "theirs.safetensors", metadata={"policy_version": "1-a-b"})
     theirs = read_raw(tmp_path / "theirs.safetensors")
-    assert raw_digest(theirs) == weights_digest(tensors)
+    assert raw_digest(theirs).whole == weights_digest(tensors)
     forms = file_order(theirs.forms.values())
-    write_raw(tmp_path / "ours.safetensors", forms, (theirs.data[form.name] for form in forms), theirs.metadata)
+    blocks = (theirs.data[form.name] for form in forms)
+    digest = write_blocks(tmp_path / "ours.safetensors", forms, blocks, lambda _: theirs.metadata)
+    assert digest == raw_digest(theirs)
     found = load_file(tmp_path / "ours.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
@@ -39,8 +44,33 @@ def test_no_file_and_a_torn_one(tmp_path, tensors):
     with pytest.raises(NotFoundError):
         read_raw(path)
     save_file(tensors, path)
+    last = list(read_raw(path).forms)[-1]
+    said = f"weights file {path} cannot be read: it is cut off and lacks bytes of {last}."
     whole = path.read_bytes()
-    for torn in (b"", whole[:4], whole[:40], whole[:-1], b"\xff" * 64):
+    for torn in (b"", whole[:4], whole[:40], b"\xff" * 64):
         path.write_bytes(torn)
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match=f"weights file {path} cannot be read"):
             read_raw(path)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=said):
+        read_raw(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"__metadata__": {"digests": 5}},
+        {"__metadata__": {"policy_version": None}},
+        {"__metadata__": {"digests": "\ud800"}},
+        {"\ud800": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}},
+        {"a": {"dtype": ["F32"], "shape": [0], "data_offsets": [0, 0]}},
+        {"a": {"dtype": "F32", "shape": ["0"], "data_offsets": [0, 0]}},
+        {"a": 1},
+        [],
+    ],
+)
+def test_a_header_that_no_file_has(tmp_path, header):
+    path, text = tmp_path / "w.safetensors", json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(DataError, match=f"weights file {path} cannot be read"):
+        read_raw(path)

@@ -80,7 +80,7 @@ def test_write_read_load_makes_another_model_equal(model, tmp_path):
         (lambda t: t.update({"c": torch.zeros(1)}), "1 unknown: c"),
         (lambda t: t.update({"a.weight": torch.zeros(3, 2)}), r"a.weight is float32\[3, 2\], expected float32\[2, 3\]"),
         (lambda t: t.update({"a.weight": t["a.weight"].bfloat16()}), "a.weight is bfloat16"),
-        (lambda t: t["a.weight"].fill_(torch.nan), "not finite: a.weight"),
+        (lambda t: t["a.weight"].fill_(torch.nan), "have digest"),
         (lambda t: t["a.weight"].add_(1), "have digest"),
     ],
 )
