@@ -12,6 +12,7 @@ import logging
 import math
 import mmap
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,8 @@ __all__ = ["HostCopies", "allocate"]
 log = logging.getLogger("lachesis")
 
 _ALIGNMENT = 64
+_SPARE: deque[mmap.mmap] = deque(maxlen=2)
+"""Memory that nothing uses: as much as two blocks, which the system takes where it has need of it."""
 
 
 class HostCopies:
@@ -68,14 +71,42 @@ def allocate(
 
 
 def _block(size: int, *, pinned: bool) -> torch.Tensor:
-    """Return memory, uint8 [size], in large pages, which take a fraction of the time to get; pinned on demand."""
+    """Return memory, uint8 [size]; pinned on demand."""
     if pinned:
         try:
             return torch.from_numpy(_pinned(size))
         except RuntimeError as error:
             log.warning("%d bytes of main memory cannot be pinned, so copies from the GPU take longer: %s", size, error)
             _forget_cuda_error()
-    return torch.from_numpy(np.empty(size, np.uint8))
+    return torch.from_numpy(_used_again(size))
+
+
+def _used_again(size: int) -> NDArray[np.uint8]:
+    """Return memory that was given back, or new one; it is given back once nothing uses it.
+
+    New memory takes many times as long as a copy into it, where the system must find, clear and map its pages.
+    """
+    spare = next((pages for pages in list(_SPARE) if len(pages) == size and _take(pages)), None)
+    pages = spare or _new_pages(size)
+    memory = np.frombuffer(pages, np.uint8)
+    weakref.finalize(memory, _give_back, pages).atexit = False
+    return memory
+
+
+def _take(pages: mmap.mmap) -> bool:
+    """Return whether pages were spare still: another thread may have taken them."""
+    try:
+        _SPARE.remove(pages)
+    except ValueError:
+        return False
+    return True
+
+
+def _give_back(pages: mmap.mmap) -> None:
+    """Keep pages for the next one who wants as many, and let the system have them where memory is short."""
+    with suppress(OSError):  # a system that does not know it
+        pages.madvise(mmap.MADV_FREE)
+    _SPARE.append(pages)
 
 
 def _pinned(size: int) -> NDArray[np.uint8]:
@@ -83,14 +114,19 @@ def _pinned(size: int) -> NDArray[np.uint8]:
 
     It has pages of its own: none is pinned twice.
     """
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = np.frombuffer(pages, np.uint8)
+    memory = np.frombuffer(_new_pages(size), np.uint8)
     cuda, address = torch.cuda.cudart(), memory.ctypes.data
     torch.cuda.check_error(cuda.cudaHostRegister(address, size, 0))
     # called just before the memory goes; of a process that ends the driver unpins it
     weakref.finalize(memory, cuda.cudaHostUnregister, address).atexit = False
     return memory
+
+
+def _new_pages(size: int) -> mmap.mmap:
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def _forget_cuda_error() -> None:

@@ -5,7 +5,7 @@
 Stop: the copy that the trainer waits for, until its next step may change the weights. Out: from the copy to the file
 under its name, digested and synced, beside safetensors' `save_file` with a sync and without. In: the file into memory,
 checked, and on into the model, beside a copy of the same bytes into new memory. Each line is the best of a few
-interleaved rounds.
+interleaved rounds; ratios are those of each round, their median, and the least and the most in brackets.
 Readers: so many readers of one file at once, and what the disk read meanwhile (0: it was read once, or not at all).
 Trainer: the trainer's own publisher, on a bus in memory: how long a step waits for it, how long until the policy record
 is there, and the longest time that the event loop did not turn.
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import anyio
@@ -62,17 +63,21 @@ class Took(NamedTuple):
     cpu: float
 
 
-def best(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, Took]:
-    """Return the shortest times of each; all take turns."""
-    found: dict[str, Took] = {}
+def in_turn(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[Took]]:
+    """Return the times of each; all take turns."""
+    found: dict[str, list[Took]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, one in work.items():
             wall, cpu = time.perf_counter(), time.process_time()
             one()
-            took = Took(time.perf_counter() - wall, time.process_time() - cpu)
-            before = found.get(name, took)
-            found[name] = Took(min(before.wall, took.wall), min(before.cpu, took.cpu))
+            found[name].append(Took(time.perf_counter() - wall, time.process_time() - cpu))
     return found
+
+
+def ratio(ones: list[Took], others: list[Took]) -> str:
+    wall = [one.wall / other.wall for one, other in zip(ones, others, strict=True)]
+    cpu = [one.cpu / other.cpu for one, other in zip(ones, others, strict=True)]
+    return f"{median(wall):.2f} [{min(wall):.2f}, {max(wall):.2f}], CPU {median(cpu):.2f}"
 
 
 def read_in_process(path: str, version: str, queue: "multiprocessing.Queue[float]") -> None:
@@ -132,7 +137,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="that weights travel in")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     tensors = a_model(options.million, options.device)
     sent = rounded(tensors, options.dtype)
@@ -163,7 +168,7 @@ def main() -> None:
             for name, target in model.items():
                 target.copy_(loaded[name])
 
-        took = best(
+        took = in_turn(
             {
                 "copy": lambda: [tensor.clone() for tensor in host.values()],
                 "copy over": lambda: [warm[name].copy_(tensor) for name, tensor in host.items()],
@@ -177,15 +182,14 @@ def main() -> None:
             },
             options.rounds,
         )
-        for name, (wall, cpu) in took.items():
+        for name, times in took.items():
+            wall, cpu = min(one.wall for one in times), min(one.cpu for one in times)
             print(f"{name:20} {wall:7.3f} s  {wall / size * 1e9:6.2f} s/GB, CPU {cpu:7.3f} s")
         for one, other in (
             ("stop", "copy over"), ("stop", "copy"), ("out", "save_file"), ("out", "save_file, synced"),
             ("read", "copy"), ("in", "copy"), ("in", "copy over"),
         ):  # fmt: skip
-            print(
-                f"{one} / {other}: {took[one].wall / took[other].wall:.2f}, CPU {took[one].cpu / took[other].cpu:.2f}"
-            )
+            print(f"{one} / {other}: {ratio(took[one], took[other])}")
 
         version, path = written[0]
         fresh = multiprocessing.get_context("spawn")

@@ -1,5 +1,6 @@
 """Weights out and in, beside plain copies of the same bytes: what a trainer writes, and what a server loads."""
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -8,59 +9,94 @@ from typing import Any
 
 import torch
 from gpu.figures import check, figure
-from gpu.models import DEVICE, model_of, seconds_of, synchronize
+from gpu.models import DEVICE, model_of, synchronize
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, policy_version, rounded, weights_digest
-from lachesis.pipeline.model.weight_files import read_weights, write_weights
+from lachesis.pipeline.model.weight_files import read_weights, write_new_weights
+from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["measure"]
 
+_ROUNDS = 7
+_BESIDE = [
+    ("stop", "copied"),
+    ("written", "plain save_file"),
+    ("out", "plain save_file"),
+    ("out", "copied anew"),
+    ("read", "copied anew"),
+    ("in", "copied anew"),
+]
+"""What is told in units of something else, of the same round."""
+
 
 def measure(*, small: bool) -> None:
-    """Measure with the threads that a trainer has by default, in seconds a billion parameters."""
+    """Measure with the threads that a trainer has by default: the median of some rounds, all taking turns."""
     prepare_device(DEVICE, 1)
     for shape in ("0.135B",) if small else ("0.135B", "1.5B"):
         model, served = model_of(shape, DEVICE), model_of(shape, "cpu")
         tensors = policy_tensors(model)
-        billions = sum(tensor.numel() for tensor in tensors.values()) / 1e9
-        seconds = seconds_of(lambda given=tensors: rounded(given, "bfloat16"))
-        figure(f"{shape} rounded to bfloat16", seconds / billions, "s a billion")
         with tempfile.TemporaryDirectory(prefix="lachesis weights ") as folder:
             for dtype in ("bfloat16",) if small else ("float32", "bfloat16"):
-                sent = rounded(tensors, dtype)
-                _round_trip(f"{shape} {dtype}", sent, served, Path(folder) / dtype, billions=billions, dtype=dtype)
+                (Path(folder) / dtype).mkdir()
+                _round_trips(f"{shape} {dtype}", tensors, served, Path(folder) / dtype, dtype)
         same = weights_digest(policy_tensors(served)) == weights_digest(
             {name: rounded({name: tensor}, "bfloat16")[name].to(tensor.dtype) for name, tensor in tensors.items()}
         )
         check(f"{shape}: a server has the weights that the trainer sent", same)
 
 
-def _round_trip(
-    name: str, sent: dict[str, torch.Tensor], served: Any, folder: Path, *, billions: float, dtype: str
-) -> None:
-    folder.mkdir()
-    plain = folder / "plain.safetensors"
+def _round_trips(name: str, tensors: dict[str, torch.Tensor], served: Any, folder: Path, dtype: str) -> None:
+    sent, copies = rounded(tensors, dtype), HostCopies()
+    host = copies.copy(tensors, dtype)
+    warm = {key: torch.zeros_like(tensor) for key, tensor in host.items()}
+    plain, file = folder / "plain.safetensors", (PolicyVersion(0, "gpu", ""), folder)
+    loaded: dict[str, torch.Tensor] = {}
 
-    def take(what: str, call: Callable[[], Any]) -> Any:
-        synchronize()
-        began = time.perf_counter()
-        found = call()
-        synchronize()
-        figure(f"{name} {what}", (time.perf_counter() - began) / billions, "s a billion")
-        return found
+    def write() -> None:
+        nonlocal file
+        file = write_new_weights(host, folder, 1, "gpu", dtype)
 
-    copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in sent.items()}
-    figure(f"{name} copied", seconds_of(lambda: _copy(sent, copies)) / billions, "s a billion")
-    take("plain save_file", lambda: save_file({key: value.clone() for key, value in copies.items()}, plain))
-    version = take("digest", lambda: policy_version(1, "gpu", sent))
-    path = take("written", lambda: write_weights(sent, folder, version, dtype))
-    take("plain load_file", lambda: load_file(plain))
-    loaded = take("read", lambda: read_weights(path, version, policy_tensors(served)))
-    take("loaded", lambda: load_tensors(served, loaded))
+    def read() -> None:
+        nonlocal loaded
+        loaded = read_weights(file[1], file[0], policy_tensors(served))
+
+    calls: dict[str, Callable[[], Any]] = {
+        "rounded": lambda: rounded(tensors, dtype),
+        "copied": lambda: [warm[key].copy_(tensor) for key, tensor in sent.items()],
+        "copied anew": lambda: [tensor.clone() for tensor in host.values()],
+        "stop": lambda: copies.copy(tensors, dtype),
+        "digest": lambda: policy_version(1, "gpu", host),
+        "plain save_file": lambda: save_file(host, plain),
+        "written": write,
+        "plain load_file": lambda: load_file(plain),
+        "read": read,
+        "loaded": lambda: load_tensors(served, loaded),
+    }
+    took: dict[str, list[float]] = {what: [] for what in calls}
+    for _ in range(_ROUNDS):
+        for what, call in calls.items():
+            took[what].append(_seconds(call))
+    billions = sum(tensor.numel() for tensor in tensors.values()) / 1e9
+    for what, seconds in took.items():
+        _figure(f"{name} {what}", [one / billions for one in seconds], "s a billion")
+    for whole, parts in (("out", ("stop", "written")), ("in", ("read", "loaded"))):
+        took[whole] = [sum(each) for each in zip(*(took[part] for part in parts), strict=True)]
+    for what, other in _BESIDE:
+        ratios = [one / base for one, base in zip(took[what], took[other], strict=True)]
+        _figure(f"{name} {what} / {other}", ratios, "times")
 
 
-def _copy(sent: dict[str, torch.Tensor], copies: dict[str, torch.Tensor]) -> None:
-    for name, tensor in sent.items():
-        copies[name].copy_(tensor)
+def _seconds(call: Callable[[], Any]) -> float:
+    synchronize()
+    began = time.perf_counter()
+    call()
+    synchronize()
+    return time.perf_counter() - began
+
+
+def _figure(name: str, values: list[float], unit: str) -> None:
+    least, most = (float(f"{value:.4g}") for value in (min(values), max(values)))
+    figure(name, statistics.median(values), unit, least=least, most=most)

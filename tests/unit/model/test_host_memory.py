@@ -2,6 +2,8 @@
 
 import gc
 import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +109,35 @@ def test_pinned_memory_takes_its_bytes_and_no_more_until_nothing_uses_it(monkeyp
     del kept
     gc.collect()
     assert not cuda.pinned
+
+
+def test_memory_is_used_again_once_nothing_uses_it(monkeypatch):
+    monkeypatch.setattr(host_memory, "_SPARE", deque(maxlen=2))
+    blocks = [allocate(FORMS) for _ in range(4)]
+    places = [block["large"].data_ptr() for block in blocks]
+    assert len(set(places)) == 4
+    kept = blocks[0]["small"].fill_(3)
+    blocks[0].clear()
+    other = allocate(FORMS)
+    assert other["large"].data_ptr() not in places, "of the first block a tensor is still used"
+    assert kept == 3
+    blocks[1].clear()
+    again = allocate(FORMS)
+    assert again["large"].data_ptr() == places[1]
+    assert allocate({"large": ((999, 1031), torch.float32)})["large"].fill_(1).sum() == 999 * 1031
+    del blocks, other, again
+    gc.collect()
+    assert len(host_memory._SPARE) == 2
+
+
+def test_threads_never_share_memory():
+    def use(value):
+        for _ in range(20):
+            held = allocate(FORMS)["large"].fill_(value)
+            assert (held == value).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(8)))
 
 
 def test_memory_that_cannot_be_pinned_is_used_all_the_same(monkeypatch, caplog):
