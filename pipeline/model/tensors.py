@@ -14,7 +14,16 @@ from typing import Any
 import torch
 
 from lachesis.pipeline.model import digest
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, PIECE_BYTES, Bytes, DigestForm, form_of, label
+from lachesis.pipeline.model.digest import (
+    DIGEST_LENGTH,
+    Bytes,
+    DigestForm,
+    Piece,
+    form_of,
+    label,
+    on_threads,
+    pieces_of,
+)
 from lachesis.pipeline.model.raw_weights import DTYPES, UNFIT, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -165,8 +174,7 @@ def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, t
 
     The text names the tensors (at most five of each kind) and `where` they came from.
     """
-    infinite = [name for name, value in sorted(tensors.items()) if not _is_finite(value)]
-    check_forms(_texts(tensors), _texts(expected), infinite, where)
+    check_forms(_texts(tensors), _texts(expected), _infinite(tensors), where)
 
 
 def check_forms(found: Mapping[str, str], expected: Mapping[str, str], infinite: Collection[str], where: str) -> None:
@@ -195,13 +203,18 @@ def _texts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {name: form_text(one.dtype, one.shape) for name, one in tensors.items()}
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    if not tensor.is_floating_point():
-        return True
-    if tensor.device.type != "cpu" or str(tensor.dtype) not in _CODES:
-        return bool(tensor.isfinite().all())
-    code, data = _CODES[str(tensor.dtype)], bytes_of(tensor)
-    return all(is_finite(data[at : at + PIECE_BYTES], code) for at in range(0, data.size, PIECE_BYTES))
+def _infinite(tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the names of tensors with values that are not finite; those on the CPU are read on several threads."""
+    there = {name: one for name, one in tensors.items() if one.device.type != "cpu" or str(one.dtype) not in _CODES}
+    here = {name: bytes_of(one) for name, one in tensors.items() if name not in there}
+
+    def is_sound(piece: Piece) -> bool:
+        return is_finite(here[piece.name][piece.start : piece.end], _CODES[str(tensors[piece.name].dtype)])
+
+    pieces = [piece for name, data in here.items() for piece in pieces_of(name, data.size)]
+    sound = on_threads(is_sound, pieces, sum(data.size for data in here.values()))
+    found = {piece.name for piece, fine in zip(pieces, sound, strict=True) if not fine}
+    return found | {name for name, one in there.items() if one.is_floating_point() and not one.isfinite().all()}
 
 
 def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
