@@ -86,7 +86,7 @@ def form_of(digest: str) -> DigestForm:
 
 
 def tree_form_of(digest: str) -> TreeForm:
-    """Return the form in which tensors are digested one by one, for a digest or its beginning of whatever form."""
+    """Return the form of tensors' digests where the whole one has that of `digest`: flat ones have none."""
     form = form_of(digest)
     return "blake3" if form == "flat" else form
 

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,14 +87,14 @@ def _used_again(size: int) -> NDArray[np.uint8]:
 
     New memory takes many times as long as a copy into it, where the system must find, clear and map its pages.
     """
-    spare = next((pages for pages in list(_SPARE) if len(pages) == size and _take(pages)), None)
+    spare = next((pages for pages in list(_SPARE) if len(pages) == size and _claim(pages)), None)
     pages = spare or _new_pages(size)
     memory = np.frombuffer(pages, np.uint8)
     weakref.finalize(memory, _give_back, pages).atexit = False
     return memory
 
 
-def _take(pages: mmap.mmap) -> bool:
+def _claim(pages: mmap.mmap) -> bool:
     """Return whether pages were spare still: another thread may have taken them."""
     try:
         _SPARE.remove(pages)
@@ -115,7 +116,8 @@ def _pinned(size: int) -> NDArray[np.uint8]:
     It has pages of its own: none is pinned twice.
     """
     memory = np.frombuffer(_new_pages(size), np.uint8)
-    cuda, address = torch.cuda.cudart(), memory.ctypes.data
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
     torch.cuda.check_error(cuda.cudaHostRegister(address, size, 0))
     # called just before the memory goes; of a process that ends the driver unpins it
     weakref.finalize(memory, cuda.cudaHostUnregister, address).atexit = False

@@ -27,9 +27,10 @@ _HEX_DIGITS = 16
 
 
 def policy_labels(version: PolicyVersion, dtype: str, found: WeightsDigest) -> dict[str, str]:
-    """Return the metadata of a policy's file. `dtype`: what wider tensors were rounded to; float32: they were not.
+    """Return the metadata of a policy's file.
 
-    It takes as many bytes for one digest as for any other of the same tensors.
+    `dtype`: what wider tensors were rounded to; float32: they were not. The metadata takes as many bytes for one digest
+    as for any other of the same tensors.
     """
     labels = {_POLICY_VERSION: str(version)}
     if dtype != "float32":
@@ -50,7 +51,7 @@ def check_label(file: RawFile, version: PolicyVersion, where: str) -> None:
 
 
 def check_content(file: RawFile, found: WeightsDigest, version: PolicyVersion, where: str) -> None:
-    """Raise `DataError` unless a file is what was written of `version`. `found`: the digest of its tensors."""
+    """Raise `DataError` unless a file, whose tensors have the digest `found`, is that of `version`."""
     recorded = file.metadata.get(_DIGESTS)
     if not version.digest or not found.whole.startswith(version.digest):
         raise DataError(

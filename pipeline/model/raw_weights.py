@@ -145,7 +145,7 @@ def write_blocks(
     metadata: Callable[[WeightsDigest], Mapping[str, str]],
     form: TreeForm = "blake3",
 ) -> WeightsDigest:
-    """Write a file of tensors from the blocks of their bytes, one tensor after the other; return the digest.
+    """Write a file of tensors from blocks of bytes, one tensor after the other; return the digest.
 
     Blocks and `metadata` are as for `RunningDigest` and `write_digested`.
     """
