@@ -532,7 +532,7 @@ async def test_a_consumer_goes_on_past_what_was_trimmed_under_it(bus: Bus) -> No
         await pass_time(bus, 1.1)
         with anyio.fail_after(30):
             seen: set[int] = set()
-            while seen != {6, 7, 8, 9, 10}:
+            while not seen >= {6, 7, 8, 9, 10}:  # those before come again where trimming takes longer than `ack_wait_s`
                 delivery = await anext(deliveries)
                 seen.add(delivery.message.seq)
                 await delivery.ack()

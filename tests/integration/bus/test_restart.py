@@ -19,6 +19,8 @@ from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS
 ALL = subjects.rollout("run")
 STATE = subjects.state("run", "normalizer", LIVE, "math")
 KILLS = 4
+STANDSTILL_S = 120.0
+"""For so long nothing stands still, however slowly a busy machine goes on."""
 
 
 class Load:
@@ -30,6 +32,36 @@ class Load:
         self.read: list[tuple[int, str]] = []
         self.committed: list[tuple[int, str]] = []
         self.stop = False
+
+    def counts(self) -> dict[str, int]:
+        """Return how much of each kind of work is done."""
+        return {
+            "publish": len(self.acked),
+            "commit": len(self.committed),
+            "consume": self.consumed.total(),
+            "read": len(self.read),
+        }
+
+    async def grow(self, more: int = 50) -> None:
+        """Wait until `more` of every kind of work is done; a kind that is not done yet must not stand still."""
+        first = last = self.counts()
+        since = dict.fromkeys(first, anyio.current_time())
+        while waiting := [kind for kind, count in last.items() if count <= first[kind] + more]:
+            await anyio.sleep(0.02)
+            now, counts = anyio.current_time(), self.counts()
+            since |= {kind: now for kind in counts if counts[kind] != last[kind]}
+            last = counts
+            for kind in waiting:
+                assert now - since[kind] < STANDSTILL_S, f"{kind} stands still: {counts}"
+
+    async def catch_up(self) -> None:
+        """Wait until all that was acknowledged is read and consumed; that must not stand still."""
+        last, since = self.counts(), anyio.current_time()
+        while len(self.read) < len(self.acked) or len(self.consumed) < len(self.acked):
+            await anyio.sleep(0.05)
+            if (counts := self.counts()) != last:
+                last, since = counts, anyio.current_time()
+            assert anyio.current_time() - since < STANDSTILL_S, f"it stands still: {counts}"
 
     async def publish(self, bus: Bus, name: str) -> None:
         i = 0
@@ -88,9 +120,7 @@ async def test_server_restarts_under_load(
                     await fresh_server.wait()
                     await fresh_server.start()
                 load.stop = True
-            with anyio.fail_after(60):
-                while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
-                    await anyio.sleep(0.05)
+            await load.catch_up()
             readers.cancel_scope.cancel()
 
         async with producer.read(ROLLOUTS, [ALL], follow=False) as reader:

@@ -54,20 +54,18 @@ async def test_work_goes_on_beside_a_node_that_is_cut_off(
                 async with anyio.create_task_group() as writers:
                     writers.start_soon(load.publish, producer, "p")
                     writers.start_soon(load.commit, producer)
-                    await grown(load)
+                    await load.grow()
                     async with anyio.create_task_group() as cut:
                         cut.start_soon(cluster.cut_off, node, CUT_OFF_S)
                         await until_at(cluster, producer, node, away=True)
                         await until_at(cluster, consumer, node, away=True)
-                        await grown(load)
+                        await load.grow()
                         cut.cancel_scope.cancel()
                     await until_at(cluster, producer, node)
                     await until_at(cluster, consumer, node)
-                    await grown(load)
+                    await load.grow()
                     load.stop = True
-                with anyio.fail_after(120):
-                    while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
-                        await anyio.sleep(0.05)
+                await load.catch_up()
                 readers.cancel_scope.cancel()
             async with producer.read(ROLLOUTS, [subjects.rollout("run")], follow=False) as reader:
                 stored = [(m.seq, m.headers["Nats-Msg-Id"]) async for m in reader]
@@ -166,16 +164,3 @@ async def until_at(cluster: SplitCluster, bus: NatsBus, node: str, *, away: bool
     with anyio.fail_after(120):
         while bus.server is None or (bus.server[1] == cluster.ports[node]) == away:  # noqa: ASYNC110
             await anyio.sleep(0.05)
-
-
-async def grown(load: Load) -> None:
-    """Wait until every kind of work has made progress."""
-    before = (len(load.acked), len(load.committed), load.consumed.total(), len(load.read))
-    with anyio.fail_after(120):
-        while any(  # noqa: ASYNC110
-            now <= then + 50
-            for now, then in zip(
-                (len(load.acked), len(load.committed), load.consumed.total(), len(load.read)), before, strict=True
-            )
-        ):
-            await anyio.sleep(0.02)

@@ -47,9 +47,8 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
                     await cluster.end(leader, signal.SIGTERM)
                     await grown(load, 100)
                     load.stop = True
-                with anyio.fail_after(60):  # of what the writers have left
-                    while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
-                        await anyio.sleep(0.02)
+                await load.catch_up()  # with what the writers have left
+                with anyio.fail_after(60):
                     while (await bus._link.call_api(ConsumerInfo, subject, b"", what="scorer")).num_pending:  # noqa: ASYNC110
                         await anyio.sleep(0.02)
                 readers.cancel_scope.cancel()
