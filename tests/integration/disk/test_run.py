@@ -31,6 +31,14 @@ async def _command(run: Run, *command: str) -> subprocess.CompletedProcess[bytes
     )
 
 
+async def _until_shown(run: Run, *any_of: str) -> None:
+    """Wait until `status` shows one of the texts, as it does once a service has met the full disk and told of it."""
+    with anyio.fail_after(120):
+        shown = ""
+        while not any(text in shown for text in any_of):
+            shown = (await _command(run, "status")).stdout.decode()
+
+
 async def test_a_run_waits_for_room_on_its_disk_and_goes_on(small_disk) -> None:
     disk = small_disk(256)
     folder = disk.path / "run"
@@ -47,8 +55,7 @@ async def test_a_run_waits_for_room_on_its_disk_and_goes_on(small_disk) -> None:
             arguments = ["--once", "--window", "3"] if command == "top" else []
             shown = await _command(run, command, *arguments)
             assert b"is full" in shown.stdout + shown.stderr, command
-        status = (await _command(run, "status")).stdout.decode()
-        assert "the disk is full: at least" in status or "leaves this unanswered: its disk is or was full" in status
+        await _until_shown(run, "the disk is full: at least", "leaves this unanswered: its disk is or was full")
         assert "FAIL" in (await _command(run, "doctor", "--json")).stdout.decode()
         for name in ("trainer", "scorer", "batcher", "nats-server"):  # what starts meanwhile waits as well
             disk.fill()
@@ -89,7 +96,7 @@ async def test_a_run_whose_checkpoints_lie_on_a_full_disk_of_their_own_goes_on(s
         log = folder / "logs" / "trainer.log"
         await until(lambda: f"bytes missing to write {folder}" in log.read_text(errors="replace"), 60)
         trainer = run.pids()["trainer"]
-        assert "the disk is full: at least" in (await _command(run, "status")).stdout.decode()
+        await _until_shown(run, "the disk is full: at least")
         stopped = run.step()
         disk.free()
         await run.wait_for_step(stopped + 8)
