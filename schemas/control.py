@@ -307,7 +307,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     process; `replica` is its name among those of its service, which stays the same over restarts, and `host` its
     machine. They are empty in heartbeats of older builds.
     `schema_version` is the newest wire version that its build writes; readers believe a message of a newer version than
-    theirs only if it is said here. 0: an older build, which writes none above 3.
+    theirs only if it is said here. 0: an older build, which writes none above 3. `acknowledged`: by stream the highest
+    sequence of a message that the process stored, so that it is missed where the server loses it.
     """
 
     run: str
@@ -322,6 +323,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     replica: str = ""
     host: str = ""
     schema_version: Count = 0
+    acknowledged: dict[str, Count] = {}
 
     def check(self) -> None:
         for packed in (self.stage.wait, self.stage.process):

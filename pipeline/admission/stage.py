@@ -9,15 +9,15 @@ One governor a run: its term is written to the log, and a later one ends it.
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from lachesis.pipeline.admission.logic import Governor
-from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
@@ -28,9 +28,11 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS
 from lachesis.pipeline.retention.trimming import HistoryTrimmer
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.peer_acknowledgements import PeerAcknowledgements
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.runtime.store_marks import MarkWriter, refuse_lost_ends
-from lachesis.pipeline.runtime.store_record import refuse_lost_streams, watch_streams
+from lachesis.pipeline.runtime.store_marks import EndWatch, refuse_lost_ends
+from lachesis.pipeline.runtime.store_record import StreamWatch, find_streams, refuse_lost_streams
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
@@ -39,12 +41,16 @@ from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, Sta
 from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.schemas.store_marks import StoreMarks
+from lachesis.schemas.subjects import stream_name
 
 __all__ = ["run_governor"]
 
 _USAGE_S = 1.0
 """Seconds between two measurements of the streams."""
+_PEER_HINT = (
+    "look at the log of the service, and of the server whose store lost its end. If messages are lost, stop the run: "
+    "`lachesis runs recover` says what is known of it where the run's folder is"
+)
 
 
 async def run_governor(service: Service, config: RunConfig) -> None:
@@ -73,9 +79,8 @@ async def run_governor(service: Service, config: RunConfig) -> None:
 
     async with anyio.create_task_group() as tasks:
         follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
-        for task in (*follow, follower.alerts, follower.history.run, term.watch):
+        for task in (*follow, follower.alerts, follower.heartbeats, follower.history.run, term.watch):
             tasks.start_soon(task)
-        tasks.start_soon(watch_streams, service)
         async with AsyncExitStack() as served:
             for env in config.environments:
                 subject = subjects.lease(service.run, env)
@@ -146,11 +151,9 @@ class _Follower:
         self.position = LedgerPosition()
         self.next_report = 1
         self.lost: dict[str, int] = {}  # bytes by stream that the server could not read when it started
-        self.folder = config.path
-        self.marks: MarkWriter | None = None
+        self.ends = EndWatch(service.bus, service.run, config.path)
         self.newest: StreamMark | None = None  # the newest rollout read
-        self.known: StoreMarks | None = None  # the newest marks, written over a connection that was compared
-        self.reconnects = service.bus.reconnects
+        self.peers = PeerAcknowledgements()
 
     async def catch_up(self) -> None:
         """Take in everything that is stored now: the last entry is the whole state of the ledger."""
@@ -175,7 +178,8 @@ class _Follower:
         else:
             if policy is not None:
                 self._trained(policy.value)
-        await self._measure()
+        asked_s = time.monotonic()
+        self._measure(await find_streams(bus), asked_s)
         await self._read_members()
 
     async def _read_members(self) -> None:
@@ -260,46 +264,49 @@ class _Follower:
     def _heed(self, env: str) -> None:
         self.governor.halt(env, halted_reason(env, self.standings.of(env)))
 
+    async def heartbeats(self) -> None:
+        async with aclosing(listen_to_heartbeats(self.service.bus, self.service.run)) as beats:
+            async for beat in beats:
+                self.peers.hear(beat, time.monotonic())
+
     async def streams(self) -> None:
-        """Measure the streams and let leases run out, once a second."""
+        """Once a second look at the streams, for all that asks how far they go, and let leases run out."""
+        watch = await StreamWatch.open(self.service)
         while True:
             try:
-                await self._measure()
+                await self.ends.read_acknowledged()  # before the streams, which go at least as far
+                asked_s, found = time.monotonic(), await find_streams(self.service.bus)
+                watch.check(found)
+                self._measure(found, asked_s)
                 await self._let_run_out()
                 self.service.set_problem("sizes", None)
             except (InfrastructureError, NotFoundError) as error:  # nothing is granted without them
                 self.service.set_problem("sizes", f"stream sizes unknown: {error}")
-            await self._mark_ends()
+            else:
+                await self._mark_ends(found)
             self.show()
             await self.publish_status()
             await anyio.sleep(_USAGE_S)
 
-    async def _mark_ends(self) -> None:
-        """Write how far the streams go; after the connection was lost, first look whether they still do.
-
-        Raises `HistoryLostError` where one does not.
-        """
-        bus, run = self.service.bus, self.service.run
+    async def _mark_ends(self, found: Mapping[str, StreamUsage]) -> None:
+        """Write how far the streams go, unless one went back. Raises `HistoryLostError` where one did."""
+        lost = self.peers.describe_lost(found, time.monotonic())
+        self.service.set_problem("acknowledged", lost, mend=_PEER_HINT)
         try:
-            if self.marks is None:
-                self.marks = await MarkWriter.open(bus, run, self.folder)
-            if bus.reconnects != self.reconnects:
-                reconnects = bus.reconnects
-                known = self.known or StoreMarks(run=run, count=0, written_ns=0, ends={})
-                known = msgspec.structs.replace(known, rollout=self.newest)  # what was read since counts, too
-                await refuse_lost_ends(bus, run, folder=self.folder, known=known)
-                self.reconnects = reconnects
-            await self.marks.write(self.newest)
-            if bus.reconnects == self.reconnects:  # else they may be of a store that went back
-                self.known = self.marks.newest
+            await self.ends.update(found, self.newest)
             self.service.set_note("marks", None)
-        except (InfrastructureError, SchemaError) as error:
+        except (InfrastructureError, NotFoundError, SchemaError) as error:
             self.service.set_note("marks", f"how far the streams go was not written down: {error}")
 
-    async def _measure(self) -> None:
-        """Tell the governor what the streams hold, and how much may still be stored on their disk."""
-        asked_s = time.monotonic()
-        usage = {name: await self.service.bus.usage(name) for name in MEASURED_STREAMS}
+    def _measure(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
+        """Tell the governor what the streams hold, and how much may still be stored on their disk.
+
+        Raises `NotFoundError` where one of them is not there.
+        """
+        missing = [name for name in MEASURED_STREAMS if name not in found]
+        if missing:
+            raise NotFoundError(f"there is no {' and no '.join(stream_name(self.service.run, one) for one in missing)}")
+        usage = {name: found[name] for name in MEASURED_STREAMS}
         self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
         self.governor.usage(usage, asked_s)
         self.lost = {name: one.lost_bytes for name, one in usage.items() if one.lost_bytes}

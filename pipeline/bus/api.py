@@ -156,6 +156,10 @@ class Bus(Protocol):
         """
 
     @property
+    def acknowledged(self) -> Mapping[str, int]:
+        """By kind of stream, the highest sequence of a message of this process that the server acknowledged."""
+
+    @property
     def unanswered(self) -> RefusedReplies:
         """The requests that got no answer because they named a reply subject that may not be answered."""
 

@@ -7,6 +7,7 @@ Here a stream's kind becomes the server's name for the run's own stream; below, 
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
+from pathlib import Path
 from typing import Self
 
 from nats.aio.client import Client
@@ -91,6 +92,18 @@ class NatsBus:
         return self._link.unanswered
 
     @property
+    def acknowledged(self) -> Mapping[str, int]:
+        return self._link.acknowledged.newest
+
+    def keep_acknowledged(self, folder: Path) -> None:
+        """Keep what is acknowledged in a run's folder too, so that its loss is noticed after this process has ended.
+
+        See `acknowledged`.
+        """
+        name = str(self._link.nc.options["name"])
+        self._link.acknowledged.keep_in(folder, name.removeprefix(f"{self._link.run}."))
+
+    @property
     def connection(self) -> Connection:
         """Settings with which another process connects to the same server under the same name."""
         return Connection(self._link.config, self._link.nc.options.get("token"))
@@ -144,6 +157,7 @@ class NatsBus:
     async def delete_stream(self, stream: str) -> None:
         """Delete a stream of the run, or its bucket, with all that it holds, if it is there."""
         await streams.delete(self._link, self._name(stream))
+        self._link.acknowledged.forget(stream)
 
     async def stored_subjects(self, stream: str, filters: Sequence[str]) -> list[str]:
         """Return the subjects within `filters` that messages are on, in order.

@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
 from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
+from lachesis.schemas.subjects import kind_of, stream_name
 
 __all__ = ["EXPECTED_HEADER", "PublishWindow", "Publisher"]
 
@@ -87,7 +88,8 @@ class Publisher:
         """Publish until the server has acknowledged it. `headers` hold the message id.
 
         Silence and lost connections are waited out without bound. A refusal that may pass (no stream or no leader yet)
-        is waited out for `give_up_s`, then raised as `InfrastructureError`; others are raised at once.
+        is waited out for `give_up_s`, then raised as `InfrastructureError`; others are raised at once, as is
+        `HistoryLostError` where the stream stored it in the place of what it had acknowledged before.
         """
         size = len(data) + _OVERHEAD_BYTES
         await self._window.enter(size)
@@ -98,6 +100,9 @@ class Publisher:
 
     async def _until_stored(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         stream = _stream_behind(subject)
+        kind = kind_of(stream)
+        kept = stream == stream_name(self._link.run, kind)
+        after = self._link.acknowledged.newest.get(kind, 0)
         with self._link.waits.waiting(f"publish {subject}", stream) as wait:
             refused_since: float | None = None
             attempt = silent = 0
@@ -113,7 +118,10 @@ class Publisher:
                     continue
                 error = error_in(msg.data)
                 if error is None and not is_no_responder(msg):
-                    return to_pub_ack(msg.data, subject)
+                    ack = to_pub_ack(msg.data, subject)
+                    if kept:
+                        self._link.acknowledged.record(ack, headers[MSG_ID_HEADER], after=after)
+                    return ack
                 if error is not None and not error.is_transient:
                     wait.reason = f"refused: {error.description}"
                     raise error.to_exception(subject)

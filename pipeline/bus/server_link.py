@@ -20,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.backoff import RetryPolicy
+from lachesis.pipeline.bus.acknowledged import AcknowledgedEnds
 from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
@@ -158,6 +159,7 @@ class ServerLink:
         self.refused: set[str] = set()
         """Those that were refused, and need not be asked again."""
         self.unanswered = RefusedReplies()
+        self.acknowledged = AcknowledgedEnds()
         self._server = ""
         self._node = ""
         self._lost: ServerWait | None = None
@@ -178,6 +180,7 @@ class ServerLink:
         """Close the connection; whatever waits raises `BusClosedError`."""
         self.fail(BusClosedError("the bus was closed"))
         await hang_up(self.nc, within_s=2.0)
+        self.acknowledged.close()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -189,6 +192,7 @@ class ServerLink:
 
     async def on_disconnected(self) -> None:
         self.losses += 1
+        self.acknowledged.mark_reconnected()
         if self._lost is None and self.failure is None:
             self._lost = self.waits.begin(f"connection to {self._server}", reason="lost; trying again")
             asyncio.get_running_loop().call_later(STALLED_AFTER_S, self._log_loss, self._lost)

@@ -17,7 +17,13 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.reader import newest_entry
 from lachesis.pipeline.runtime.retention_record import read_record
-from lachesis.pipeline.runtime.store_marks import Contradiction, describe_contradictions, find_rollbacks, read_marks
+from lachesis.pipeline.runtime.store_marks import (
+    Contradiction,
+    describe_contradictions,
+    find_lost_acknowledged,
+    find_rollbacks,
+    read_marks,
+)
 from lachesis.pipeline.runtime.stream_marks import (
     ASK_AGAIN_S,
     BELIEVE_LOSS_S,
@@ -89,6 +95,7 @@ async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path |
     run = config.run
     try:
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
+        found += await find_lost_acknowledged(bus, run, folder) if folder is not None else []
     except NotFoundError:
         return []  # the run has no streams yet
     for source, marks in await stage_marks(bus, config):

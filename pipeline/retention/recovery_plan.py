@@ -134,7 +134,7 @@ async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
         if one.first
     ]
     ends = [one for one in found if not one.first]
-    for stream in sorted({one.stream for one in ends} - {BUCKET}):
+    for stream in sorted({one.stream for one in ends}):
         last = max(one.seq for one in ends if one.stream == stream)
         before_ns = max(one.before_ns for one in ends if one.stream == stream)
         end = (await bus.usage(stream)).last

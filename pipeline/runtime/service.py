@@ -122,6 +122,7 @@ class Service:
             replica=self.replica,
             host=socket.gethostname(),
             schema_version=codec.SCHEMA_VERSION,
+            acknowledged=dict(self.bus.acknowledged),
         )
         if sink is not None:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()

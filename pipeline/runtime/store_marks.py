@@ -7,14 +7,17 @@ folder. None of the three is believed alone: what any of them names must be ther
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import anyio
+import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.acknowledged import Acknowledgement, read_acknowledged
+from lachesis.pipeline.bus.api import Bus, StreamUsage
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.disk import DeferredFile
 from lachesis.pipeline.runtime import stream_marks
@@ -25,17 +28,19 @@ from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import DamagedError, HistoryLostError, SchemaError
+from lachesis.schemas.errors import DamagedError, HistoryLostError, NotFoundError, SchemaError
 from lachesis.schemas.store_marks import StoreMarks
-from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS
+from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, STREAMS
 from lachesis.schemas.values import from_json
 
 __all__ = [
     "MARKS_FILE",
     "Contradiction",
+    "EndWatch",
     "MarkWriter",
     "NamedMarks",
     "describe_contradictions",
+    "find_lost_acknowledged",
     "find_rollbacks",
     "follow_marks",
     "read_marks",
@@ -66,6 +71,21 @@ class Contradiction(NamedTuple):
         if self.first:
             return f"{self.source} lacks sequences {self.first} to {self.seq}, {self.problem}"
         return f"{self.source} names sequence {self.seq} of {self.stream}, but {self.problem}"
+
+
+async def find_lost_acknowledged(bus: Bus, run: str, folder: Path) -> list[Contradiction]:
+    """Return what streams lack of what was acknowledged to the processes that keep that in the run's folder."""
+    marks: dict[Acknowledgement, str] = {}
+    for writer, acks in await anyio.to_thread.run_sync(read_acknowledged, folder):
+        marks |= {ack: writer for ack in acks if ack.stream in (BUCKET, *STREAMS)}
+    found = []
+    for ack, writer in marks.items():
+        with suppress(NotFoundError):  # the stream is not there, which is said elsewhere
+            problem = await contradiction(bus, run, ack.stream, ack, vanishes=True)
+            if problem is not None:
+                source = f"the process {writer}, to which it was acknowledged,"
+                found.append(Contradiction(ack.stream, ack.seq, ack.acked_ns, source, problem))
+    return found
 
 
 class NamedMarks(NamedTuple):
@@ -105,7 +125,7 @@ async def refuse_lost_ends(bus: Bus, run: str, *, folder: Path, known: StoreMark
         marks = await read_marks(bus, run, folder)
         if known is not None:
             marks.append(NamedMarks("the governor", known))
-        found = await find_rollbacks(bus, run, marks)
+        found = await find_rollbacks(bus, run, marks) + await find_lost_acknowledged(bus, run, folder)
         if not found:
             return
         if anyio.current_time() >= until:
@@ -174,12 +194,14 @@ class MarkWriter:
         """Return the writer, which goes on counting."""
         return cls(bus, run, max((one.marks.count for one in await read_marks(bus, run, folder)), default=0))
 
-    async def write(self, rollout: StreamMark | None, *, now: bool = False) -> None:
+    async def write(
+        self, rollout: StreamMark | None, *, found: Mapping[str, StreamUsage] | None = None, now: bool = False
+    ) -> None:
         """Write how far the streams go, if any went further; with `now` in any case, and to LEDGER too.
 
-        `rollout`: the newest that was read, None if none is known.
+        `rollout`: the newest that was read, None if none is known. `found`: the streams as they were read a moment ago.
         """
-        found = await find_streams(self._bus)
+        found = await find_streams(self._bus) if found is None else found
         ends = {stream: StreamMark(usage.last, usage.last_ns) for stream, usage in found.items() if usage.last}
         changed = {stream for stream, mark in ends.items() if mark != self._ends.get(stream)} - {BUCKET}
         if changed == {LEDGER} and ends[LEDGER].seq == self._own:
@@ -203,6 +225,54 @@ class MarkWriter:
             msg_id = f"marks.{self._count}.{marks.written_ns}"
             self._own = (await self._bus.publish(subjects.marks(self._run), data, msg_id=msg_id)).seq
             self._ledger_s, self._is_pending = anyio.current_time(), False
+
+
+class EndWatch:
+    """Writes the marks of the streams once a second, and notices a stream that went back meanwhile.
+
+    What the processes of this machine had acknowledged is compared as well, so it covers what nobody has read.
+    """
+
+    def __init__(self, bus: Bus, run: str, folder: Path) -> None:
+        self._bus = bus
+        self._run = run
+        self._folder = folder
+        self._writer: MarkWriter | None = None
+        self._known: StoreMarks | None = None  # the newest marks, written over a connection that was compared
+        self._reconnects = bus.reconnects
+        self._acknowledged: list[Acknowledgement] = []
+        self._explained: set[Acknowledgement] = set()  # of what is known to be lost
+
+    async def read_acknowledged(self) -> None:
+        """Read what was acknowledged to the processes of this machine. Call it before the streams are looked at."""
+        files = await anyio.to_thread.run_sync(read_acknowledged, self._folder)
+        self._acknowledged = [ack for _, acks in files for ack in acks]
+
+    async def update(self, found: Mapping[str, StreamUsage], rollout: StreamMark | None) -> None:
+        """Write how far the streams go that were found, if any went further; first look whether they still do.
+
+        `rollout`: the newest that was read. Raises `HistoryLostError` where a stream does not.
+        """
+        bus = self._bus
+        if self._writer is None:
+            self._writer = await MarkWriter.open(bus, self._run, self._folder)
+        reconnects = bus.reconnects
+        missed = {ack for ack in self._acknowledged if _is_behind(found, ack.stream, ack.seq)} - self._explained
+        ends = self._known.ends if self._known is not None else {}
+        went_back = any(_is_behind(found, stream, mark.seq) for stream, mark in ends.items())
+        if reconnects != self._reconnects or missed or went_back:
+            known = self._known or StoreMarks(run=self._run, count=0, written_ns=0, ends={})
+            known = msgspec.structs.replace(known, rollout=rollout)  # what was read since counts, too
+            await refuse_lost_ends(bus, self._run, folder=self._folder, known=known)
+            self._reconnects, found = reconnects, await find_streams(bus)
+            self._explained |= missed
+        await self._writer.write(rollout, found=found)
+        if bus.reconnects == self._reconnects:  # else they may be of a store that went back
+            self._known = self._writer.newest
+
+
+def _is_behind(found: Mapping[str, StreamUsage], stream: str, seq: int) -> bool:
+    return stream in found and found[stream].last < seq
 
 
 async def follow_marks(bus: Bus, file: DeferredFile) -> None:

@@ -19,19 +19,18 @@ from lachesis.schemas.errors import (
     DamagedError,
     FencedError,
     HistoryLostError,
-    InfrastructureError,
     NotFoundError,
     SchemaError,
 )
 from lachesis.schemas.subjects import BUCKET, LEDGER, STREAMS, stream_name
 
 __all__ = [
+    "StreamWatch",
     "describe_lost_streams",
     "find_streams",
     "read_store_record",
     "refuse_lost_streams",
     "to_record",
-    "watch_streams",
     "write_store_record",
 ]
 
@@ -129,19 +128,26 @@ async def refuse_lost_streams(service: Service) -> None:
     service.set_note(_NOTE, None)
 
 
-async def watch_streams(service: Service) -> None:
-    """Say when a stream of the run is gone or replaced, and raise `HistoryLostError` once that is certain.
+class StreamWatch:
+    """Says when a stream of a running run is gone or replaced. Use `open`."""
 
-    Runs until cancelled. Without a record, as in a run that an older build began, there is nothing to compare.
-    """
-    bus, run = service.bus, service.run
-    record = await read_store_record(bus, run)
-    missed_s: float | None = None
-    while record.streams:
-        with suppress(InfrastructureError):  # the server is away, which is said elsewhere
-            lost = describe_lost_streams(record, await find_streams(bus))
-            service.set_note(_NOTE, lost)
-            missed_s = None if lost is None else missed_s or anyio.current_time()
-            if lost is not None and missed_s is not None and anyio.current_time() - missed_s >= _BELIEVE_S:
-                raise HistoryLostError(f"{lost}{_LOST_HINT}")
-        await anyio.sleep(_PERIOD_S)
+    def __init__(self, service: Service, record: StoreRecord) -> None:
+        self._service = service
+        self._record = record
+        self._missed_s: float | None = None
+
+    @classmethod
+    async def open(cls, service: Service) -> "StreamWatch":
+        """Return the watch. Without a record, as in a run that an older build began, there is nothing to compare."""
+        return cls(service, await read_store_record(service.bus, service.run))
+
+    def check(self, found: Mapping[str, StreamUsage]) -> None:
+        """Compare the streams that were found just now. Raises `HistoryLostError` once a loss is certain."""
+        lost = describe_lost_streams(self._record, found) if self._record.streams else None
+        self._service.set_note(_NOTE, lost)
+        if lost is None:
+            self._missed_s = None
+            return
+        self._missed_s = self._missed_s or anyio.current_time()
+        if anyio.current_time() - self._missed_s >= _BELIEVE_S:
+            raise HistoryLostError(f"{lost}{_LOST_HINT}")

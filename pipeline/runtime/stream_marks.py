@@ -12,8 +12,10 @@ from typing import Final
 import anyio
 import msgspec
 
+from lachesis.pipeline.bus.acknowledged import Acknowledgement, digest_of
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import StreamMark
@@ -26,6 +28,7 @@ __all__ = [
     "StreamMarks",
     "check_marks",
     "contradiction",
+    "describe_count",
     "describe_lost_bytes",
     "has_lost_after",
     "is_known_lost",
@@ -110,7 +113,9 @@ async def check_marks(bus: Bus, run: str, marks: Mapping[str, StreamMark], *, wr
             await anyio.sleep(ASK_AGAIN_S)
 
 
-async def contradiction(bus: Bus, run: str, stream: str, mark: StreamMark, *, vanishes: bool = False) -> str | None:
+async def contradiction(
+    bus: Bus, run: str, stream: str, mark: StreamMark | Acknowledgement, *, vanishes: bool = False
+) -> str | None:
     """Return how the stream contradicts a mark, None if it does not.
 
     `vanishes`: the message may have been deleted without a record. What a recovery noted as lost contradicts nothing.
@@ -136,15 +141,28 @@ async def has_lost_after(bus: Bus, run: str, stream: str, seq: int) -> bool:
     return any(one.last > seq for one in lost)
 
 
-async def _contradiction(bus: Bus, run: str, stream: str, mark: StreamMark, *, vanishes: bool) -> str | None:
+async def _contradiction(
+    bus: Bus, run: str, stream: str, mark: StreamMark | Acknowledgement, *, vanishes: bool
+) -> str | None:
     try:
         stored = await bus.get_head(stream, mark.seq)
     except NotFoundError:
         last = (await bus.usage(stream)).last
         if last < mark.seq:
-            return f"it ends at sequence {last}"
+            return f"it ends at sequence {last}: {describe_count(mark.seq - last)} gone"
         return None if vanishes else await _unless_trimmed(bus, run, stream, mark.seq)
-    return None if stored.time_ns == mark.stored_ns else "another message is stored there now"
+    return None if _is_it(stored, mark) else "another message is stored there now"
+
+
+def describe_count(messages: int) -> str:
+    """Say that so many messages are, before what they are."""
+    return "one acknowledged message is" if messages == 1 else f"{messages} acknowledged messages are"
+
+
+def _is_it(stored: StoredMessage, mark: StreamMark | Acknowledgement) -> bool:
+    if isinstance(mark, StreamMark):
+        return stored.time_ns == mark.stored_ns
+    return digest_of(stored.headers.get(MSG_ID_HEADER, "")) == mark.digest
 
 
 async def _unless_trimmed(bus: Bus, run: str, stream: str, seq: int) -> str | None:

@@ -123,6 +123,7 @@ class BatchReader:
                 bus = await connect(run=self.run, name=name, config=for_identity(config, "trainer"))
             case given:
                 return given
+        bus.keep_acknowledged(self._folder)
         await stack.enter_async_context(bus)
         tasks = await stack.enter_async_context(background())
         tasks.start_soon(bus.keep_served)

@@ -86,12 +86,14 @@ async def connect_run(
     if (first_s := connect_s or patience_s) is not None:
         settings = msgspec.structs.replace(settings, connect_timeout_s=first_s)
     if config.nats is not None:
-        return await connect(run=config.run, name=name, config=settings, needs_jetstream=needs_jetstream)
+        bus = await connect(run=config.run, name=name, config=settings, needs_jetstream=needs_jetstream)
+        bus.keep_acknowledged(config.path)
+        return bus
     try:
         endpoint = read_endpoint(config.path / NATS_FOLDER)
     except StartupError as error:
         raise StartupError(f"{_no_server(config)}, or name a server with --nats URL") from error
-    return await connect(
+    bus = await connect(
         endpoint.url,
         run=config.run,
         name=name,
@@ -99,6 +101,8 @@ async def connect_run(
         config=settings,
         needs_jetstream=needs_jetstream,
     )
+    bus.keep_acknowledged(config.path)
+    return bus
 
 
 def _no_server(config: RunConfig) -> str:
@@ -211,6 +215,7 @@ async def open_run(
             except StoreInUseError as error:
                 raise _unanswering(config, error) from error
             bus = await connect(server.url, run=config.run, name=name, token=server.token)
+            bus.keep_acknowledged(config.path)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
             await _tell_lost(bus, config)

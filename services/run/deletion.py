@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from lachesis.pipeline.bus.acknowledged import ACKNOWLEDGED
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
@@ -45,7 +46,7 @@ MODEL_MARK = ".lachesis-copy"
 """In a folder of `_MODELS` that the demo made, and that goes with its run; any other is somebody's."""
 _MODELS = ("model", "teacher")
 _ENTRIES = frozenset({
-    "checkpoints", "environments", GATEWAY_TOKEN, GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots",
+    ACKNOWLEDGED, "checkpoints", "environments", GATEWAY_TOKEN, GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots",
     "tensorboard", "trainers", "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
     TRACKED_ALERTS_FILE, f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     NOTICES_FILE, f".{NOTICES_FILE}.partial",

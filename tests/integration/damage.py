@@ -5,7 +5,7 @@ from pathlib import Path
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.schemas.subjects import kind_of
 
-__all__ = ["damage_in_place", "damage_message", "drop_blocks", "truncate"]
+__all__ = ["cut_last_message", "damage_in_place", "damage_message", "drop_blocks", "truncate"]
 
 
 def _blocks(store: Path, stream: str) -> list[Path]:
@@ -56,3 +56,13 @@ def damage_in_place(store: Path, stream: str, marker: bytes) -> None:
                 hits += 1
                 at = data.find(marker, at + 1)
     assert hits, f"no message of {stream} holds {marker!r}"
+
+
+def cut_last_message(store: Path, stream: str) -> None:
+    """Cut the newest message off a stream, or off the bucket, as a disk does that loses its end."""
+    block = _blocks(store, stream)[-1]
+    data = block.read_bytes()
+    starts = [0]
+    while (at := starts[-1] + (int.from_bytes(data[starts[-1] : starts[-1] + 4], "little") & 0x7FFFFFFF)) < len(data):
+        starts.append(at)
+    block.write_bytes(data[: starts[-1]])

@@ -201,6 +201,10 @@ class MemoryBus:
         return None
 
     @property
+    def acknowledged(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def unanswered(self) -> RefusedReplies:
         return RefusedReplies()
 

@@ -1,0 +1,63 @@
+"""Compares what services say was acknowledged to them with how far the streams go. Pure.
+
+A service of another machine that alone knows of a message says so in its heartbeats. It is a word of one key about
+itself, so it is told to a person, with the name of who says it, and ends nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.runtime.stream_marks import BELIEVE_LOSS_S, describe_count
+from lachesis.schemas.control import Heartbeat
+
+__all__ = ["PeerAcknowledgements"]
+
+_FRESH_S = 10.0
+_MAX_CLAIMS = 1024
+
+
+@dataclass(slots=True)
+class _Claim:
+    seq: int
+    place: str
+    heard_s: float
+    missed_s: float | None = None
+    """Since when the stream ends before it."""
+
+
+class PeerAcknowledgements:
+    """The highest sequence of each stream that each service named last."""
+
+    def __init__(self) -> None:
+        self._claims: dict[tuple[str, str], _Claim] = {}
+
+    def hear(self, beat: Heartbeat, now_s: float) -> None:
+        """Take in a heartbeat."""
+        for stream, seq in beat.acknowledged.items():
+            known = self._claims.get((beat.service, stream))
+            if known is None and len(self._claims) >= _MAX_CLAIMS:
+                continue
+            if known is None or now_s - known.heard_s > _FRESH_S or seq > known.seq:
+                place = f"{beat.service} (process {beat.pid} of {beat.host or 'an unknown machine'})"
+                missed_s = known.missed_s if known is not None else None
+                self._claims[beat.service, stream] = _Claim(seq, place, now_s, missed_s)
+            elif seq == known.seq:
+                known.heard_s = now_s
+
+    def describe_lost(self, found: Mapping[str, StreamUsage], now_s: float) -> str | None:
+        """Return what services miss in the streams that were found, and have missed for long enough; None: nothing."""
+        texts = []
+        for (_, stream), claim in sorted(self._claims.items()):
+            usage = found.get(stream)
+            if usage is None or claim.seq <= usage.last or now_s - claim.heard_s > _FRESH_S:
+                claim.missed_s = None
+                continue
+            claim.missed_s = now_s if claim.missed_s is None else claim.missed_s
+            if now_s - claim.missed_s >= BELIEVE_LOSS_S:
+                lost = describe_count(claim.seq - usage.last)
+                texts.append(
+                    f"{claim.place} says that sequence {claim.seq} of {stream} was acknowledged to it, and the stream "
+                    f"ends at sequence {usage.last}: if that is so, {lost} gone"
+                )
+        return "; ".join(texts) or None
