@@ -7,12 +7,13 @@ Here a stream's kind becomes the server's name for the run's own stream; below, 
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from nats.aio.client import Client
 
-from lachesis.pipeline.bus import consumers, key_watch, kv, request_reply, streams, trimming
+from lachesis.pipeline.bus import consumers, key_watch, kv, leader, request_reply, streams, trimming
 from lachesis.pipeline.bus.api import (
     ConsumerLag,
     Delivery,
@@ -239,6 +240,8 @@ class NatsBus:
         return await self._blobs.join(await self._getter.get(self._name(stream), seq))
 
     async def get_head(self, stream: str, seq: int) -> StoredMessage:
+        if stream == BUCKET:  # of which nobody may ask all servers for any message
+            return replace(await leader.by_sequence(self._link, self._name(stream), seq), stream=stream)
         return await self._getter.get(self._name(stream), seq)
 
     async def fetch(

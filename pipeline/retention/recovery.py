@@ -63,17 +63,17 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     marks = await MarkWriter.open(bus, plan.run, folder)
     await marks.write(None, now=True)
     replace_file(folder / MARKS_FILE, msgspec.json.encode(marks.newest))
-    left = await find_contradictions(bus, config, folder=folder)
-    if left:
-        raise StartupError(
-            f"the recovery of run {plan.run} is not complete: {describe_contradictions(left)}. Report this, with "
-            f"{folder / RECOVERY_FILE}; a backup of the store, or a new run, is the way on"
-        )
     make_folder(folder / RECOVERIES)
     done = folder / RECOVERIES / f"{plan.id}.json"
     (folder / RECOVERY_FILE).rename(done)
     fsync(folder / RECOVERIES)
     fsync(folder)
+    left = await find_contradictions(bus, config, folder=folder)
+    if left:  # something was lost meanwhile, or this plan was not enough
+        raise StartupError(
+            f"the recovery of run {plan.run} is not complete: {describe_contradictions(left)}. Repeat it; if it says "
+            f"the same again, report this with {done}, and a backup of the store, or a new run, is the way on"
+        )
     return done
 
 

@@ -135,12 +135,13 @@ async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
     ]
     ends = [one for one in found if not one.first]
     for stream in sorted({one.stream for one in ends}):
-        last = max(one.seq for one in ends if one.stream == stream)
-        before_ns = max(one.before_ns for one in ends if one.stream == stream)
+        named = [one for one in ends if one.stream == stream]
+        first, last = min(one.seq for one in named), max(one.seq for one in named)
         end = (await bus.usage(stream)).last
-        losses.append(
-            StreamLoss(stream=stream, first=await _first_lost(bus, stream, last, before_ns), last=last, end=end)
-        )
+        if stream != BUCKET:  # whose sequences are used again: it is only noted what is to be missed no more
+            before_ns = min(one.before_ns for one in named)  # it may have gone back more than once
+            first = min(first, await _first_lost(bus, stream, last, before_ns))
+        losses.append(StreamLoss(stream=stream, first=first, last=last, end=end))
     return losses
 
 

@@ -5,6 +5,7 @@ from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.retention import Retention
+from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
 __all__ = ["decode_record", "read_record"]
 
@@ -23,9 +24,19 @@ def decode_record(entry: Entry | None, run: str) -> Retention:
     try:
         return decode(Retention, entry.value)
     except VersionError as error:
-        raise VersionError(f"{place}: {error}", error.version) from error
-    except SchemaError as error:
-        raise SchemaError(
-            f"{place}, cannot be read: {error}. Restore it from a backup of the server's store; the keys of the "
-            "governor and of the operator alone may write it"
+        raise VersionError(
+            f"{place}: {error}. If the run was upgraded, install that version here, too; if it was not, {_cure(run)}",
+            error.version,
         ) from error
+    except SchemaError as error:
+        raise SchemaError(f"{place}, cannot be read: {error}. To mend it, {_cure(run)}") from error
+
+
+def _cure(run: str) -> str:
+    """Return what to do about a record that no build of the run's wrote, or that was damaged."""
+    purge = f"nats stream purge {stream_name(run, BUCKET)} --subject '{value_subject(run, keys.RETENTION)}'"
+    return (
+        "restore it from a backup of the server's store; or stop the run, delete the record with "
+        f"`{purge}`, and let `lachesis runs recover {run}` write it anew from the run's other records. The keys of the "
+        "governor and of the operator alone may write it: make new ones if neither of them did"
+    )

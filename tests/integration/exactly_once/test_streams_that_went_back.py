@@ -21,7 +21,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
 from lachesis.pipeline.retention import recovery
-from lachesis.pipeline.retention.holds import update_record
+from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import make_plan
 from lachesis.pipeline.runtime.commitlog import CommitLog
@@ -29,7 +29,7 @@ from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError, LedgerError, StartupError
+from lachesis.schemas.errors import HistoryLostError, LedgerError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
@@ -341,3 +341,23 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
         assert sum(loss.last + 1 - loss.first for loss in plan.losses) >= 38 - usage.messages
         await apply_plan(bus, config, plan)
         await refuse_rolled_back(bus, config)
+
+
+@pytest.mark.parametrize("record", [b'{"v": 99}', msgspec.msgpack.encode({"v": 99}), b"no record"])
+async def test_a_record_of_what_was_trimmed_that_cannot_be_read_is_mended_by_what_the_refusal_says(copies, record):
+    config = config_of(copies)
+    async with serving(copies.newer) as bus:
+        await update_record(bus, RUN, lambda old: old.replace(trimmed={ROLLOUTS: 4}))
+        await bus.trim(ROLLOUTS, [subjects.rollout(RUN, "sums")], before=4)
+        marks = await MarkWriter.open(bus, RUN, copies.folder)
+        await marks.write(None, now=True)
+        await bus.put(keys.RETENTION, record)
+        with pytest.raises(SchemaError, match=f"--subject '(.*)'`, and let `lachesis runs recover {RUN}`") as refused:
+            await read_record(bus, RUN)
+        subject = str(refused.value).partition("--subject '")[2].partition("'")[0]
+        await bus.delete_all(BUCKET, [subject])
+        plan = await make_plan(bus, config, "record")
+        assert plan is not None
+        await apply_plan(bus, config, plan)
+        await refuse_rolled_back(bus, config)
+        assert (await read_record(bus, RUN)).trimmed[ROLLOUTS] == 4
