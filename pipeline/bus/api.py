@@ -198,8 +198,11 @@ class Bus(Protocol):
     async def get(self, stream: str, seq: int) -> StoredMessage:
         """Return one message by sequence. Raises `NotFoundError`."""
 
-    async def get_head(self, stream: str, seq: int) -> StoredMessage:
-        """Return one message by sequence, a large one without the chunks of its data. Raises `NotFoundError`."""
+    async def get_head(self, stream: str, seq: int, *, leader: bool = False) -> StoredMessage:
+        """Return one message by sequence, a large one without the chunks of its data. Raises `NotFoundError`.
+
+        `leader`: as the stream's leader has it, for what decides something.
+        """
 
     def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[StoredMessage]:
         """Yield the messages at `seqs`, in the order given, several requests outstanding, bounded in bytes.

@@ -7,13 +7,12 @@ Here a stream's kind becomes the server's name for the run's own stream; below, 
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from nats.aio.client import Client
 
-from lachesis.pipeline.bus import consumers, key_watch, kv, leader, request_reply, streams, trimming
+from lachesis.pipeline.bus import consumers, key_watch, kv, request_reply, streams, trimming
 from lachesis.pipeline.bus.api import (
     ConsumerLag,
     Delivery,
@@ -29,6 +28,7 @@ from lachesis.pipeline.bus.config import Connection, StreamsConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.direct_get import DirectGetter
 from lachesis.pipeline.bus.failover import Failover
+from lachesis.pipeline.bus.leader import by_sequence
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.replies import ConsumerInfo, to_ns
@@ -239,9 +239,9 @@ class NatsBus:
     async def get(self, stream: str, seq: int) -> StoredMessage:
         return await self._blobs.join(await self._getter.get(self._name(stream), seq))
 
-    async def get_head(self, stream: str, seq: int) -> StoredMessage:
-        if stream == BUCKET:  # of which nobody may ask all servers for any message
-            return replace(await leader.by_sequence(self._link, self._name(stream), seq), stream=stream)
+    async def get_head(self, stream: str, seq: int, *, leader: bool = False) -> StoredMessage:
+        if leader or stream == BUCKET:  # of which no other server may be asked for any message
+            return await by_sequence(self._link, self._name(stream), seq)
         return await self._getter.get(self._name(stream), seq)
 
     async def fetch(

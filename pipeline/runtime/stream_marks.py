@@ -145,7 +145,7 @@ async def _contradiction(
     bus: Bus, run: str, stream: str, mark: StreamMark | Acknowledgement, *, vanishes: bool
 ) -> str | None:
     try:
-        stored = await bus.get_head(stream, mark.seq)
+        stored = await bus.get_head(stream, mark.seq, leader=True)
     except NotFoundError:
         last = (await bus.usage(stream)).last
         if last < mark.seq:

@@ -294,7 +294,7 @@ class MemoryBus:
     async def get(self, stream: str, seq: int) -> StoredMessage:
         return self._log(stream).get(seq)
 
-    async def get_head(self, stream: str, seq: int) -> StoredMessage:
+    async def get_head(self, stream: str, seq: int, *, leader: bool = False) -> StoredMessage:
         return self._log(stream).get(seq)
 
     async def fetch(
