@@ -15,6 +15,7 @@ __all__ = ["PeerAcknowledgements"]
 
 _FRESH_S = 10.0
 _MAX_CLAIMS = 1024
+_MAX_NAME = 64
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class PeerAcknowledgements:
             if known is None and len(self._claims) >= _MAX_CLAIMS:
                 continue
             if known is None or now_s - known.heard_s > _FRESH_S or seq > known.seq:
-                place = f"{beat.service} (process {beat.pid} of {beat.host or 'an unknown machine'})"
+                machine = beat.host[:_MAX_NAME] or "an unknown machine"
+                place = f"{beat.service} (process {beat.pid} of {machine})"
                 missed_s = known.missed_s if known is not None else None
                 self._claims[beat.service, stream] = _Claim(seq, place, now_s, missed_s)
             elif seq == known.seq:
