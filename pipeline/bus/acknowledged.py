@@ -1,4 +1,4 @@
-"""Remembers the newest message of each stream that a server acknowledged to this process, also beyond its end.
+"""Remembers the newest message of each stream that was acknowledged to a process, beyond its end too.
 
 A store that loses its end shows no trace of a message that nobody had read; its writer alone knows of it. Guarantees
 that a new message which takes a sequence that was acknowledged for another one is an error at once; and, with a file,
@@ -81,7 +81,9 @@ class AcknowledgedEnds:
             self._file.forget(stream)
 
     def record(self, ack: PubAck, msg_id: str, *, after: int) -> None:
-        """Remember an acknowledgement. `after`: what `newest` held of the stream when the message was first sent.
+        """Remember an acknowledgement.
+
+        `after`: what `newest` held of the stream when the message was first sent.
 
         Raises `HistoryLostError` if the stream went back since: what it stores later has higher sequences.
         """
@@ -103,8 +105,10 @@ def digest_of(msg_id: str) -> bytes:
 
 
 def read_acknowledged(folder: Path) -> list[tuple[str, list[Acknowledgement]]]:
-    """Return what the files in a run's folder hold, each with the name of its writer. Entries that are broken are
-    passed over."""
+    """Return what the files in a run's folder hold, each with the name of its writer.
+
+    Entries that are broken are passed over.
+    """
     found = []
     with suppress(OSError):  # there is none
         for file in sorted((folder / ACKNOWLEDGED).iterdir())[:_MAX_FILES]:

@@ -97,9 +97,9 @@ class NatsBus:
         return self._link.acknowledged.newest
 
     def keep_acknowledged(self, folder: Path) -> None:
-        """Keep what is acknowledged in a run's folder too, so that its loss is noticed after this process has ended.
+        """Keep what is acknowledged in a run's folder too: see `acknowledged`.
 
-        See `acknowledged`.
+        So its loss is noticed after this process has ended, as well.
         """
         name = str(self._link.nc.options["name"])
         self._link.acknowledged.keep_in(folder, name.removeprefix(f"{self._link.run}."))

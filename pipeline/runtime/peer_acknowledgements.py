@@ -48,7 +48,7 @@ class PeerAcknowledgements:
                 known.heard_s = now_s
 
     def describe_lost(self, found: Mapping[str, StreamUsage], now_s: float) -> str | None:
-        """Return what services miss in the streams that were found, and have missed for long enough; None: nothing."""
+        """Return what services have missed for long enough in the streams that were found; None: nothing."""
         texts = []
         for (_, stream), claim in sorted(self._claims.items()):
             usage = found.get(stream)

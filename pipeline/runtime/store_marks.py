@@ -74,7 +74,7 @@ class Contradiction(NamedTuple):
 
 
 async def find_lost_acknowledged(bus: Bus, run: str, folder: Path) -> list[Contradiction]:
-    """Return what streams lack of what was acknowledged to the processes that keep that in the run's folder."""
+    """Return what streams lack of what the run's folder says was acknowledged to its processes."""
     marks: dict[Acknowledgement, str] = {}
     for writer, acks in await anyio.to_thread.run_sync(read_acknowledged, folder):
         marks |= {ack: writer for ack in acks if ack.stream in (BUCKET, *STREAMS)}
@@ -244,7 +244,10 @@ class EndWatch:
         self._explained: set[Acknowledgement] = set()  # of what is known to be lost
 
     async def read_acknowledged(self) -> None:
-        """Read what was acknowledged to the processes of this machine. Call it before the streams are looked at."""
+        """Read what was acknowledged to the processes of this machine.
+
+        Call it before the streams are looked at.
+        """
         files = await anyio.to_thread.run_sync(read_acknowledged, self._folder)
         self._acknowledged = [ack for _, acks in files for ack in acks]
 
