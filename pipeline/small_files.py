@@ -10,6 +10,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from lachesis.pipeline.text_encoding import read_text
+
 __all__ = ["MAX_SMALL_FILE_BYTES", "open_regular_file", "read_small_file", "read_small_text"]
 
 MAX_SMALL_FILE_BYTES = 64 << 20
@@ -38,8 +40,11 @@ def read_small_file(path: Path) -> bytes:
 
 
 def read_small_text(path: Path) -> str:
-    """Return the text in the file. Raises as `read_small_file`, also where the file holds no UTF-8."""
+    """Return the text in the file, without a mark of its encoding.
+
+    Raises as `read_small_file`, also where the file holds no UTF-8, and no UTF-16 with its mark.
+    """
     try:
-        return read_small_file(path).decode()
+        return read_text(read_small_file(path))
     except UnicodeDecodeError as error:
         raise OSError(errno.EILSEQ, "holds no UTF-8 text", str(path)) from error

@@ -16,7 +16,7 @@ from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scoring.logic.unrated import ABSTAINED
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer
-from lachesis.pipeline.tasks.references import reference_text
+from lachesis.pipeline.tasks.references import reference_texts
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, leaves
 
@@ -72,7 +72,7 @@ def _task_of_odd_reference(env: Environment) -> Task | None:
         answer = task.task.get("answer")
         try:
             if answer is not None:
-                reference_text(answer, task.item)
+                reference_texts(answer, task.item)
         except ConfigError:
             return task
     return None
@@ -98,5 +98,6 @@ async def _probe_raters(draft: GroupDraft, name: str, scorer: EnvironmentScorer)
 
 def _answers(task: Task) -> list[str]:
     answer = task.task.get("answer")
-    reference = [str(answer)] if isinstance(answer, str | int | float) else []
+    one = answer[0] if isinstance(answer, list) and answer else answer
+    reference = [str(one)] if isinstance(one, str | int | float) else []
     return ["1", "\\boxed{1}", "I am not sure; let me think about it.", *reference]

@@ -1,7 +1,8 @@
 """Turns the reference answer of a task into the text that raters compare with.
 
-Guarantees that what is no single answer (a list, a dictionary, bytes, a truth value, nan, an empty text) is refused,
-in words that say what came and how to mend it. Raters and the environment `dataset` share this one rule.
+A list of answers means that any of them is right. Guarantees that what is no answer (a dictionary, bytes, a truth value,
+nan, an empty text, a list in a list) is refused, in words that say what came and how to mend it. Raters and the
+environment `dataset` share this one rule.
 """
 
 import math
@@ -10,12 +11,22 @@ from typing import Any
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["reference_text"]
+__all__ = ["reference_text", "reference_texts"]
 
 _MAX_PLAIN_EXPONENT = 20
 """Powers of ten up to which a number is written without an exponent."""
 _ABSENT = frozenset({"nan", "NaN", "NAN", "<NA>", "NaT"})
 """What data frames print for a value that is missing."""
+
+
+def reference_texts(value: Any, where: str) -> list[str]:
+    """Return the references of which any is right, each as `reference_text` has it: those of a list, or the one.
+
+    `where` names the task. Raises `ConfigError` if one is no single answer, or the list is empty.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        return [reference_text(value, where)]
+    return list(dict.fromkeys(reference_text(one, where) for one in value))
 
 
 def reference_text(value: Any, where: str) -> str:
@@ -30,7 +41,7 @@ def reference_text(value: Any, where: str) -> str:
     if isinstance(value, dict):
         raise ConfigError(_refused(where, value, "give the text or the number in it"))
     if isinstance(value, list | tuple | set | frozenset):
-        cure = "give its one member" if len(value) == 1 else "give one text; several values of one answer as '1, 2'"
+        cure = "give a list of texts, of which any is right" if value else "it is empty: drop the row, or give None"
         raise ConfigError(_refused(where, value, cure))
     text = _number_text(value) if isinstance(value, int | float | Decimal) else str(value).strip()
     if text is None or text in _ABSENT:

@@ -2,27 +2,48 @@
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from lachesis.pipeline.scoring.rater import Sample
-from lachesis.pipeline.tasks.references import reference_text
+from lachesis.pipeline.tasks.references import reference_texts
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["compiled", "given", "last_match", "reference"]
+__all__ = ["any_of", "best_of", "compiled", "given", "last_match", "references"]
 
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
 
-def reference(sample: Sample) -> str | None:
-    """Return the reference answer as text; None if the task has none, and then a rater abstains.
+def references(sample: Sample) -> list[str]:
+    """Return the reference answers as texts, of which any is right; none if the task has none.
 
-    Raises `ConfigError` if it is no single answer, a list say: that is the task's fault, and no sample pays for it.
+    Raises `ConfigError` if one is no answer, a dictionary say: that is the task's fault, and no sample pays for it.
     """
     answer = sample.task.get("answer")
     if answer is None:
-        return None
-    return same_text(reference_text(answer, f"item {sample.item or '?'} of environment {sample.env or '?'}"))
+        return []
+    where = f"item {sample.item or '?'} of environment {sample.env or '?'}"
+    return [same_text(text) for text in reference_texts(answer, where)]
+
+
+def any_of(sample: Sample, rate: Callable[[str], float | None]) -> float | None:
+    """Return the best rating by the reference answers; None, and so the rater abstains, if the task has none."""
+    return best_of(map(rate, references(sample)))
+
+
+def best_of(ratings: Iterable[float | None]) -> float | None:
+    """Return the best of the ratings by several references; None if one that nobody could tell might be better."""
+    known = []
+    unknown = False
+    for rating in ratings:
+        if rating == 1.0:
+            return rating
+        if rating is None:
+            unknown = True
+        else:
+            known.append(rating)
+    return None if unknown or not known else max(known)
 
 
 def given(sample: Sample, pattern: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """Rates 1 if the answer equals the reference, else 0."""
 
 from lachesis.pipeline.scoring.rater import Sample, rater
-from lachesis.pipeline.scoring.raters.answer import given, reference
+from lachesis.pipeline.scoring.raters.answer import any_of, given
 
 __all__ = ["exact_match"]
 
@@ -14,11 +14,11 @@ def exact_match(sample: Sample, *, pattern: str | None = None, ignore_case: bool
     `pattern` finds the answer in the completion (default: all of it after the thinking). Abstains if the
     task has no answer.
     """
-    expected, answer = reference(sample), given(sample, pattern)
-    if expected is None:
-        return None
-    if answer is None:
-        return 0.0
-    if ignore_case:
-        expected, answer = expected.casefold(), answer.casefold()
-    return float(answer == expected)
+    answer = given(sample, pattern)
+
+    def rate(expected: str) -> float:
+        if answer is None:
+            return 0.0
+        return float(answer.casefold() == expected.casefold() if ignore_case else answer == expected)
+
+    return any_of(sample, rate)

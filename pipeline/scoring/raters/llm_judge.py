@@ -14,7 +14,7 @@ import msgspec
 
 from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.scoring.rater import Rater, Sample, check_bounds
-from lachesis.pipeline.scoring.raters.answer import reference
+from lachesis.pipeline.scoring.raters.answer import references
 from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, post_json
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError, UnreadableAnswerError
@@ -91,7 +91,7 @@ class LLMJudge(Rater):
         low, high = self.bounds or (0.0, 1.0)
         asked = [f"Rubric:\n{self._rubric}", f"Task:\n{sample.prompt}"]
         answer = sample.task.get("answer")
-        expected = _as_json(answer) if isinstance(answer, list | dict) else reference(sample)
+        expected = _as_json(answer) if isinstance(answer, list | dict) else next(iter(references(sample)), None)
         if expected is not None:
             asked.append(f"Reference answer:\n{expected}")
         asked.append(f"<{mark}>\n{sample.completion}\n</{mark}>")

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.pipeline.scoring.raters.answer import reference
+from lachesis.pipeline.scoring.raters.answer import best_of, references
 from lachesis.pipeline.scoring.raters.boxed import boxed
 from lachesis.pipeline.scoring.raters.math_equal import equal, equal_or_unsure, reference_answer
 from lachesis.pipeline.scoring.worker_process import WorkerProcesses
@@ -48,10 +48,15 @@ class MathRater(Rater):
 
         Raises `AnswerTooLargeError` where an answer takes too much memory: that is a missing rating too.
         """
-        gold, given = reference(sample), boxed(sample.text)
-        if gold is None:
-            return None
-        gold = reference_answer(gold)
+        given = boxed(sample.text)
+        ratings = []
+        for reference in references(sample):
+            ratings.append(await self._rate(reference_answer(reference), given))
+            if ratings[-1] == 1.0:
+                break
+        return best_of(ratings)
+
+    async def _rate(self, gold: str, given: str | None) -> float | None:
         if given is None or len(gold) > _MAX_ANSWER_CHARS:
             return 0.0 if given is None else None
         if (gold, given) not in self._known:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from lachesis.pipeline.scoring.rater import Sample, rater
-from lachesis.pipeline.scoring.raters.answer import given, reference
+from lachesis.pipeline.scoring.raters.answer import any_of, given
 from lachesis.pipeline.scoring.raters.final_answer import MarkedAnswer, marked_answer
 from lachesis.pipeline.scoring.raters.last_number import last_number_in
 from lachesis.pipeline.scoring.raters.math_equal import is_equation_of_numbers, reference_answer
@@ -58,15 +58,19 @@ def numeric(
     Abstains if the reference is not a number, and where an answer means the reference by one convention and something
     else by another: `1.234` for 1234.
     """
-    text = reference(sample)
-    expected = None if text is None else _reference_number(text)
+
+    def read() -> Number | None:
+        if pattern is None:
+            return _given_number(sample.text)
+        found = given(sample, pattern)
+        return None if found is None else _of_mark(MarkedAnswer(found, False))
+
+    return any_of(sample, lambda text: _compared(_reference_number(text), read(), rel_tol, abs_tol))
+
+
+def _compared(expected: Number | None, answer: Number | None, rel_tol: float, abs_tol: float) -> float | None:
     if expected is None:
         return None
-    if pattern is not None:
-        found = given(sample, pattern)
-        answer = None if found is None else _of_mark(MarkedAnswer(found, False))
-    else:
-        answer = _given_number(sample.text)
     if answer is None:
         return 0.0
 

@@ -1,7 +1,7 @@
 """Rates how close the answer is to the reference: 1 - edit distance / length of the longer one."""
 
 from lachesis.pipeline.scoring.rater import Sample, rater
-from lachesis.pipeline.scoring.raters.answer import given, reference
+from lachesis.pipeline.scoring.raters.answer import any_of, given
 
 __all__ = ["levenshtein", "similarity"]
 
@@ -9,12 +9,12 @@ __all__ = ["levenshtein", "similarity"]
 @rater(bounds=(0.0, 1.0), version="3", apart=("pattern",))
 def similarity(sample: Sample, *, pattern: str | None = None) -> float | None:
     """Return the normalised Levenshtein similarity. Abstains if the task has no answer."""
-    expected, answer = reference(sample), given(sample, pattern)
-    if expected is None:
-        return None
-    if answer is None:
-        return 0.0
-    return 1.0 - levenshtein(expected, answer) / max(len(expected), len(answer))
+    answer = given(sample, pattern)
+
+    def rate(expected: str) -> float:
+        return 0.0 if answer is None else 1.0 - levenshtein(expected, answer) / max(len(expected), len(answer))
+
+    return any_of(sample, rate)
 
 
 def levenshtein(a: str, b: str) -> int:

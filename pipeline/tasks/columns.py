@@ -1,0 +1,146 @@
+"""Finds the columns of a row by name, inside others by dots, and fills them into a template. Pure."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.tasks.references import reference_text
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["column", "fill_template", "is_missing", "template_columns"]
+
+_MAX_NAMES = 40
+_ABSENT: Final = object()
+_BRACES = re.compile(
+    r"\{\{\{(?P<boxed>[^{}]+)\}\}\}|\{\{(?P<escaped>[^{}]*)\}\}|\{(?P<name>[^{}]+)\}",
+)
+_WORD = re.compile(r"[^\W\d][\w.]*(?:![rsa])?(?::.*)?")
+
+
+def column(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """Return a row's value in a column: of this name, or of the one inside others that its dots lead to.
+
+    Raises `ConfigError` naming the nearest column where there is none.
+    """
+    value = _find(row, name)
+    if value is _ABSENT:
+        names = list(_names(row))[:_MAX_NAMES]
+        raise ConfigError(f"{where}: it has no column {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+    return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: null, or what data frames have instead."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _find(row: Mapping[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
+    found: Any = row
+    parts = name.split(".")
+    while parts:
+        found = _opened(found)
+        if isinstance(found, Mapping):
+            size = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in found), None)
+            if size is None:
+                return _ABSENT
+            found, parts = found[".".join(parts[:size])], parts[size:]
+        elif isinstance(found, list) and parts[0].isdigit() and int(parts[0]) < len(found):
+            found, parts = found[int(parts[0])], parts[1:]
+        elif found is None:
+            return None  # what holds the column is missing in this row
+        else:
+            return _ABSENT
+    return found
+
+
+def _opened(value: Any) -> Any:
+    """Return what is in a JSON text, as tables have the columns that hold others; else the value."""
+    if isinstance(value, str) and value.lstrip()[:1] in {"{", "["}:
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value
+    return value
+
+
+def _names(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        yield name
+        inner = _opened(value)
+        if isinstance(inner, Mapping):
+            yield from (f"{name}.{key}" for key in inner)
+
+
+def template_columns(template: str, row: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the row that a template names.
+
+    Raises `ConfigError` where it names none, or one that a column is nearly called.
+    """
+    found = []
+    for match in _BRACES.finditer(template):
+        given = match["boxed"] or match["name"]
+        if given is None:
+            continue
+        name = _column_of(given, row)
+        if name is not None:
+            found.append(name)
+        elif _WORD.fullmatch(given) and "did you mean" in nearest(given, _names(row)):
+            column(row, given, "template")
+    if not found:
+        words = [match["name"] for match in _BRACES.finditer(template) if match["name"] and _WORD.fullmatch(match["name"])]
+        if words:
+            column(row, words[0], "template")
+        raise ConfigError(f"template {template!r:.80} cannot be filled: it names no column in braces")
+    return found
+
+
+def fill_template(template: str, row: Mapping[str, Any], where: str) -> str:
+    r"""Return the template with the row's columns for `{column}`; other braces stay as they are, `\boxed{}` say.
+
+    `{{` and `}}` around a text stand for single braces. Raises `ConfigError` where a column's value is missing.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        if match["escaped"] is not None:
+            return "{" + match["escaped"] + "}"
+        given = match["boxed"] or match["name"]
+        name = _column_of(given, row)
+        if name is None:
+            return match[0]
+        value = _find(row, name)
+        if is_missing(value):
+            raise ConfigError(f"{where}: its {name!r}, of which the template makes the prompt, is missing")
+        text = _formatted(given[len(name) :], value, where)
+        return "{" + text + "}" if match["boxed"] is not None else text
+
+    return _BRACES.sub(fill, template)
+
+
+def _column_of(given: str, row: Mapping[str, Any]) -> str | None:
+    """Return the column that stands in braces, perhaps with a format after it; None if it is none."""
+    if _find(row, given) is not _ABSENT:
+        return given
+    name = re.split(r"[!:]", given, maxsplit=1)[0]
+    return name if name != given and name and _find(row, name) is not _ABSENT else None
+
+
+def _formatted(form: str, value: Any, where: str) -> str:
+    if form:
+        try:
+            return ("{0" + form + "}").format(value)
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+            raise ConfigError(f"{where}: {value!r:.60} cannot be filled in as {form!r}: {error}") from error
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and not isinstance(value, bool):
+        return reference_text(value, where)
+    if isinstance(value, dict | list):
+        return msgspec.json.encode(value).decode()
+    return str(value)
+

@@ -1,0 +1,85 @@
+"""Reads tables of text as spreadsheets and data frames write them: commas, semicolons or tabs, `18.0` for 18. Pure.
+
+Guarantees that a cell of any length is read, that a line with other columns than the first names is refused by its
+number, and that a column which pandas wrote as floats, since a value is missing in it, has its whole numbers back.
+"""
+
+import csv
+import io
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from lachesis.pipeline.tasks.row_stores import DatasetRow
+from lachesis.pipeline.text_encoding import encoding_of
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["CsvTable"]
+
+_WHOLE = re.compile(r"[-+]?\d+\.0")
+_QUOTED = re.compile(r'"[^"]*"')
+_MISSING = frozenset({"", "nan", "NaN", "<NA>"})
+_SEPARATORS = ",;\t|"
+
+
+class CsvTable:
+    """A table of text. Iterating it raises `ConfigError` where a line has other columns than the first."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        csv.field_size_limit(sys.maxsize)
+        self._data = data
+        self._where = where
+        self._encoding = encoding_of(data[:4])
+        with self._text() as text:
+            self._separator = _separator(text.readline())
+        self._names = next(self._cells(), [])
+        self.repeated = frozenset(name for name, count in Counter(self._names).items() if count > 1)
+        """Names that several columns have."""
+
+    def __iter__(self) -> Iterator[DatasetRow]:
+        whole = self._whole_columns()
+        reader = self._cells()
+        next(reader, None)
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(self._names):
+                raise ConfigError(
+                    f"data set {self._where} line {reader.line_num}: other columns than the first line names, "
+                    f"{len(cells)} instead of {len(self._names)}"
+                )
+            for place in whole:
+                cells[place] = cells[place].removesuffix(".0")
+            yield dict(zip(self._names, cells, strict=True))
+
+    def _text(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BytesIO(self._data), encoding=self._encoding, newline="")
+
+    def _cells(self) -> Any:
+        return csv.reader(self._text(), strict=True, delimiter=self._separator)
+
+    def _whole_columns(self) -> list[int]:
+        """Return the columns whose every cell is a whole number written as a float, or missing."""
+        if b".0" not in self._data.replace(b"\0", b""):
+            return []
+        left, seen = set(range(len(self._names))), set()
+        reader = self._cells()
+        next(reader, None)
+        for cells in reader:
+            for place in list(left):
+                cell = cells[place] if place < len(cells) else ""
+                if _WHOLE.fullmatch(cell):
+                    seen.add(place)
+                elif cell not in _MISSING:
+                    left.discard(place)
+            if not left:
+                break
+        return sorted(left & seen)
+
+
+def _separator(first: str) -> str:
+    """Return what separates the columns that the first line names: what stands in it most often."""
+    outside = _QUOTED.sub("", first)
+    return max(_SEPARATORS, key=lambda one: (outside.count(one), one == ","))

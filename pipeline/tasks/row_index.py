@@ -1,0 +1,96 @@
+"""Keeps what was found in a large data set, so that the other processes of a run need not look through it again.
+
+The index lies in the user's cache folder under the file's path, size and times and the environment's parameters: a file
+that was written to has another one. Guarantees that no index, a damaged one or a folder that cannot be written costs
+time alone.
+"""
+
+import hashlib
+import logging
+import os
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.fsync import partial_of
+
+__all__ = ["RowIndex", "index_file", "load_index", "save_index"]
+
+log = logging.getLogger("lachesis")
+
+_VERSION = 1
+"""Raised whenever what is found in the same rows changes."""
+_LARGE_BYTES = 4 << 20
+"""A smaller file is looked through in a second or less."""
+_MAX_KEPT = 16
+
+
+class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """Of JSON lines where they start, how long they are and their numbers; the rows to ask, their keys, and what is to be
+    told of the others. All numbers as the machine has them."""
+
+    starts: bytes = b""
+    lengths: bytes = b""
+    numbers: bytes = b""
+    places: bytes
+    keys: bytes
+    doubts: list[str]
+
+    def is_whole(self) -> bool:
+        """Whether its parts belong together."""
+        lines = len(self.starts) // array("q").itemsize
+        rows = len(self.places) // array("q").itemsize
+        sizes = len(self.lengths) // array("I").itemsize, len(self.numbers) // array("I").itemsize
+        return rows > 0 and len(self.keys) == 8 * rows and sizes == (lines, lines)
+
+
+def index_file(path: Path, params: Mapping[str, Any]) -> Path | None:
+    """Return where the index of a file lies, for an environment of these parameters.
+
+    None for a small file, one that is not there, and where there is no folder for it.
+    """
+    folder = _folder()
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    if folder is None or found.st_size < _LARGE_BYTES:
+        return None
+    stamp = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    key = msgspec.json.encode([_VERSION, os.fspath(path.absolute()), stamp, dict(params)], order="deterministic")
+    return folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.index"
+
+
+def load_index(file: Path | None) -> RowIndex | None:
+    """Return the index in a file; None where there is none that is whole."""
+    if file is None:
+        return None
+    try:
+        found = msgspec.msgpack.decode(file.read_bytes(), type=RowIndex)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.is_whole() else None
+
+
+def save_index(file: Path | None, index: RowIndex) -> None:
+    """Keep an index, and forget the oldest ones."""
+    if file is None:
+        return
+    partial = partial_of(file).with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_bytes(msgspec.msgpack.encode(index))
+        partial.replace(file)
+        kept = sorted(file.parent.glob("*.index"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        for old in kept[_MAX_KEPT:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.info("the index of a data set is not kept, so each process looks through it: %s", error)
+
+
+def _folder() -> Path | None:
+    home = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("HOME") and f"{os.environ['HOME']}/.cache")
+    return Path(home) / "lachesis" / "datasets" if home and Path(home).is_absolute() else None

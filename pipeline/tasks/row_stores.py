@@ -1,0 +1,196 @@
+"""Keeps the rows of a data set so that a million of them are cheap: by their places in the file, or as packed JSON.
+
+Guarantees that a row is what it was when the file was opened: a file that is written to meanwhile is refused by name.
+"""
+
+import json
+import os
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.text_encoding import UTF8_MARK
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["DatasetRow", "LineRows", "PackedRows", "Rows", "SequenceRows", "parsed_row"]
+
+DatasetRow = dict[str, Any]
+"""One row, by column."""
+_ROWS_AT_ONCE = 256
+_decode = msgspec.json.Decoder(DatasetRow).decode
+
+
+class Rows:
+    """Rows by their number, from 0. `repeated`: names that several columns have."""
+
+    repeated: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> DatasetRow:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[DatasetRow]:
+        return (self[index] for index in range(len(self)))
+
+    def with_repeats(self, names: Sequence[str]) -> Iterator[tuple[DatasetRow, str | None]]:
+        """Yield each row, with that of `names` which it says twice, as two keys of one JSON object."""
+        return ((row, None) for row in self)
+
+
+def _repeated_key(data: bytes, quoted: Sequence[tuple[bytes, str]]) -> str | None:
+    for key, name in quoted:
+        if data.count(key) > 1 and _has_twice(data, name):
+            return name
+    return None
+
+
+def _has_twice(data: bytes, name: str) -> bool:
+    counts: list[int] = []  # the outermost object ends last
+
+    def count(pairs: list[tuple[str, Any]]) -> None:
+        counts.append(sum(key == name for key, _ in pairs))
+
+    json.loads(data.removeprefix(UTF8_MARK), object_pairs_hook=count)
+    return counts[-1] > 1
+
+
+class _JsonRows(Rows):
+    """Rows that are kept as JSON."""
+
+    def _raws(self) -> Iterator[tuple[bytes, str]]:
+        """Yield the JSON of each row, and where it stands."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[DatasetRow]:
+        return (parsed_row(data, where) for data, where in self._raws())
+
+    def with_repeats(self, names: Sequence[str]) -> Iterator[tuple[DatasetRow, str | None]]:
+        quoted = [(msgspec.json.encode(name), name) for name in names]
+        return ((parsed_row(data, where), _repeated_key(data, quoted)) for data, where in self._raws())
+
+
+class LineRows(_JsonRows):
+    """JSON lines that stay in their file: 8 bytes of memory a row."""
+
+    def __init__(self, path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> None:
+        """Find the lines, or take over what `lines` of the same file returned."""
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        self._starts = array("q")
+        self._lengths = array("I")
+        self._numbers = array("I")
+        if lines is None:
+            self._find_lines()
+        else:
+            for column, data in zip((self._starts, self._lengths, self._numbers), lines, strict=True):
+                column.frombytes(data)
+        self._stamp = self._now()
+
+    def lines(self) -> tuple[bytes, bytes, bytes]:
+        """Return where the lines start, how long they are, and their numbers."""
+        return self._starts.tobytes(), self._lengths.tobytes(), self._numbers.tobytes()
+
+    def _find_lines(self) -> None:
+        place = 0
+        with os.fdopen(os.dup(self._file), "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip().removeprefix(UTF8_MARK):
+                    self._starts.append(place)
+                    self._lengths.append(len(line))
+                    self._numbers.append(number)
+                place += len(line)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> DatasetRow:
+        return parsed_row(self._read(index, index + 1), f"{self._path} line {self._numbers[index]}")
+
+    def _raws(self) -> Iterator[tuple[bytes, str]]:
+        for first in range(0, len(self), _ROWS_AT_ONCE):
+            end = min(first + _ROWS_AT_ONCE, len(self))
+            lines = (line for line in self._read(first, end).split(b"\n") if line.strip().removeprefix(UTF8_MARK))
+            for index, line in zip(range(first, end), lines, strict=True):
+                yield line, f"{self._path} line {self._numbers[index]}"
+
+    def _read(self, first: int, end: int) -> bytes:
+        """Return the lines of these rows. Raises `ConfigError` if the file is another than it was."""
+        if self._now() != self._stamp:
+            raise ConfigError(f"data set {self._path}: it was written to while it is in use; start again to read it anew")
+        start = self._starts[first]
+        return os.pread(self._file, self._starts[end - 1] + self._lengths[end - 1] - start, start)
+
+    def _now(self) -> tuple[int, int]:
+        found = os.fstat(self._file)
+        return found.st_size, found.st_mtime_ns
+
+
+class PackedRows(_JsonRows):
+    """Rows as JSON, one after another in one piece of memory."""
+
+    def __init__(
+        self, where: str, rows: Iterable[bytes | DatasetRow], repeated: frozenset[str] = frozenset()
+    ) -> None:
+        self._where = where
+        self.repeated = repeated
+        self._data = bytearray()
+        self._ends = array("q", [0])
+        for row in rows:
+            self._data += row if isinstance(row, bytes) else msgspec.json.encode(row)
+            self._ends.append(len(self._data))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> DatasetRow:
+        return parsed_row(self._raw(index), f"{self._where} row {index + 1}")
+
+    def _raws(self) -> Iterator[tuple[bytes, str]]:
+        return ((self._raw(index), f"{self._where} row {index + 1}") for index in range(len(self)))
+
+    def _raw(self, index: int) -> bytes:
+        return bytes(memoryview(self._data)[self._ends[index] : self._ends[index + 1]])
+
+
+class SequenceRows(Rows):
+    """Rows that somebody else keeps: a list, or a data set of the package `datasets`."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> DatasetRow:
+        return dict(self._rows[index])
+
+    def __iter__(self) -> Iterator[DatasetRow]:
+        return map(dict, self._rows)
+
+
+def parsed_row(data: bytes, where: str) -> DatasetRow:
+    """Return the object in a line. `NaN` and numbers of any length are read as Python reads them.
+
+    Raises `ConfigError` where it holds none.
+    """
+    data = data.removeprefix(UTF8_MARK)
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        found = None
+        if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+            try:
+                found = json.loads(data)
+            except (ValueError, RecursionError):
+                found = None
+        if isinstance(found, dict):
+            return found
+        cure = "; the file is a JSON list, so its name must end in .json" if data.lstrip()[:2] in {b"[{", b"[", b"[\n"} else ""
+        raise ConfigError(f"data set {where}: {error}{cure}") from error
