@@ -386,6 +386,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     `error` is the standard error of `avg`, with tasks as the unit of chance (None: not known, as with a single task).
     `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `task_judged`
     could be judged and `task_successes` succeeded; empty where nobody counted, or there were too many for a message.
+    `task_keys` name the same tasks by what they ask, in any order of the pool; empty in older evaluations.
     `examples` are the first tasks, the same in every evaluation; empty where nothing was sampled at temperature 0.
     """
 
@@ -402,6 +403,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     unjudged: Count = 0
     error: Annotated[float, Meta(ge=0, le=1)] | None = None
     tasks: list[Count] = []
+    task_keys: list[Count] = []
     task_successes: list[Count] = []
     task_judged: list[Count] = []
     examples: list[EvalExample] = []
@@ -413,6 +415,8 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
             raise SchemaError(f"examples: a text of more than {MAX_EXAMPLE_CHARS} characters")
         if not len(self.tasks) == len(self.task_successes) == len(self.task_judged) <= MAX_EVALUATED_TASKS:
             raise SchemaError("tasks, task_successes and task_judged differ in length, or are too long")
+        if self.task_keys and len(self.task_keys) != len(self.tasks):
+            raise SchemaError("task_keys: as many as tasks, or none")
         if any(good > all_ for good, all_ in zip(self.task_successes, self.task_judged, strict=True)):
             raise SchemaError("task_successes: more than could be judged")
         PolicyVersion.parse(self.policy_version)

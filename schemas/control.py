@@ -22,6 +22,7 @@ __all__ = [
     "EpochClaim",
     "EpochRecord",
     "Heartbeat",
+    "HeldOutRecord",
     "LeaseReply",
     "LeaseRequest",
     "PackedHistogram",
@@ -182,6 +183,14 @@ class EpochClaim(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> tuple[int, int]:
         return self.epoch, self.place
+
+
+class HeldOutRecord(Event, frozen=True, kw_only=True):
+    """Which tasks of an environment may be held out, by the key `held_out`: those up to the rank `limit`, in the order
+    that `seed` gives. All others may have been trained on. It only ever falls."""
+
+    seed: int
+    limit: Count
 
 
 class EpochRecord(Event, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ __all__ = [
     "curriculum",
     "epoch",
     "gateway",
+    "held_out",
     "inference",
     "resume",
     "webhook",
@@ -44,6 +45,11 @@ def curriculum(revision: str, env: str = "*") -> str:
 def epoch(env: str = "*") -> str:
     """How far an environment that shows every item once an epoch has come."""
     return f"epoch.{env}"
+
+
+def held_out(env: str = "*") -> str:
+    """Which of an environment's tasks may be held out: none that was ever drawn."""
+    return f"held_out.{env}"
 
 
 def attempts(durable: str, seq: int | str = "*") -> str:

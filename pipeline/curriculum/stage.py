@@ -24,17 +24,19 @@ from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLea
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.held_out import read_held_out
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
+from lachesis.pipeline.tasks.identity import exact_key, unique_keys
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
-from lachesis.schemas.control import CurriculumSnapshot
+from lachesis.schemas.control import CurriculumSnapshot, HeldOutRecord
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, SettingsChangedError
 from lachesis.schemas.ledger import LedgerEntry
 
@@ -68,34 +70,46 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
 
     `held_out`: those that are not drawn; None: all are.
     """
-    tasks = [env.task(index) for index in range(len(env))]
-    skills = sorted({task.skill or "" for task in tasks})
-    place = {skill: i for i, skill in enumerate(skills)}
-    difficulty = features = None
-    if all(task.difficulty is not None for task in tasks):
-        difficulty = np.array([task.difficulty for task in tasks], np.float64)
-    else:
-        texts = ("\n".join(message.content or "" for message in task.messages) for task in tasks)
-        features = np.empty((len(tasks), len(FEATURES)), np.float32)
-        for row, text in zip(features, texts, strict=True):
-            row[:] = prompt_features(text)
-    skill = np.array([place[task.skill or ""] for task in tasks], np.int32)
-    not_drawn = np.empty(0, np.int64) if held_out is None else held_out
+    count = len(env)
+    found: dict[str, int] = {}
+    skill, names = np.empty(count, np.int32), np.empty(count, np.uint64)
+    difficulty: NDArray[np.float64] | None = np.empty(count, np.float64)
+    features = np.empty((count, len(FEATURES)), np.float32)
+    for index in range(count):  # a task at a time: a pool may be of millions
+        task = env.task(index)
+        skill[index] = found.setdefault(task.skill or "", len(found))
+        names[index] = exact_key(task.item)
+        features[index] = prompt_features("\n".join(message.content or "" for message in task.messages))
+        if task.difficulty is None:
+            difficulty = None
+        elif difficulty is not None:
+            difficulty[index] = task.difficulty
+    skills = sorted(found)
+    place = np.empty(len(found), np.int32)
+    place[[found[one] for one in skills]] = np.arange(len(skills))
     return ItemPool(
-        len(tasks), difficulty=difficulty, skill=skill, skills=skills, held_out=not_drawn, features=features
+        count,
+        difficulty=difficulty,
+        skill=place[skill],
+        skills=skills,
+        held_out=np.empty(0, np.int64) if held_out is None else held_out,
+        features=features if difficulty is None else None,
+        keys=unique_keys(env.item_keys(), names),
+        names=names,
     )
 
 
-def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> ItemPool:
+def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
     env = load_environment(settings.kind, settings.params)
-    return items_of(env, held_out_tasks(config, name, len(env)))
+    return items_of(env, held_out_tasks(config, name, env.item_keys(), record).tasks)
 
 
 async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
     items = None
     if not settings.is_foreign:
         await service.starts_with(f"loading environment {env} ({settings.kind})")
-        items = await anyio.to_thread.run_sync(_load_items, config, env, settings)
+        record = await read_held_out(service, env)
+        items = await anyio.to_thread.run_sync(_load_items, config, env, settings, record)
     writer = CurriculumWriter(service, config, env, items)
     await writer.open()
     await writer.follow()
@@ -130,7 +144,11 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
                 raise SettingsChangedError(f"environment {self.env}: {error}") from error
         if restored.has_gap:
             log.warning("%s: what was learned lately is lost with the server's history, and is learned again", self.env)
-        for delta in () if restored.has_gap else restored.deltas:  # they name items by their places
+        if self.learner.moved:
+            log.warning("%s: %s", self.env, self.learner.moved)
+            self.service.set_note(f"{self.env} pool", f"{self.env}: {self.learner.moved}")
+        # those of older builds name items by their places
+        for delta in () if restored.has_gap else restored.deltas:
             self.learner.apply_delta(delta)
         self._changed.set()
 

@@ -8,6 +8,7 @@ in memory than `tasks.rows` keeps.
 """
 
 import logging
+import math
 from array import array
 from collections.abc import Iterator
 from itertools import islice
@@ -64,8 +65,7 @@ class Dataset(Environment):
         task: dict[str, str] | list[str] | None = None,
         size: int | None = None,
     ) -> None:
-        """Read `path` (.jsonl, .json, .csv, .tsv, .parquet, each also .gz), or the data set `name` with its `subset` and
-        `split`.
+        """Read `path` (.jsonl, .json, .csv, .tsv, .parquet, each also .gz), or `name` with its `subset` and `split`.
 
         `prompt`, `answer`, `skill`, `difficulty`: columns; dots lead to those inside others
         ("reward_model.ground_truth"). `answer` is "" or null where there is none, and may be missing beside `tests`; a
@@ -120,8 +120,6 @@ class Dataset(Environment):
         self._places.frombytes(index.places)
         self._keys = np.frombuffer(index.keys, np.uint64)
         self.doubts = index.doubts
-        for text in self.doubts:
-            log.warning("%s", text)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -144,12 +142,13 @@ class Dataset(Environment):
         hard = 0
         for number, (row, twice) in enumerate(islice(self._rows.with_repeats(self._read_columns()), self._last)):
             try:
-                if twice is not None:
-                    raise ConfigError(f"it says {twice!r} twice, as two keys of one object")
                 task = self._task(row, "")
                 asked = self._asked(row, task)
             except ConfigError as error:
                 report.leave_out(number + 1, str(error).removeprefix(": "))
+                continue
+            if twice is not None:
+                report.leave_out(number + 1, f"it says {twice!r} twice, as two keys of one object")
                 continue
             hard += task.difficulty is not None
             places.append(number)
@@ -161,8 +160,8 @@ class Dataset(Environment):
         kept = self._without_repeats(report, places, *(np.array(one, np.uint64) for one in (keys, exact, answers)))
         if self._difficulty is not None and 0 < hard < len(places):
             report.say(
-                f"{len(places) - hard} of {len(places)} rows have no {self._difficulty!r}, so the curriculum uses that of "
-                "none: fill it in, or leave those rows out"
+                f"{len(places) - hard} of {len(places)} rows have no {self._difficulty!r}, so the curriculum uses that "
+                "of none: fill it in, or leave those rows out"
             )
         lines = self._rows.lines() if isinstance(self._rows, LineRows) else (b"", b"", b"")
         return RowIndex(
@@ -196,9 +195,10 @@ class Dataset(Environment):
         if alike:
             other = sum(answers[kept[one]] != answers[kept[two]] for one, two in alike)
             shown = "; ".join(self._pair(places[kept[one]], places[kept[two]]) for one, two in alike[:_MAX_EXAMPLES])
+            against_it = f", {other} of them with another answer" if other else ""
             report.say(
-                f"{len(alike)} prompts differ from an earlier one in blanks alone{f', {other} of them with another answer' * bool(other)}; "
-                f"both are asked, on the same side of the held-out split: {shown}"
+                f"{len(alike)} prompts differ from an earlier one in blanks alone{against_it}; both are asked, on the "
+                f"same side of the held-out split: {shown}"
             )
         return kept
 
@@ -221,8 +221,8 @@ class Dataset(Environment):
         twice = [name for name in self._read_columns() if name in self._rows.repeated]
         if twice:
             raise ConfigError(
-                f"{self._where}: several columns are named {twice[0]!r}, so which one is meant cannot be known; rename or "
-                "remove one"
+                f"{self._where}: several columns are named {twice[0]!r}, so which one is meant cannot be known; rename "
+                "or remove one"
             )
 
     def _asked(self, row: DatasetRow, task: Task) -> str:
@@ -273,9 +273,9 @@ class Dataset(Environment):
             number = float("" if isinstance(value, bool) else value)
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: its difficulty {value!r:.60} is no number") from None
-        if number != number:  # the text "nan"
+        if math.isnan(number):  # the text "nan"
             return None
-        if number in (float("inf"), float("-inf")):
+        if math.isinf(number):
             raise ConfigError(f"{where}: its difficulty {value!r:.60} is no finite number")
         return number
 
@@ -291,8 +291,8 @@ class Dataset(Environment):
             given = next((row[name] for name in names if row.get(name)), None)
             if given is not None and any(mark in one.content for one in found.messages):
                 raise ConfigError(
-                    f"{where}: its prompt has a picture, {mark}, which would be lost: an environment of kind dataset asks "
-                    "in text alone"
+                    f"{where}: its prompt has a picture, {mark}, which would be lost: an environment of kind dataset "
+                    "asks in text alone"
                 )
         return found
 
@@ -305,7 +305,7 @@ class Dataset(Environment):
             value = _last_said(value, where)  # a completion, or a conversation, as chat messages
         if is_missing(value) or (isinstance(value, str) and not value.strip()):
             raise ConfigError(
-                f"{where}: its answer is {value!r} ({type(value).__name__}), a missing one. Mend it: drop the row, or, "
+                f"{where}: its answer is {value!r} ({type(value).__name__}), which is missing. Mend it: drop the row, or, "
                 "if no rater needs answers, set answer = ''"
             )
         if isinstance(value, list):

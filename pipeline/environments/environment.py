@@ -18,6 +18,7 @@ import anyio
 from lachesis.pipeline.environments.session import Reply, Session
 from lachesis.pipeline.environments.tools import describe_tools, run_tools, tools_of
 from lachesis.pipeline.real_number import finite_number
+from lachesis.pipeline.tasks.identity import Keys, keys_of
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ConfigError, InfrastructureError
@@ -48,6 +49,9 @@ class Environment:
     success_threshold: float = 1.0
     """A score from here on is a success, for pass rates and the curriculum."""
 
+    doubts: Sequence[str] = ()
+    """What is wrong with the tasks, though they can be used: told by `env test`, `doctor`, `dev` and at the start."""
+
     def __len__(self) -> int:
         """Return the number of tasks."""
         raise NotImplementedError(f"{type(self).__name__} must define __len__, the number of its tasks")
@@ -55,6 +59,17 @@ class Environment:
     def task(self, index: int) -> Task:
         """Return the task of `index` (0 <= index < len), the same at every call and in every process."""
         raise NotImplementedError(f"{type(self).__name__} must define task(index)")
+
+    def item_keys(self) -> Keys:
+        """Return a key of each task, by which it is known again in another order and another start of the run."""
+
+        def task(index: int) -> Task:
+            try:
+                return self.task(index)
+            except Exception:  # noqa: BLE001 - a bug of the environment: where the task is worked on, it is named
+                return Task(item=f"broken-{index}", prompt=f"broken-{index}")
+
+        return keys_of(map(task, range(len(self))))
 
     async def rollout(self, task: Task, session: Session) -> None:
         """Hold one conversation. Override it for a course of events that `respond` cannot express."""

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.tasks.identity import Keys, mixed
 from lachesis.schemas.control import EpochClaim, EpochRecord
 from lachesis.schemas.errors import SettingsChangedError
 
@@ -21,7 +22,6 @@ __all__ = ["MAX_FAILURES_PER_CLAIM", "Claimer", "EpochOrder"]
 
 MAX_FAILURES_PER_CLAIM = 3
 """Failures of an item's own code or size in one epoch, after which the epoch goes on without it."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,18 @@ class Claimer:
 
 
 class EpochOrder:
-    """The order of one environment's items: `drawable` bool [N] marks those that are drawn at all."""
+    """The order of one environment's items: `drawable` bool [N] marks those that are drawn at all.
 
-    def __init__(self, seed: int, drawable: NDArray[np.bool_]) -> None:
+    The order goes by `keys` uint64 [N], so that another order of the pool does not change it.
+    """
+
+    def __init__(self, seed: int, drawable: NDArray[np.bool_], keys: Keys) -> None:
         self._seed = seed
-        self._items = np.flatnonzero(drawable)
+        items = np.flatnonzero(drawable)
+        self._items = items[np.argsort(keys[items], kind="stable")]
+        self._keys = keys[self._items]
         self._orders: dict[int, NDArray[np.int64]] = {}
-        digest = _mix(self._items.astype(np.uint64) + np.uint64(seed & 0xFFFFFFFF))
+        digest = mixed(self._keys + np.uint64(seed & 0xFFFFFFFF))
         self.digest = f"{len(self._items)}-{int(np.bitwise_xor.reduce(digest)):016x}"
 
     def __len__(self) -> int:
@@ -51,7 +56,7 @@ class EpochOrder:
             while len(self._orders) > 1:  # that of the epoch before may still be asked for
                 del self._orders[min(self._orders)]
             key = np.uint64((self._seed * 0x10001 + claim.epoch + 1) % (1 << 64))
-            keys = _mix(self._items.astype(np.uint64) ^ _mix(np.array([key]))[0])
+            keys = mixed(self._keys ^ mixed(np.array([key]))[0])
             self._orders[claim.epoch] = self._items[np.argsort(keys, kind="stable")]
         return int(self._orders[claim.epoch][claim.place])
 
@@ -69,8 +74,9 @@ class EpochOrder:
         """
         if record.order != self.digest:
             raise SettingsChangedError(
-                f"the epoch's order is over {record.order.partition('-')[0]} items, or of another seed, and there are "
-                f"{len(self)} now. Set the environment's params, evaluate.held_out and seed back, or start a new run"
+                f"the epoch's order is over {record.order.partition('-')[0]} items, and there are {len(self)} now, or "
+                "other ones, or the seed is another. Set the environment's params and files, evaluate.held_out and "
+                "seed back, or start a new run"
             )
         for i, claim in enumerate(record.claims):
             own = claim.holder == claimer.holder and claim.life <= claimer.life
@@ -101,13 +107,3 @@ class EpochOrder:
         if len(kept) == len(record.claims):
             return record, False
         return record.replace(claims=[*kept, *back]), left_out
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64 of every value: a bijection of 64-bit numbers (Steele, Lea and Flood 2014)."""
-    with np.errstate(over="ignore"):
-        z = values + _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return mixed

@@ -7,6 +7,8 @@ follows from the configuration alone, and so do sampling, judgement and the seed
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.collecting import collect_config, max_context_of
 from lachesis.pipeline.environments.environment import Environment
@@ -17,6 +19,7 @@ from lachesis.pipeline.environments.success import can_be_judged, success_scorer
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import held_out_tasks, is_held_out
 from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.schemas.control import HeldOutRecord
 from lachesis.schemas.errors import LachesisError
 
 __all__ = ["EvaluatedEnv", "load_evaluated_env"]
@@ -34,7 +37,11 @@ class EvaluatedEnv:
     settings: EnvironmentConfig
     tasks: Sequence[int]
     score_group: GroupScorer
+    keys: Sequence[int] = ()
+    """Of each of these tasks, in 53 bits, what it asks: the same in another order of the pool."""
     judged: bool = True
+    withheld: int = 0
+    """Tasks that would be held out, had they not been drawn before."""
 
     def reason_without_tasks(self) -> str | None:
         """Return why it is not evaluated, and how to change that; None if it has tasks."""
@@ -44,6 +51,12 @@ class EvaluatedEnv:
             return (
                 f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add a "
                 "rater to scoring.raters, or a reward to the environment"
+            )
+        if self.withheld:
+            return (
+                f"environment {self.name} is not evaluated: {self.withheld} of its {len(self.env)} tasks would be held "
+                "out, but earlier starts of this run may have trained on them, since the tasks, evaluate.held_out or "
+                f"the seed were changed; add [evaluation.{self.name}] with tasks of its own, or start a new run"
             )
         return (
             f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
@@ -86,13 +99,28 @@ class EvaluatedEnv:
         )
 
 
-def load_evaluated_env(config: RunConfig, name: str, settings: EnvironmentConfig) -> EvaluatedEnv:
-    """Return one of the environments that `evaluated_environments` names. Raises as `load_environment`."""
+def load_evaluated_env(
+    config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None = None
+) -> EvaluatedEnv:
+    """Return one of the environments that `evaluated_environments` names. Raises as `load_environment`.
+
+    `record`: what the run's starts so far have held out of it.
+    """
     env = load_environment(settings.kind, settings.params)
     own = is_held_out(config, name)
-    size = len(env)
-    tasks = held_out_tasks(config, name, size).tolist() if own else range(min(config.evaluate.items, size))
+    keys = env.item_keys()
+    split = held_out_tasks(config, name, keys, record) if own else None
+    tasks = range(min(config.evaluate.items, len(env))) if split is None else split.tasks.tolist()
     scoring = settings.scoring or config.scoring
     judged = can_be_judged(env, scoring)
     scorer = success_scorer(env, name, settings, scoring, run=config.run)
-    return EvaluatedEnv(name, env, settings, tasks if judged else (), scorer, judged)
+    return EvaluatedEnv(
+        name,
+        env,
+        settings,
+        tasks if judged else (),
+        scorer,
+        [int(keys[task] >> np.uint64(11)) for task in tasks] if judged else (),
+        judged,
+        0 if split is None else split.withheld,
+    )

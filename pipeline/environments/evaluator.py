@@ -16,6 +16,7 @@ import anyio.to_thread
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
+from lachesis.pipeline.environments.held_out import keep_record, read_held_out
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_out, may_be_evaluated
@@ -114,10 +115,17 @@ def _doubt(one: _ScheduledEnv) -> str | None:
     """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
     if (reason := one.evaluated.reason_without_tasks()) is not None:
         return reason
-    tasks = one.evaluated.tasks
-    if one.newest is not None and any(then != now for then, now in zip(one.newest.tasks, tasks, strict=False)):
+    newest = one.newest
+    if newest is None:
+        return None
+    pairs = (
+        zip(newest.task_keys, one.evaluated.keys, strict=False)
+        if newest.task_keys
+        else zip(newest.tasks, one.evaluated.tasks, strict=False)
+    )
+    if any(then != now for then, now in pairs):
         return (
-            f"environment {one.name} is evaluated on other tasks than up to step {one.newest.policy_step}, since seed, "
+            f"environment {one.name} is evaluated on other tasks than up to step {newest.policy_step}, since seed, "
             "tasks or evaluate.held_out changed: they may have been trained on"
         )
     return None
@@ -145,7 +153,9 @@ class _Evaluator:
     async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
         await self.service.starts_with(f"loading environment {name} ({settings.kind})")
-        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, self.config, name, settings)
+        record = await read_held_out(self.service, name) if is_held_out(self.config, name) else None
+        keep_record(self.config.path, name, record)
+        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, self.config, name, settings, record)
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
         stored: StoredMessage | None = None
@@ -218,6 +228,7 @@ class _Evaluator:
         self.note_too_long(one.name, result.too_long)
         if result.avg_at_k is None or result.pass_at_k is None:
             raise DataError(f"environment {one.name} judged none of {result.items} items")
+        known = dict(zip(one.tasks, one.keys, strict=True))
         carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}
         return EvalEvent(
             run=self.service.run,
@@ -234,6 +245,7 @@ class _Evaluator:
             greedy=result.greedy,
             unjudged=result.unjudged,
             tasks=list(carried),
+            task_keys=[known[task] for task in carried],
             task_successes=[task.succeeded for task in carried.values()],
             task_judged=[task.judged for task in carried.values()],
             examples=result.examples,

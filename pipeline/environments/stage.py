@@ -32,6 +32,7 @@ from lachesis.pipeline.environments.epoch_claims import EpochClaims
 from lachesis.pipeline.environments.failures import GroupFailures
 from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.group_times import GroupTimes
+from lachesis.pipeline.environments.held_out import settle_held_out
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
@@ -44,6 +45,7 @@ from lachesis.pipeline.inference.directory import InferenceDirectory, open_role,
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.sampling_agreement import MASK_COLUMN
+from lachesis.pipeline.tasks.identity import Keys
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
@@ -114,7 +116,14 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     await service.starts_with(f"loading environment {name} ({settings.kind})")
     env = await anyio.to_thread.run_sync(load_environment, settings.kind, settings.params)  # heartbeats go on
-    held_out = held_out_tasks(config, name, len(env))
+    keys_of_items = await anyio.to_thread.run_sync(env.item_keys)
+    for doubt in env.doubts:
+        log.warning("environment %s: %s", name, doubt)
+    service.set_note(f"{name} tasks", "; ".join(env.doubts) or None)
+    if single is None:
+        held_out = await settle_held_out(service, config, name, keys_of_items)
+    else:
+        held_out = held_out_tasks(config, name, keys_of_items).tasks
     if single is not None:
         if not 0 <= single.task < len(env):
             raise ConfigError(f"task {single.task}: environment {name} has the tasks 0 to {len(env) - 1}")
@@ -149,7 +158,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             producer.guard.model = "policy"
             producer.guard.engine = "vllm" if own.kind == "vllm" else "lachesis"
         if config.curriculum.strategy == "epoch":
-            producer.follow_epochs(config.seed)
+            producer.follow_epochs(config.seed, keys_of_items)
         async with running_environment(env), anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
@@ -224,10 +233,10 @@ class _Producer:
             "policy's server", problem, held_up=[self.service.name, "scorer", "trainer"], stops=True
         )
 
-    def follow_epochs(self, seed: int) -> None:
+    def follow_epochs(self, seed: int, item_keys: Keys) -> None:
         """Claim items in the order of epochs from now on, instead of drawing them."""
         drawable = mask_held_out(np.ones(len(self.env)), self.held_out) > 0
-        order = EpochOrder(seed, drawable)
+        order = EpochOrder(seed, drawable, item_keys)
         ttl_s = _CLAIM_TTL_ROLLOUTS * self.env.rollout_timeout_s
         claimer = Claimer(self.id, self.epoch)
         self.claims = EpochClaims(self.service, self.name, order, claimer, ttl_s=ttl_s)

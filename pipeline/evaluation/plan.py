@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.evaluation.logic.held_out import choose_held_out
+from lachesis.pipeline.evaluation.logic.held_out import ANY_RANK, HeldOutSplit, choose_held_out
+from lachesis.pipeline.tasks.identity import Keys
+from lachesis.schemas.control import HeldOutRecord
 
 __all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "may_be_evaluated", "reason_not_evaluated"]
 
@@ -25,15 +26,16 @@ def is_held_out(config: RunConfig, env: str) -> bool:
     return not config.evaluation and env in evaluated_environments(config)
 
 
-def held_out_tasks(config: RunConfig, env: str, size: int) -> NDArray[np.int64]:
-    """Return which of an environment's `size` tasks are held out.
+def held_out_tasks(config: RunConfig, env: str, keys: Keys, record: HeldOutRecord | None = None) -> HeldOutSplit:
+    """Return which of an environment's tasks, by the keys of all, are held out: often none.
 
-    Int64 [n] in the order of the choice, often empty.
+    `record`: what the run's starts so far have held out; None: it has none, or it does not matter here.
     """
     if not is_held_out(config, env):
-        return np.empty(0, np.int64)
+        return HeldOutSplit(np.empty(0, np.int64), 0)
     plan = config.evaluate
-    return choose_held_out(config.seed, env, size, share=plan.held_out, most=plan.items)
+    seed, limit = (config.seed, ANY_RANK) if record is None else (record.seed, record.limit)
+    return choose_held_out(keys, seed, share=plan.held_out, most=plan.items, limit=limit)
 
 
 def may_be_evaluated(config: RunConfig, step: int) -> bool:

@@ -93,7 +93,9 @@ def template_columns(template: str, row: Mapping[str, Any]) -> list[str]:
         elif _WORD.fullmatch(given) and "did you mean" in nearest(given, _names(row)):
             column(row, given, "template")
     if not found:
-        words = [match["name"] for match in _BRACES.finditer(template) if match["name"] and _WORD.fullmatch(match["name"])]
+        words = [
+            match["name"] for match in _BRACES.finditer(template) if match["name"] and _WORD.fullmatch(match["name"])
+        ]
         if words:
             column(row, words[0], "template")
         raise ConfigError(f"template {template!r:.80} cannot be filled: it names no column in braces")
@@ -143,4 +145,3 @@ def _formatted(form: str, value: Any, where: str) -> str:
     if isinstance(value, dict | list):
         return msgspec.json.encode(value).decode()
     return str(value)
-

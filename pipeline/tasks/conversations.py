@@ -1,4 +1,4 @@
-"""Reads a prompt in the forms that data sets have it in: text, chat messages, ShareGPT's turns, a request's input. Pure.
+"""Reads a prompt as data sets have it: text, chat messages, ShareGPT's turns, a request's input. Pure.
 
 Guarantees that what the model would not see, an image say, is refused in words, and that an answer at the end of a
 conversation is told apart from what is asked.
@@ -70,7 +70,9 @@ def read_conversation(value: Any) -> Conversation:
 
 def _listed(text: str) -> list[Any] | None:
     """Return the messages that a cell of a table holds as JSON or as Python writes them; None of any other text."""
-    if not text.lstrip().startswith("[") or not any(f"{quote}{name}{quote}" in text for name in _ROLE for quote in "'\""):
+    if not text.lstrip().startswith("[") or not any(
+        f"{quote}{name}{quote}" in text for name in _ROLE for quote in "'\""
+    ):
         return None
     try:
         found = msgspec.json.decode(text)
@@ -89,7 +91,9 @@ def _of_object(value: Mapping[str, Any]) -> Any:
         return [value]
     inner = next((value[name] for name in _INNER if not is_missing(value.get(name))), None)
     if inner is None:
-        raise ConfigError(f"its prompt is an object of {', '.join(map(str, value))[:80]}, in which there are no messages")
+        raise ConfigError(
+            f"its prompt is an object of {', '.join(map(str, value))[:80]}, in which there are no messages"
+        )
     instructions = value.get("instructions") or value.get("system")
     if isinstance(instructions, str) and instructions:
         turns = [{"role": "user", "content": inner}] if isinstance(inner, str) else list(inner)
@@ -136,8 +140,8 @@ def _text(content: Any) -> str:
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise ConfigError(
-                f"its prompt has a part of type {kind!r:.40}, which would be lost: an environment of kind dataset asks in "
-                "text alone. Write an environment of your own for images"
+                f"its prompt has a part of type {kind!r:.40}, which would be lost: an environment of kind dataset asks "
+                "in text alone. Write an environment of your own for images"
             )
         parts.append(text)
     return "".join(parts)

@@ -34,7 +34,7 @@ class CsvTable:
         self._encoding = encoding_of(data[:4])
         with self._text() as text:
             self._separator = _separator(text.readline())
-        self._names = next(self._cells(), [])
+        self._names: list[str] = next(self._cells(), [])
         self.repeated = frozenset(name for name, count in Counter(self._names).items() if count > 1)
         """Names that several columns have."""
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.tasks.task import Task
 
-__all__ = ["Keys", "exact_key", "keys_of", "prompt_key", "repeats"]
+__all__ = ["Keys", "exact_key", "keys_of", "mixed", "places_of", "prompt_key", "repeats", "unique_keys"]
 
 Keys = NDArray[np.uint64]
 """One a task, by its index."""
@@ -47,6 +47,38 @@ def keys_of(tasks: Iterable[Task]) -> Keys:
     same = repeats(np.array(exact, np.uint64))
     keys[same] = np.array(full, np.uint64)[same]
     return keys
+
+
+def mixed(keys: Keys) -> Keys:
+    """splitmix64 of every key: a bijection of 64-bit numbers (Steele, Lea and Flood 2014)."""
+    with np.errstate(over="ignore"):
+        z = keys + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found: Keys = z ^ (z >> np.uint64(31))
+    return found
+
+
+def unique_keys(keys: Keys, names: Keys) -> Keys:
+    """Return the keys, where several are equal told apart by the keys of their names, and then by their order."""
+    found = keys.copy()
+    same = repeats(found)
+    found[same] = mixed(found[same] ^ names[same])
+    seen: dict[int, int] = {}
+    for index in np.flatnonzero(repeats(found)).tolist():
+        key = int(found[index])
+        seen[key] = seen.get(key, -1) + 1
+        found[index] = (key + seen[key]) % (1 << 64)
+    return found
+
+
+def places_of(wanted: Keys, among: Keys) -> NDArray[np.int64]:
+    """Return where each of `wanted` is in `among`, int64 [N]; -1 where it is not."""
+    order = np.argsort(among, kind="stable")
+    found = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
+    places = order[found].astype(np.int64)
+    places[among[places] != wanted] = -1
+    return places
 
 
 def repeats(keys: Keys) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Turns the reference answer of a task into the text that raters compare with.
 
-A list of answers means that any of them is right. Guarantees that what is no answer (a dictionary, bytes, a truth value,
-nan, an empty text, a list in a list) is refused, in words that say what came and how to mend it. Raters and the
+A list of answers means that any of them is right. Guarantees that what is no answer (a dictionary, bytes, a truth
+value, nan, an empty text, a list in a list) is refused, in words that say what came and how to mend it. Raters and the
 environment `dataset` share this one rule.
 """
 

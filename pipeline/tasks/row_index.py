@@ -29,8 +29,8 @@ _MAX_KEPT = 16
 
 
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Of JSON lines where they start, how long they are and their numbers; the rows to ask, their keys, and what is to be
-    told of the others. All numbers as the machine has them."""
+    """The rows to ask, their keys, and what is to be told of the others; of JSON lines also where each starts, how long
+    it is and its number. All numbers as the machine has them."""
 
     starts: bytes = b""
     lengths: bytes = b""

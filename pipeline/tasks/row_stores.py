@@ -123,7 +123,9 @@ class LineRows(_JsonRows):
     def _read(self, first: int, end: int) -> bytes:
         """Return the lines of these rows. Raises `ConfigError` if the file is another than it was."""
         if self._now() != self._stamp:
-            raise ConfigError(f"data set {self._path}: it was written to while it is in use; start again to read it anew")
+            raise ConfigError(
+                f"data set {self._path}: it was written to while it is in use; start again to read it anew"
+            )
         start = self._starts[first]
         return os.pread(self._file, self._starts[end - 1] + self._lengths[end - 1] - start, start)
 
@@ -135,9 +137,7 @@ class LineRows(_JsonRows):
 class PackedRows(_JsonRows):
     """Rows as JSON, one after another in one piece of memory."""
 
-    def __init__(
-        self, where: str, rows: Iterable[bytes | DatasetRow], repeated: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, where: str, rows: Iterable[bytes | DatasetRow], repeated: frozenset[str] = frozenset()) -> None:
         self._where = where
         self.repeated = repeated
         self._data = bytearray()
@@ -192,5 +192,9 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
                 found = None
         if isinstance(found, dict):
             return found
-        cure = "; the file is a JSON list, so its name must end in .json" if data.lstrip()[:2] in {b"[{", b"[", b"[\n"} else ""
+        cure = (
+            "; the file is a JSON list, so its name must end in .json"
+            if data.lstrip()[:2] in {b"[{", b"[", b"[\n"}
+            else ""
+        )
         raise ConfigError(f"data set {where}: {error}{cure}") from error

@@ -46,9 +46,7 @@ def read_file(path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> Ro
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         with bounded_memory(most):
-            rows = LineRows(path, lines) if lines is not None else _opened(path, ending, packed=packed)
-            if isinstance(rows, _TableRows) and rows.size_bytes > most:
-                raise MemoryError
+            rows = LineRows(path, lines) if lines is not None else _opened(path, ending, packed=packed, most=most)
     except MemoryError as error:
         raise ConfigError(
             f"data set {path}: its rows take more than {most >> 20} MiB of memory, half of this machine's: split it"
@@ -59,8 +57,8 @@ def read_file(path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> Ro
         raise ConfigError(f"data set {path.absolute()}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"data set {path}: it cannot be decoded as UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8 (in Excel: "
-            '"CSV UTF-8"), or as UTF-16 with its mark'
+            f"data set {path}: it cannot be decoded as UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8 "
+            '(in Excel: "CSV UTF-8"), or as UTF-16 with its mark'
         ) from error
     except csv.Error as error:
         raise ConfigError(f"data set {path}: {error}") from error
@@ -69,9 +67,13 @@ def read_file(path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> Ro
     return rows
 
 
-def _opened(path: Path, ending: str, *, packed: bool) -> Rows:
+def _opened(path: Path, ending: str, *, packed: bool, most: int) -> Rows:
+    """Return the rows. Raises `MemoryError` where they take more than `most` bytes, and what readers raise."""
     if ending == ".parquet":
-        return _parquet(path, packed=packed)
+        table = _parquet(path, packed=packed)
+        if table.size_bytes > most:
+            raise MemoryError
+        return table
     if ending in _JSON_LINES and not packed:
         with path.open("rb") as file:
             start = file.read(4)
@@ -81,8 +83,8 @@ def _opened(path: Path, ending: str, *, packed: bool) -> Rows:
     if ending in _JSON_LINES:
         return _lines_of(path, data)
     if ending in _CSV:
-        table = CsvTable(data, str(path))
-        return PackedRows(str(path), table, repeated=table.repeated)
+        cells = CsvTable(data, str(path))
+        return PackedRows(str(path), cells, repeated=cells.repeated)
     return _json(path, data)
 
 
@@ -123,7 +125,7 @@ def _lenient(data: bytes) -> Any:
 
 
 def _frame(found: Any) -> list[Any] | None:
-    """Return the rows of a data frame by columns, of {columns, data}, or of {data: [objects]}; None of anything else."""
+    """Return the rows of a data frame by columns, of {columns, data} or {data: [objects]}; else None."""
     if not isinstance(found, dict):
         return None
     data, columns = found.get("data"), found.get("columns")
@@ -147,7 +149,7 @@ def _objects(rows: list[Any], path: Path) -> list[DatasetRow]:
     return rows
 
 
-def _parquet(path: Path, *, packed: bool) -> Rows:
+def _parquet(path: Path, *, packed: bool) -> "_TableRows":
     parquet = _imported("pyarrow.parquet", install_command("export"))
     arrow = _imported("pyarrow", install_command("export"))
     source: Any = path if not packed else arrow.BufferReader(gzip.decompress(path.read_bytes()))

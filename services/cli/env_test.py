@@ -1,5 +1,6 @@
 """`lachesis env test`: asks models for answers to some tasks, and shows a table of the results."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from lachesis.services.cli.local_model import open_local_model
 from lachesis.services.cli.options import Json, Options, read_params, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.cli.server_models import ServerTargets, open_server_models
-from lachesis.services.output import human_number, human_seconds, print_json, print_table
+from lachesis.services.output import human_number, human_seconds, print_json, print_table, printable
 
 __all__ = ["env_test"]
 
@@ -116,6 +117,8 @@ def env_test(
         servers, list(folder or []), run, role, chosen.settings.timeout_s, exceptions, chosen.chat_template
     )
     played = load_environment(chosen.settings.kind, chosen.settings.params)
+    for doubt in played.doubts:
+        print(printable(f"WARNING: {doubt}"), file=sys.stderr)
     test = InferenceTest(
         played, chosen.settings, chosen.scoring, steps=steps, samples=samples, seed=seed, concurrency=concurrency
     )

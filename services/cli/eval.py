@@ -21,6 +21,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.environments.evaluate import EvalResult
 from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
+from lachesis.pipeline.environments.held_out import kept_record
 from lachesis.pipeline.environments.inference import Inference
 from lachesis.pipeline.environments.inference_test import RequestMeter
 from lachesis.pipeline.environments.rollout import GroupDraft
@@ -189,7 +190,9 @@ def _load(config: RunConfig, names: Sequence[str]) -> list[EvaluatedEnv]:
         raise ConfigError(f"run {config.run} has no held-out tasks: {reason_not_evaluated(config)}")
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(f"--env {unknown[0]}: not evaluated by run {config.run}; it evaluates {', '.join(there)}")
-    loaded = [load_evaluated_env(config, name, there[name]) for name in (names or there)]
+    loaded = [
+        load_evaluated_env(config, name, there[name], kept_record(config.path, name)) for name in (names or there)
+    ]
     reasons = [reason for one in loaded if (reason := one.reason_without_tasks()) is not None]
     if (names and reasons) or len(reasons) == len(loaded):
         raise ConfigError("; ".join(reasons))

@@ -164,11 +164,15 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
         env = load_environment(settings.kind, settings.params)
         first = env.task(0)
         if name not in config.environments:
+            if env.doubts:
+                raise _DoubtError("; ".join([*env.doubts, f"{len(env)} tasks"]))
             return f"{len(env)} tasks"
-        held_out = len(held_out_tasks(config, name, len(env)))
+        held_out = len(held_out_tasks(config, name, env.item_keys()).tasks)
         text = f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
         if len(env) > _MANY_TASKS and first.difficulty is None and config.curriculum.strategy == "irt":
             text += '; so many without a difficulty are learned faster with curriculum.strategy = "epoch" than with irt'
+        if env.doubts:
+            raise _DoubtError("; ".join([*env.doubts, text]))
         return text
 
     return load

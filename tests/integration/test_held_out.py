@@ -13,6 +13,7 @@ from integration.harness import RUN, SUMS, Run, until
 from integration.servers import Supervised
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, best_checkpoint, latest_checkpoint
 from lachesis.schemas import subjects
@@ -74,7 +75,9 @@ async def test_held_out_tasks_are_evaluated_once_a_policy_and_never_trained_on(r
     assert await run.wait(300) == 0, run.tail()
 
     config = run.load_config()
-    held_out = held_out_tasks(config, "sums", 100).tolist()
+    held_out = held_out_tasks(
+        config, "sums", load_environment(f"{SUMS}:Sums", {"largest": 9}).item_keys()
+    ).tasks.tolist()
     async with run.servers.afterwards("test") as bus:
         stored = await read(bus, subjects.EVENTS, subjects.event("eval", RUN, "live", "sums"))
         groups = await read(bus, subjects.ROLLOUTS, subjects.rollout(RUN, "sums"))

@@ -34,7 +34,7 @@ sound item from being drawn for long (`starved` in tests/benchmarks/curriculum_s
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,6 +171,12 @@ class OnlineIRT(Strategy):
             "ability": self._ability,
             **self._predictor_arrays(),
         }
+
+    def array_index(self, name: str) -> Literal["item", "skill"] | None:
+        """Return what an array has an entry for."""
+        if name == "ability":
+            return "skill"
+        return None if name in _PREDICTOR else "item"
 
     def _predictor_arrays(self) -> dict[str, NDArray[np.float64]]:
         one = self._predictor

@@ -7,6 +7,7 @@ Items that clients name have no pool: a new name takes the next free place of on
 free place always takes part in the draw. Its weight is what the strategy gives to an item that it knows nothing of.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.environments.sampler import ItemWeights
+from lachesis.pipeline.tasks.identity import exact_key, places_of
 from lachesis.schemas.annotations import GroupReward
+from lachesis.schemas.columns import as_bytes, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.item_names import is_item_name
 from lachesis.schemas.values import shaped, unpack
@@ -29,6 +32,19 @@ MAX_NAMES_BYTES = 1 << 20
 """Of all names of one environment together, so that they fit into a message with their weights."""
 _FIRST_PLACES = 64
 """Of the pool for named items, before it grows."""
+
+
+class _PoolDelta(msgspec.Struct):
+    """What was learned, and the keys of the items, by which another pool knows them."""
+
+    keys: list[int]
+    learned: list[ItemFeedback]
+
+
+class _PoolState(msgspec.Struct):
+    keys: bytes
+    skills: list[str]
+    strategy: dict[str, Any]
 
 
 class _NamedDelta(msgspec.Struct, array_like=True):
@@ -73,10 +89,24 @@ class PoolLearner:
         self.strategy = load_strategy(items, config)
         self.learned: list[ItemFeedback] = []
         """What follows the last commit."""
+        self.moved = ""
+        """Says how the pool differs from that of the state, if it does."""
+        self._by_name: dict[int, int] | None = None
 
     def feedback_of(self, reward: GroupReward) -> ItemFeedback | None:
-        """Return what a group teaches about its item, None when it is of no item of the pool."""
-        return feedback_of(self.env, reward)
+        """Return what a group teaches about its item, None when it is of no item of the pool.
+
+        A group of before the pool was put in another order has its item's former place, and its name.
+        """
+        names = self.strategy.items.names
+        if names is None or reward.index is None:
+            return feedback_of(self.env, reward)
+        name = exact_key(reward.item)
+        if reward.index < len(names) and int(names[reward.index]) == name:
+            return feedback_of(self.env, reward)
+        if self._by_name is None:
+            self._by_name = {int(one): place for place, one in enumerate(names)}
+        return feedback_of(self.env, msgspec.structs.replace(reward, index=self._by_name.get(name)))
 
     def observe(self, feedback: ItemFeedback, name: str) -> None:
         """Take in what a group taught about the item of this name. Raises what `Strategy.observe` raises."""
@@ -85,22 +115,64 @@ class PoolLearner:
 
     def take_delta(self) -> bytes:
         """Return what was learned since the last call."""
-        delta = msgspec.msgpack.encode(self.learned)
-        self.learned = []
-        return delta
+        keys = self.strategy.items.keys
+        learned, self.learned = self.learned, []
+        if keys is None:
+            return msgspec.msgpack.encode(learned)
+        return msgspec.msgpack.encode({"keys": [int(keys[one.item]) for one in learned], "learned": learned})
 
     def apply_delta(self, delta: bytes) -> None:
-        """Learn again what `take_delta` returned. Raises `SchemaError` where it is malformed."""
-        for feedback in shaped("curriculum delta", list[ItemFeedback], unpack("curriculum delta", delta)):
-            self.strategy.observe(feedback)
+        """Learn again what `take_delta` returned; what is not in the pool any more teaches nothing.
+
+        Raises `SchemaError` where it is malformed.
+        """
+        found = unpack("curriculum delta", delta)
+        keys = self.strategy.items.keys
+        if keys is None or not isinstance(found, dict):  # of an older build, by places
+            for feedback in shaped("curriculum delta", list[ItemFeedback], found):
+                self.strategy.observe(feedback)
+            return
+        given = shaped("curriculum delta", _PoolDelta, found)
+        if len(given.keys) != len(given.learned):
+            raise SchemaError("curriculum delta: as many keys as feedback")
+        for feedback, place in zip(given.learned, places_of(np.array(given.keys, np.uint64), keys), strict=True):
+            if place >= 0:
+                self.strategy.observe(replace(feedback, item=int(place)))
 
     def state(self) -> bytes:
         """Return all that was learned."""
-        return msgspec.msgpack.encode(self.strategy.state_dict())
+        items = self.strategy.items
+        if items.keys is None:
+            return msgspec.msgpack.encode(self.strategy.state_dict())
+        keys = as_bytes(items.keys.view(np.int64), "int64")
+        return msgspec.msgpack.encode(
+            {"keys": keys, "skills": list(items.skills), "strategy": self.strategy.state_dict()}
+        )
 
     def load_state(self, state: bytes) -> None:
-        """Take over what `state` returned. Raises what `Strategy.load_state_dict` raises."""
-        self.strategy.load_state_dict(unpack("curriculum state", state))
+        """Take over what `state` returned, of another pool what is known of the items that both have.
+
+        Raises what `Strategy.load_state_dict` raises.
+        """
+        found = unpack("curriculum state", state)
+        keys = self.strategy.items.keys
+        if keys is None or not (isinstance(found, dict) and "keys" in found):
+            self.strategy.load_state_dict(found)
+            return
+        saved = shaped("curriculum state", _PoolState, found)
+        if len(saved.keys) % 8:
+            raise SchemaError("curriculum state: keys of 8 bytes")
+        former = view(saved.keys, "int64", len(saved.keys) // 8, "curriculum state, keys").view(np.uint64)
+        if np.array_equal(former, keys) and list(self.strategy.items.skills) == saved.skills:
+            self.strategy.load_state_dict(saved.strategy)
+            return
+        places = places_of(keys, former)
+        self.strategy.load_moved(saved.strategy, places, saved.skills)
+        both = int((places >= 0).sum())
+        self.moved = (
+            f"its tasks are not those of the last start, or in another order: {both} of {len(former)} are known again "
+            f"by what they ask and keep what was learned of them, {len(keys) - both} are new"
+        )
 
     def weights(self) -> ItemWeights:
         """Return the weights by which items are drawn."""

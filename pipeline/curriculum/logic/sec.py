@@ -8,7 +8,7 @@ evenly within an arm.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,10 @@ class SelfEvolving(Strategy):
         arm = self._arm[feedback.item]
         reward = 2.0 * math.sqrt(success * (1.0 - success))
         self._value[arm] += self.config.learning_rate * discount * (reward - self._value[arm])
+
+    def array_index(self, name: str) -> Literal["item", "skill"] | None:
+        """Return None: there is an entry for each arm."""
+        return None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arms' values."""

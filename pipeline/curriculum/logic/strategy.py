@@ -66,6 +66,10 @@ class ItemPool:
     skills: Sequence[str] = ("",)
     held_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     features: NDArray[np.float32] | None = None
+    keys: NDArray[np.uint64] | None = None
+    """What each item is known by in another order of the pool, and another start of the run."""
+    names: NDArray[np.uint64] | None = None
+    """The key of each item's name, as groups bear it."""
 
     def __post_init__(self) -> None:
         check_kind("the number of items", self.count, Integral)
@@ -291,6 +295,51 @@ class Strategy:
                 )
         made.load_state_dict(self.state_dict() | {"items": items.count, "arrays": made.state_dict()["arrays"]})
         return made
+
+    def load_moved(self, state: Mapping[str, Any], places: NDArray[np.int64], skills: Sequence[str]) -> None:
+        """Take over the state of another pool.
+
+        `places` int64 [N]: where each item was in that, -1 for a new one; `skills` are those that it had. What is known
+        of an item goes with it, and of a skill with its name. Raises as `load_state_dict`.
+        """
+        saved = shaped("curriculum state", _SavedStrategy, state)
+        if saved.strategy != type(self).__name__ or saved.version != STATE_VERSION:
+            raise SettingsChangedError(str(self._change(msgspec.structs.replace(saved, items=self.items.count))))
+        moved = {name: array.copy() for name, array in self.arrays().items()}
+        known = places >= 0
+        was = {skill: index for index, skill in enumerate(skills)}
+        for name, array in moved.items():
+            kind = cast("DType", array.dtype.name)
+            by = self.array_index(name)
+            entries = {"item": saved.items, "skill": len(skills), None: len(array)}[by]
+            size = entries * math.prod(array.shape[1:])
+            if len(saved.arrays.get(name, b"")) != size * array.dtype.itemsize:
+                continue  # of another number of something else: it is learned anew
+            before = view(saved.arrays[name], kind, size, f"curriculum state, {name}").reshape(
+                entries, *array.shape[1:]
+            )
+            if by == "item":
+                array[known] = before[places[known]]
+            elif by == "skill":
+                for index, skill in enumerate(self.items.skills):
+                    if skill in was:
+                        array[index] = before[was[skill]]
+            else:
+                array[...] = before
+        wrong = self.invalid_array(moved)
+        if wrong is not None:
+            raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
+        self._take_over(saved, moved)
+
+    def array_index(self, name: str) -> Literal["item", "skill"] | None:
+        """Return what an array of the state has an entry for: each item, each skill, or something else.
+
+        By default what its shape says. Override it where several have the same number.
+        """
+        shape = self.arrays()[name].shape
+        if shape[:1] == (self.items.count,):
+            return "item"
+        return "skill" if shape[:1] == (len(self.items.skills),) else None
 
     def _change(self, saved: _SavedStrategy) -> str | None:
         """Return why a saved state cannot be this strategy's, and how to go on; None if it can."""

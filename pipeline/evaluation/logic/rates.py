@@ -76,7 +76,8 @@ def compare(before: EvalEvent, after: EvalEvent) -> Difference | None:
 
     By the tasks that both have (`compare_tasks`), where there are two or more.
     """
-    paired = compare_tasks(_by_task(before), _by_task(after))
+    by_key = bool(before.task_keys and after.task_keys)
+    paired = compare_tasks(_by_task(before, by_key=by_key), _by_task(after, by_key=by_key))
     if paired is not None:
         return paired
     if before.error is None or after.error is None:
@@ -105,6 +106,6 @@ def _paired(rates: Sequence[tuple[float, float]]) -> Difference:
     return Difference(before, after, mean, math.sqrt(variance / n), n)
 
 
-def _by_task(event: EvalEvent) -> Mapping[int, TaskResult]:
-    columns = zip(event.tasks, event.task_successes, event.task_judged, strict=True)
+def _by_task(event: EvalEvent, *, by_key: bool) -> Mapping[int, TaskResult]:
+    columns = zip(event.task_keys if by_key else event.tasks, event.task_successes, event.task_judged, strict=True)
     return {task: TaskResult(succeeded, judged) for task, succeeded, judged in columns}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import msgspec
+import numpy as np
 import pytest
 from fuzz.examples import group
 from rich.console import Console
@@ -335,7 +336,8 @@ def test_a_group_of_its_own_is_scored_and_rewarded_as_the_run_says(folder: Folde
     assert own.scoring.aggregation == config.scoring.aggregation
     assert [rater.rater for rater in own.scoring.raters] == [rater.rater for rater in config.scoring.raters]
     assert own.batching.batch_size == 4
-    assert list(held_out_tasks(own, "sums", 100)) == list(held_out_tasks(config, "sums", 100)) != []
+    pool = np.arange(100, dtype=np.uint64)
+    assert list(held_out_tasks(own, "sums", pool).tasks) == list(held_out_tasks(config, "sums", pool).tasks) != []
     elsewhere = msgspec.structs.replace(config, inference={"policy": InferenceConfig(url="http://127.0.0.1:1")})
-    assert not list(held_out_tasks(elsewhere, "sums", 100))
-    assert not list(held_out_tasks(one_group_config(elsewhere, "sums"), "sums", 100))
+    assert not list(held_out_tasks(elsewhere, "sums", pool).tasks)
+    assert not list(held_out_tasks(one_group_config(elsewhere, "sums"), "sums", pool).tasks)

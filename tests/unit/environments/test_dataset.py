@@ -92,7 +92,8 @@ def test_a_template_takes_columns_and_a_prompt_may_be_a_chat(tmp_path: Path) -> 
         ([{"prompt": "  ", "answer": "1"}], {}, "neither text nor chat messages"),
         ([{"prompt": [], "answer": "1"}], {}, "its prompt is empty"),
         ([{"prompt": "a", "answer": None}], {}, "row 1: its answer is None"),
-        ([{"prompt": "a", "answer": ["1"]}], {}, "its answer is"),
+        ([{"prompt": "a", "answer": [["1"]]}], {}, "its answer is"),
+        ([{"prompt": "a", "answer": []}], {}, "its answer is"),
         ([], {}, "it has no rows"),
     ],
 )

@@ -16,7 +16,7 @@ TTL_NS = 1000
 def order(items=10, held_out=(), seed=0):
     drawable = np.ones(items, bool)
     drawable[list(held_out)] = False
-    return EpochOrder(seed, drawable)
+    return EpochOrder(seed, drawable, np.arange(items, dtype=np.uint64))
 
 
 def items_of(one, epoch):
@@ -35,6 +35,14 @@ def test_an_epoch_has_every_drawable_item_once_and_another_order_than_the_next()
 
 def test_the_order_is_the_same_on_every_machine_and_with_every_numpy():
     assert items_of(order(8, seed=7), 3) == [7, 2, 3, 5, 1, 4, 0, 6]
+
+
+def test_a_shuffled_pool_goes_on_in_the_same_epoch():
+    keys = np.random.default_rng(1).integers(0, 1 << 63, 50).astype(np.uint64)
+    shuffled = np.random.default_rng(2).permutation(50)
+    one, other = (EpochOrder(3, np.ones(50, bool), k) for k in (keys, keys[shuffled]))
+    assert one.digest == other.digest
+    assert [keys[i] for i in items_of(one, 4)] == [keys[shuffled][i] for i in items_of(other, 4)]
 
 
 @pytest.mark.parametrize("other", [order(11), order(10, held_out=[3]), order(10, seed=5)])

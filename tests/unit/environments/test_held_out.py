@@ -34,7 +34,6 @@ CONFIG = RunConfig(
     evaluate=EvaluationConfig(every_steps=10, items_between=4, samples=2),
     training=TrainingConfig(steps=30),
 )
-HELD_OUT = held_out_tasks(CONFIG, "sums", 100)
 
 
 class Pool(Environment):
@@ -46,6 +45,9 @@ class Pool(Environment):
 
     def reward(self, task, session):
         return float(session.text == "yes")
+
+
+HELD_OUT = held_out_tasks(CONFIG, "sums", Pool().item_keys()).tasks
 
 
 # never drawn
@@ -172,14 +174,14 @@ async def test_without_an_evaluation_table_the_held_out_tasks_are_evaluated(lab,
             await publish(lab, step)
             await lab.until(evaluated(lab, step, "sums", "words"))
     for env in ("sums", "words"):
-        events, chosen = await measured(lab, env), held_out_tasks(CONFIG, env, 100).tolist()
+        events, chosen = await measured(lab, env), held_out_tasks(CONFIG, env, Pool().item_keys()).tasks.tolist()
         assert [event.tasks for event in events] == [chosen, chosen[:4], chosen]
         assert all(event.task_judged == [2] * event.items for event in events)
         assert all(sum(event.task_successes) / (2 * event.items) == event.avg for event in events)
         assert all(event.error is not None for event in events)
         assert service.vitals.metrics[f"eval/{env}/avg@2"] == events[-1].avg
         assert service.vitals.metrics[f"eval/{env}/error"] == events[-1].error
-    assert events[0].tasks != (await measured(lab, "sums"))[0].tasks
+    assert events[0].tasks == (await measured(lab, "sums"))[0].tasks, "equal tasks, so none is trained on by the other"
 
 
 async def test_a_success_rater_judges_held_out_tasks_too(lab, world):

@@ -3,6 +3,7 @@
 import re
 
 import msgspec
+import numpy as np
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, InferenceConfig, RunConfig
@@ -14,6 +15,7 @@ from lachesis.pipeline.evaluation.plan import (
 )
 from lachesis.services.plan import plan
 
+KEYS = np.arange(500, dtype=np.uint64)
 OWN, FOREIGN = EnvironmentConfig(kind="sums.py:Sums"), EnvironmentConfig(kind="gateway")
 RUN = RunConfig(environments={"sums": OWN, "shop": FOREIGN})
 
@@ -25,8 +27,8 @@ def processes(config):
 def test_by_default_the_runs_own_environments_are_evaluated_on_tasks_held_out_of_training():
     assert evaluated_environments(RUN) == {"sums": OWN}
     assert reason_not_evaluated(RUN) is None
-    assert len(held_out_tasks(RUN, "sums", 500)) == 50
-    assert len(held_out_tasks(RUN, "shop", 500)) == 0
+    assert len(held_out_tasks(RUN, "sums", KEYS).tasks) == 50
+    assert len(held_out_tasks(RUN, "shop", KEYS).tasks) == 0
     assert {"evaluator", "inference-eval"} <= processes(RUN)
 
 
@@ -34,7 +36,7 @@ def test_a_run_with_an_evaluation_of_its_own_holds_nothing_out():
     config = msgspec.structs.replace(RUN, evaluation={"sums": EnvironmentConfig(kind="other")})
     assert evaluated_environments(config) == config.evaluation
     assert not is_held_out(config, "sums")
-    assert len(held_out_tasks(config, "sums", 500)) == 0
+    assert len(held_out_tasks(config, "sums", KEYS).tasks) == 0
     assert {"evaluator", "inference-eval"} <= processes(config)
 
 
@@ -52,7 +54,7 @@ def test_what_cannot_be_evaluated_by_default_says_why_and_how_to_get_it(changes,
     config = msgspec.structs.replace(RUN, **changes)
     assert evaluated_environments(config) == {}
     assert re.search(reason, reason_not_evaluated(config))
-    assert len(held_out_tasks(config, "sums", 500)) == 0
+    assert len(held_out_tasks(config, "sums", KEYS).tasks) == 0
     assert not {"evaluator", "inference-eval"} & processes(config)
 
 
