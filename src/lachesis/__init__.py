@@ -10,9 +10,13 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.steps.step_env import StepEnv
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
+    from lachesis.pipeline.library.ensemble import RewardEnsemble, krippendorff_alpha
+    from lachesis.pipeline.library.health import HealthChecks
+    from lachesis.pipeline.library.performance import PerformanceTracker
+    from lachesis.pipeline.library.scheduler import CurriculumScheduler
     from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
     from lachesis.pipeline.rewards.estimators.own import estimator
-    from lachesis.pipeline.rewards.welford import RewardNormalizer
+    from lachesis.pipeline.rewards.welford import RewardNormalizer, WelfordAccumulator
     from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.training.batches import batches
@@ -26,11 +30,15 @@ __version__ = "0.1.0"
 __all__ = [
     "AtroposStepEnv",
     "CurriculumMixin",
+    "CurriculumScheduler",
     "Environment",
+    "HealthChecks",
     "Message",
     "ModelInput",
+    "PerformanceTracker",
     "RaterUnavailable",
     "Reply",
+    "RewardEnsemble",
     "RewardGroup",
     "RewardNormalizer",
     "Sample",
@@ -38,14 +46,22 @@ __all__ = [
     "StepEnv",
     "Task",
     "ToolError",
+    "WelfordAccumulator",
     "batches",
     "estimator",
+    "krippendorff_alpha",
     "open_run",
     "rater",
     "tool",
 ]
 
 _HOMES = {
+    "WelfordAccumulator": "lachesis.pipeline.rewards.welford",
+    "krippendorff_alpha": "lachesis.pipeline.library.ensemble",
+    "RewardEnsemble": "lachesis.pipeline.library.ensemble",
+    "PerformanceTracker": "lachesis.pipeline.library.performance",
+    "HealthChecks": "lachesis.pipeline.library.health",
+    "CurriculumScheduler": "lachesis.pipeline.library.scheduler",
     "AtroposStepEnv": "lachesis.pipeline.environments.steps.atropos_step_env",
     "CurriculumMixin": "lachesis.pipeline.gateway.curriculum_mixin",
     "Environment": "lachesis.pipeline.environments.environment",

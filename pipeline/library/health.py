@@ -1,0 +1,92 @@
+"""Runs the health checks of rewards in a loop of your own, from the plain scores of its groups. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.health.logic.monitor import EnvMonitor
+from lachesis.schemas.alerts import Alert
+from lachesis.schemas.annotations import GroupReward, GroupScore
+from lachesis.schemas.errors import ConfigError, DataError
+
+__all__ = ["HealthChecks"]
+
+
+class HealthChecks:
+    """The checks of one environment: they judge each window of groups, and remember what they need of those before."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Begin without a group. `settings` are those of `HealthConfig`: `window`, `off`, `score_low`, `score_high`.
+
+        Raises `ConfigError` on another one.
+        """
+        try:
+            self._monitor = EnvMonitor(HealthConfig(**settings))
+        except TypeError as error:
+            raise ConfigError(f"health checks: {error}") from error
+        self._groups = 0
+
+    def add_group(
+        self,
+        scores: Sequence[float | None],
+        *,
+        lengths: Sequence[int] | None = None,
+        ratings: Mapping[str, Sequence[float | None]] | None = None,
+        advantages: Sequence[float | None] | None = None,
+        item: str = "",
+        step: int = 0,
+    ) -> list[Alert]:
+        """Take in a group: its samples' scores, tokens, ratings by rater and advantages (by default score - mean).
+
+        Returns what the checks say of the window that it fills, else nothing; healthy findings are left out. Raises
+        `DataError` on columns of different lengths, or numbers that are none.
+        """
+        columns = {"lengths": lengths, "advantages": advantages, **(ratings or {})}
+        for name, column in columns.items():
+            if column is not None and len(column) != len(scores):
+                raise DataError(f"{name}: {len(column)} for {len(scores)} scores")
+        known = [float(one) for one in scores if one is not None]
+        if not all(map(math.isfinite, known)):
+            raise DataError(f"scores: {known!r:.80} has a value that is no number; None is a missing one")
+        mean = math.fsum(known) / len(known) if known else None
+        std = None if mean is None else math.sqrt(math.fsum((one - mean) ** 2 for one in known) / len(known))
+        if advantages is None:
+            advantages = [None if one is None or mean is None else float(one) - mean for one in scores]
+        self._groups += 1
+        name = {"group": f"{self._groups:032x}", "seq": self._groups, "item": item, "policy_step": step}
+        self._monitor.score(
+            GroupScore(
+                **name,
+                scores=list(scores),
+                ratings={rater: list(column) for rater, column in (ratings or {}).items()},
+                lengths=list(lengths) if lengths is not None else [],
+            )
+        )
+        self._monitor.reward(
+            GroupReward(
+                **name,
+                verdict="unscorable" if not known else "trainable" if std else "zero_variance",
+                scores=list(scores),
+                rewards=list(scores),
+                advantages=list(advantages),
+                snapshot="-",
+                mean=mean,
+                std=std,
+                range=max(known) - min(known) if known else None,
+                n_valid=len(known),
+            ),
+            "grpo",
+        )
+        if not self._monitor.window_full:
+            return []
+        return [one for one in self._monitor.evaluate() if one.severity not in {"idle", "ok"}]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the checks remember, as msgpack can hold it."""
+        return {"monitor": self._monitor.state_dict(), "groups": self._groups}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._monitor.load_state_dict(state["monitor"])
+        self._groups = state["groups"]

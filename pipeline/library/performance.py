@@ -1,0 +1,36 @@
+"""Tracks the calls of a loop of your own: latency, rates and failures, under the names of the run's own figures."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lachesis.pipeline.telemetry.performance import CallRecord, Performance
+
+__all__ = ["PerformanceTracker"]
+
+
+class PerformanceTracker:
+    """Figures over the last `window` calls; one that takes longer than `slow_ms` milliseconds counts as slow."""
+
+    def __init__(self, *, window: int = 200, slow_ms: float = 5000.0, prefix: str = "api_perf") -> None:
+        self._performance = Performance(window, slow_ms)
+        self._prefix = prefix
+
+    def record(self, seconds: float, *, items: int = 1, failed: bool = False, payload: int | None = None) -> None:
+        """Count a call that has just ended: its time, its items, whether it failed, its size in bytes if it has one."""
+        self._performance.record(CallRecord(time.monotonic(), seconds, items, failed, payload))
+
+    @contextmanager
+    def track(self, *, items: int = 1) -> Iterator[None]:
+        """Time what is done in the context; an exception counts as a failed call, and goes on."""
+        started = time.monotonic()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self.record(time.monotonic() - started, items=items, failed=failed)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures by name; nothing before the first call."""
+        return self._performance.figures(self._prefix)
