@@ -27,11 +27,11 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.held_out import read_held_out
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
+from lachesis.pipeline.item_keys import exact_key, unique_keys
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
-from lachesis.pipeline.tasks.identity import exact_key, unique_keys
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode, encode

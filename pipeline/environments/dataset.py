@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.item_keys import Keys, exact_key, prompt_key
 from lachesis.pipeline.tasks.columns import column, fill_template, is_missing, template_columns
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
-from lachesis.pipeline.tasks.identity import Keys, exact_key, prompt_key
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.row_index import RowIndex, index_file, load_index, save_index
@@ -305,8 +305,8 @@ class Dataset(Environment):
             value = _last_said(value, where)  # a completion, or a conversation, as chat messages
         if is_missing(value) or (isinstance(value, str) and not value.strip()):
             raise ConfigError(
-                f"{where}: its answer is {value!r} ({type(value).__name__}), which is missing. Mend it: drop the row, or, "
-                "if no rater needs answers, set answer = ''"
+                f"{where}: its answer is {value!r} ({type(value).__name__}), which is missing. Mend it: drop the row, "
+                "or, if no rater needs answers, set answer = ''"
             )
         if isinstance(value, list):
             known = [self._one_answer(one, where) for one in value if not is_missing(one)]

@@ -17,8 +17,9 @@ import anyio
 
 from lachesis.pipeline.environments.session import Reply, Session
 from lachesis.pipeline.environments.tools import describe_tools, run_tools, tools_of
+from lachesis.pipeline.item_keys import Keys
 from lachesis.pipeline.real_number import finite_number
-from lachesis.pipeline.tasks.identity import Keys, keys_of
+from lachesis.pipeline.tasks.identity import keys_of
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ConfigError, InfrastructureError

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.tasks.identity import Keys, mixed
+from lachesis.pipeline.item_keys import Keys, mixed
 from lachesis.schemas.control import EpochClaim, EpochRecord
 from lachesis.schemas.errors import SettingsChangedError
 

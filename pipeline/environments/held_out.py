@@ -1,4 +1,4 @@
-"""Settles which tasks a run holds out, over all its starts: a record in the run's bucket that only ever falls.
+"""Settles which tasks a run holds out over all its starts, by a record in its bucket.
 
 Guarantees that the record is stored before the first task is drawn by it, and that every process which reads it, before
 or after that, chooses the same tasks.
@@ -15,9 +15,9 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.logic.held_out import ANY_RANK, HeldOutSplit
 from lachesis.pipeline.evaluation.plan import held_out_tasks, is_held_out
 from lachesis.pipeline.fsync import replace_file
+from lachesis.pipeline.item_keys import Keys
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.small_files import read_small_file
-from lachesis.pipeline.tasks.identity import Keys
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import HeldOutRecord
@@ -35,7 +35,7 @@ async def read_held_out(service: Service, env: str) -> HeldOutRecord | None:
 
 
 def keep_record(run: Path, env: str, record: HeldOutRecord | None) -> None:
-    """Keep a copy in the run's folder, if there is one, for commands that measure without the run's server."""
+    """Keep a copy in the run's folder for commands that measure without the run's server."""
     if record is not None and run.is_dir():
         try:
             replace_file(_copy(run, env), encode(record))

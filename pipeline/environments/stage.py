@@ -43,9 +43,9 @@ from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.item_keys import Keys
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.sampling_agreement import MASK_COLUMN
-from lachesis.pipeline.tasks.identity import Keys
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording

@@ -6,7 +6,7 @@ import numpy as np
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.evaluation.logic.held_out import ANY_RANK, HeldOutSplit, choose_held_out
-from lachesis.pipeline.tasks.identity import Keys
+from lachesis.pipeline.item_keys import Keys
 from lachesis.schemas.control import HeldOutRecord
 
 __all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "may_be_evaluated", "reason_not_evaluated"]

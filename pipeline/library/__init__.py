@@ -1,1 +1,1 @@
-"""The parts of the pipeline for a loop of your own: they take plain lists and dictionaries, and no broker."""
+"""The parts of the pipeline for a loop of your own, on plain lists and dictionaries."""

@@ -15,7 +15,7 @@ Metric = Literal["interval", "nominal", "ordinal", "ratio"]
 
 
 def krippendorff_alpha(ratings: Mapping[str, Sequence[float | None]], *, metric: Metric = "interval") -> AlphaEstimate:
-    """Return Krippendorff's alpha of several raters' ratings of the same samples; None is a missing rating.
+    """Return Krippendorff's alpha of ratings of the same samples; None is a missing rating.
 
     `value` is None, and `reason` says why, where alpha is undefined: without variation it is not 1. Raises `DataError`
     on what is no rating, `ConfigError` on columns of different lengths or an unknown metric.

@@ -37,7 +37,7 @@ class HealthChecks:
         item: str = "",
         step: int = 0,
     ) -> list[Alert]:
-        """Take in a group: its samples' scores, tokens, ratings by rater and advantages (by default score - mean).
+        """Take in a group by the scores of its samples; advantages are score - mean unless given.
 
         Returns what the checks say of the window that it fills, else nothing; healthy findings are left out. Raises
         `DataError` on columns of different lengths, or numbers that are none.
@@ -54,10 +54,15 @@ class HealthChecks:
         if advantages is None:
             advantages = [None if one is None or mean is None else float(one) - mean for one in scores]
         self._groups += 1
-        name = {"group": f"{self._groups:032x}", "seq": self._groups, "item": item, "policy_step": step}
+        of_group: dict[str, Any] = {
+            "group": f"{self._groups:032x}",
+            "seq": self._groups,
+            "item": item,
+            "policy_step": step,
+        }
         self._monitor.score(
             GroupScore(
-                **name,
+                **of_group,
                 scores=list(scores),
                 ratings={rater: list(column) for rater, column in (ratings or {}).items()},
                 lengths=list(lengths) if lengths is not None else [],
@@ -65,7 +70,7 @@ class HealthChecks:
         )
         self._monitor.reward(
             GroupReward(
-                **name,
+                **of_group,
                 verdict="unscorable" if not known else "trainable" if std else "zero_variance",
                 scores=list(scores),
                 rewards=list(scores),

@@ -1,4 +1,4 @@
-"""Tracks the calls of a loop of your own: latency, rates and failures, under the names of the run's own figures."""
+"""Tracks the calls of a loop of your own: latency, rates and failures."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class PerformanceTracker:
         self._prefix = prefix
 
     def record(self, seconds: float, *, items: int = 1, failed: bool = False, payload: int | None = None) -> None:
-        """Count a call that has just ended: its time, its items, whether it failed, its size in bytes if it has one."""
+        """Count a call that has just ended. `payload`: its size in bytes, if it has one."""
         self._performance.record(CallRecord(time.monotonic(), seconds, items, failed, payload))
 
     @contextmanager

@@ -99,7 +99,10 @@ class CurriculumScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned: the same draws follow. Raises what `Strategy.load_state_dict` does."""
+        """Take over what `state_dict` returned: the same draws follow.
+
+        Raises what `Strategy.load_state_dict` raises.
+        """
         self._strategy.load_state_dict(state["strategy"])
         self._observed = state["observed"]
         rng = state["rng"]

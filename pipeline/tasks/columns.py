@@ -103,7 +103,7 @@ def template_columns(template: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def fill_template(template: str, row: Mapping[str, Any], where: str) -> str:
-    r"""Return the template with the row's columns for `{column}`; other braces stay as they are, `\boxed{}` say.
+    r"""Return the template with the row's columns for `{column}`; other braces stay, `\boxed{}` say.
 
     `{{` and `}}` around a text stand for single braces. Raises `ConfigError` where a column's value is missing.
     """

@@ -1,4 +1,4 @@
-"""Reads tables of text as spreadsheets and data frames write them: commas, semicolons or tabs, `18.0` for 18. Pure.
+"""Reads tables of text as spreadsheets and data frames write them. Pure.
 
 Guarantees that a cell of any length is read, that a line with other columns than the first names is refused by its
 number, and that a column which pandas wrote as floats, since a value is missing in it, has its whole numbers back.

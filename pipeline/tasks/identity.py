@@ -1,35 +1,15 @@
-"""Knows a task again by what it asks: a key of 64 bits that neither order nor blanks change. Pure.
+"""Names the tasks of an environment by keys of what they ask. Pure."""
 
-Statistics, the order of an epoch and the held-out split go by these keys, so a file that is shuffled, grown or
-exchanged between two starts of a run leaves every task what it was.
-"""
-
-import hashlib
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from lachesis.pipeline.item_keys import Keys, exact_key, prompt_key, repeats
 from lachesis.pipeline.tasks.task import Task
 
-__all__ = ["Keys", "exact_key", "keys_of", "mixed", "places_of", "prompt_key", "repeats", "unique_keys"]
-
-Keys = NDArray[np.uint64]
-"""One a task, by its index."""
-
-
-def exact_key(data: str | bytes) -> int:
-    """Return the key of a text or of bytes as they are."""
-    content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-
-
-def prompt_key(text: str) -> int:
-    """Return the key of a text, whatever its blanks and the spelling of its accents."""
-    return exact_key(" ".join(unicodedata.normalize("NFC", text).split()))
+__all__ = ["keys_of"]
 
 
 def keys_of(tasks: Iterable[Task]) -> Keys:
@@ -47,45 +27,6 @@ def keys_of(tasks: Iterable[Task]) -> Keys:
     same = repeats(np.array(exact, np.uint64))
     keys[same] = np.array(full, np.uint64)[same]
     return keys
-
-
-def mixed(keys: Keys) -> Keys:
-    """splitmix64 of every key: a bijection of 64-bit numbers (Steele, Lea and Flood 2014)."""
-    with np.errstate(over="ignore"):
-        z = keys + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found: Keys = z ^ (z >> np.uint64(31))
-    return found
-
-
-def unique_keys(keys: Keys, names: Keys) -> Keys:
-    """Return the keys, where several are equal told apart by the keys of their names, and then by their order."""
-    found = keys.copy()
-    same = repeats(found)
-    found[same] = mixed(found[same] ^ names[same])
-    seen: dict[int, int] = {}
-    for index in np.flatnonzero(repeats(found)).tolist():
-        key = int(found[index])
-        seen[key] = seen.get(key, -1) + 1
-        found[index] = (key + seen[key]) % (1 << 64)
-    return found
-
-
-def places_of(wanted: Keys, among: Keys) -> NDArray[np.int64]:
-    """Return where each of `wanted` is in `among`, int64 [N]; -1 where it is not."""
-    order = np.argsort(among, kind="stable")
-    found = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    places = order[found].astype(np.int64)
-    places[among[places] != wanted] = -1
-    return places
-
-
-def repeats(keys: Keys) -> NDArray[np.bool_]:
-    """Return which keys, bool [N], are not the only one of their value."""
-    _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    found: NDArray[np.bool_] = counts[place] > 1
-    return found
 
 
 def _packed(value: Any) -> bytes:

@@ -20,7 +20,7 @@ _ABSENT = frozenset({"nan", "NaN", "NAN", "<NA>", "NaT"})
 
 
 def reference_texts(value: Any, where: str) -> list[str]:
-    """Return the references of which any is right, each as `reference_text` has it: those of a list, or the one.
+    """Return the references of which any is right, as `reference_text` has them: a list's, or one.
 
     `where` names the task. Raises `ConfigError` if one is no single answer, or the list is empty.
     """

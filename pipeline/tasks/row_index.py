@@ -1,4 +1,4 @@
-"""Keeps what was found in a large data set, so that the other processes of a run need not look through it again.
+"""Keeps what was found in a large data set, for the other processes of a run.
 
 The index lies in the user's cache folder under the file's path, size and times and the environment's parameters: a file
 that was written to has another one. Guarantees that no index, a damaged one or a folder that cannot be written costs

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.tasks.identity import Keys
+from lachesis.pipeline.item_keys import Keys
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["RowReport", "first_of_each", "twins"]
@@ -27,7 +27,7 @@ class RowReport:
         self._said: list[str] = []
 
     def leave_out(self, row: int, why: str) -> None:
-        """Count a row, numbered from 1, that is left out. `why` begins with the kind, and may go on after a colon."""
+        """Count a row, numbered from 1, that is left out. What `why` says before a colon is its kind."""
         self._first = self._first or f"{self._where} row {row}: {why}"
         kind = why.partition(":")[0][:80]
         if kind not in self._left_out and len(self._left_out) >= _MAX_KINDS:

@@ -1,4 +1,4 @@
-"""Keeps the rows of a data set so that a million of them are cheap: by their places in the file, or as packed JSON.
+"""Keeps many rows of a data set cheaply: by their places in the file, or as packed JSON.
 
 Guarantees that a row is what it was when the file was opened: a file that is written to meanwhile is refused by name.
 """
@@ -16,7 +16,7 @@ import msgspec
 from lachesis.pipeline.text_encoding import UTF8_MARK
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["DatasetRow", "LineRows", "PackedRows", "Rows", "SequenceRows", "parsed_row"]
+__all__ = ["DatasetRow", "JsonRows", "LineRows", "Rows", "SequenceRows", "parsed_row"]
 
 DatasetRow = dict[str, Any]
 """One row, by column."""
@@ -60,7 +60,7 @@ def _has_twice(data: bytes, name: str) -> bool:
     return counts[-1] > 1
 
 
-class _JsonRows(Rows):
+class _StoredRows(Rows):
     """Rows that are kept as JSON."""
 
     def _raws(self) -> Iterator[tuple[bytes, str]]:
@@ -75,7 +75,7 @@ class _JsonRows(Rows):
         return ((parsed_row(data, where), _repeated_key(data, quoted)) for data, where in self._raws())
 
 
-class LineRows(_JsonRows):
+class LineRows(_StoredRows):
     """JSON lines that stay in their file: 8 bytes of memory a row."""
 
     def __init__(self, path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> None:
@@ -134,7 +134,7 @@ class LineRows(_JsonRows):
         return found.st_size, found.st_mtime_ns
 
 
-class PackedRows(_JsonRows):
+class JsonRows(_StoredRows):
     """Rows as JSON, one after another in one piece of memory."""
 
     def __init__(self, where: str, rows: Iterable[bytes | DatasetRow], repeated: frozenset[str] = frozenset()) -> None:

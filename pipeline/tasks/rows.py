@@ -1,4 +1,4 @@
-"""Opens the rows of a data set: JSON lines, JSON, CSV, Parquet, gzip of them, or a Hugging Face data set by name.
+"""Opens a data set: JSON lines, JSON, CSV, Parquet, gzip of them, or a Hugging Face data set by name.
 
 Guarantees that what cannot be read is named with its file and line, and that a million rows take the memory of their
 bytes at most: of JSON lines only the places are kept. Parquet needs pyarrow (the extra `export`), a data set by name
@@ -21,7 +21,7 @@ import msgspec
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.memory_bound import bounded_memory
 from lachesis.pipeline.tasks.csv_rows import CsvTable
-from lachesis.pipeline.tasks.row_stores import DatasetRow, LineRows, PackedRows, Rows, SequenceRows
+from lachesis.pipeline.tasks.row_stores import DatasetRow, JsonRows, LineRows, Rows, SequenceRows
 from lachesis.pipeline.text_encoding import encoding_of, read_text
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -84,14 +84,14 @@ def _opened(path: Path, ending: str, *, packed: bool, most: int) -> Rows:
         return _lines_of(path, data)
     if ending in _CSV:
         cells = CsvTable(data, str(path))
-        return PackedRows(str(path), cells, repeated=cells.repeated)
+        return JsonRows(str(path), cells, repeated=cells.repeated)
     return _json(path, data)
 
 
 def _lines_of(path: Path, data: bytes) -> Rows:
     if encoding_of(data[:4]) not in {"utf-8", "utf-8-sig"}:
         data = read_text(data).encode("utf-8", "surrogatepass")
-    return PackedRows(str(path), (line for line in data.split(b"\n") if line.strip()))
+    return JsonRows(str(path), (line for line in data.split(b"\n") if line.strip()))
 
 
 def _json(path: Path, data: bytes) -> Rows:
@@ -100,7 +100,7 @@ def _json(path: Path, data: bytes) -> Rows:
     first = text.lstrip()[:1]
     try:
         if first == b"[":
-            return PackedRows(str(path), map(bytes, msgspec.json.decode(text, type=list[msgspec.Raw])))
+            return JsonRows(str(path), map(bytes, msgspec.json.decode(text, type=list[msgspec.Raw])))
     except (msgspec.MsgspecError, RecursionError) as error:
         found = _lenient(text)
         if isinstance(found, list):
@@ -154,7 +154,7 @@ def _parquet(path: Path, *, packed: bool) -> "_TableRows":
     arrow = _imported("pyarrow", install_command("export"))
     source: Any = path if not packed else arrow.BufferReader(gzip.decompress(path.read_bytes()))
     try:
-        table = parquet.read_table(source)
+        table = parquet.read_table(path) if path.is_dir() else parquet.ParquetFile(source).read()
     except arrow.ArrowInvalid as error:
         raise ConfigError(f"data set {path}: {error}") from error
     return _TableRows(table)

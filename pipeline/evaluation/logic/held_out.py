@@ -1,4 +1,4 @@
-"""The choice of held-out tasks: a function of the seed and of what the tasks ask, the same in every process.
+"""Chooses the held-out tasks by the seed and by what they ask, the same in every process.
 
 Every task has a rank by its key and the seed; the lowest are held out. So the order of the pool does not matter, a
 smaller choice is the beginning of a larger one, and tasks of one key are on one side. Guarantees that a task which was
@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.tasks.identity import Keys, mixed
+from lachesis.pipeline.item_keys import Keys, mixed
 
 F = TypeVar("F", np.float32, np.float64)
 

@@ -28,12 +28,12 @@ def references(sample: Sample) -> list[str]:
 
 
 def any_of(sample: Sample, rate: Callable[[str], float | None]) -> float | None:
-    """Return the best rating by the reference answers; None, and so the rater abstains, if the task has none."""
+    """Return the best rating by the reference answers; None, so the rater abstains, without any."""
     return best_of(map(rate, references(sample)))
 
 
 def best_of(ratings: Iterable[float | None]) -> float | None:
-    """Return the best of the ratings by several references; None if one that nobody could tell might be better."""
+    """Return the best of several references' ratings; None if a missing one might be better."""
     known = []
     unknown = False
     for rating in ratings:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.evaluation.logic.held_out import ANY_RANK, MIN_HELD_OUT_TASKS, choose_held_out, mask_held_out
-from lachesis.pipeline.tasks.identity import mixed
+from lachesis.pipeline.item_keys import mixed
 
 
 def keys_of_pool(size, pool=0):
@@ -24,7 +24,7 @@ def test_the_choice_is_written_down():
     """A restart, another process and a later version hold out these tasks: a run that others trained would leak."""
     assert chosen(size=100) == [71, 30, 94, 41, 31, 6, 21, 27, 47, 60]
     code = (
-        "import numpy as n;from lachesis.pipeline.tasks.identity import mixed as m;"
+        "import numpy as n;from lachesis.pipeline.item_keys import mixed as m;"
         "from lachesis.pipeline.evaluation.logic.held_out import choose_held_out as c;"
         "print(c(m(n.arange(100, dtype=n.uint64)), 0, share=.1, most=200).tasks.tolist())"
     )

@@ -20,7 +20,9 @@ from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError
 
-REFUSED = [[["17", "18"]], ["17", ""], [], {"value": 18}, b"18", True, False, math.nan, math.inf, "nan", "NaN", "", "  "]
+REFUSED: list[Any] = [
+    [["17", "18"]], ["17", ""], [], {"value": 18}, b"18", True, False, math.nan, math.inf, "nan", "NaN", "", "  ",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

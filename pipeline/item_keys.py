@@ -1,0 +1,66 @@
+"""Makes the key of 64 bits by which a task is known again in another order of its pool. Pure.
+
+Statistics, the order of an epoch and the held-out split go by these keys, so a file that is shuffled, grown or
+exchanged between two starts of a run leaves every task what it was.
+"""
+
+import hashlib
+import unicodedata
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Keys", "exact_key", "mixed", "places_of", "prompt_key", "repeats", "unique_keys"]
+
+Keys = NDArray[np.uint64]
+"""One a task, by its index."""
+
+
+def exact_key(data: str | bytes) -> int:
+    """Return the key of a text or of bytes as they are."""
+    content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def prompt_key(text: str) -> int:
+    """Return the key of a text, whatever its blanks and the spelling of its accents."""
+    return exact_key(" ".join(unicodedata.normalize("NFC", text).split()))
+
+
+def mixed(keys: Keys) -> Keys:
+    """splitmix64 of every key: a bijection of 64-bit numbers (Steele, Lea and Flood 2014)."""
+    with np.errstate(over="ignore"):
+        z = keys + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found: Keys = z ^ (z >> np.uint64(31))
+    return found
+
+
+def unique_keys(keys: Keys, names: Keys) -> Keys:
+    """Return the keys, equal ones made different by the keys of their names, then by their order."""
+    found = keys.copy()
+    same = repeats(found)
+    found[same] = mixed(found[same] ^ names[same])
+    seen: dict[int, int] = {}
+    for index in np.flatnonzero(repeats(found)).tolist():
+        key = int(found[index])
+        seen[key] = seen.get(key, -1) + 1
+        found[index] = (key + seen[key]) % (1 << 64)
+    return found
+
+
+def places_of(wanted: Keys, among: Keys) -> NDArray[np.int64]:
+    """Return where each of `wanted` is in `among`, int64 [N]; -1 where it is not."""
+    order = np.argsort(among, kind="stable")
+    found = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
+    places = order[found].astype(np.int64)
+    places[among[places] != wanted] = -1
+    return places
+
+
+def repeats(keys: Keys) -> NDArray[np.bool_]:
+    """Return which keys, bool [N], are not the only one of their value."""
+    _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    found: NDArray[np.bool_] = counts[place] > 1
+    return found
