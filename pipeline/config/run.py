@@ -132,8 +132,8 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
     """Share of each environment's tasks that are evaluated and never trained on, at most `items` of them; without
-    [evaluation] only. Which ones follows from the seed and the size of the pool. A pool of which fewer than 8 would be
-    held out is trained on whole. 0: no evaluation. Default 0.1."""
+    [evaluation] only. Which ones follows from the seed and from what the tasks ask; what was ever drawn is never held
+    out again. A pool of which fewer than 8 would be held out is trained on whole. 0: no evaluation. Default 0.1."""
     every_steps: PositiveInt = 10
     """Optimizer steps between evaluations, which are due at its multiples; the first and the last policy are always
     evaluated. With a multiple of training.checkpoint_every the best policy has a checkpoint of its own. Default 10."""
