@@ -8,6 +8,8 @@ Secrets that this process knows (`hide`) are left out too.
 it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.output`).
 """
 
+import io
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -87,8 +89,27 @@ class SafeOutput:
 
 
 def protect_output() -> None:
-    """Let standard output and error of this process spell out control characters."""
+    """Let standard output and error of this process spell out control characters.
+
+    Also characters that their encoding lacks (PYTHONIOENCODING=ascii), which would end the process. Streams that the
+    process began without (`>&-`) are /dev/null from now on: else the next file that it opens would get what is printed.
+    """
+    _open_missing()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, SafeOutput):
+        if not isinstance(stream, SafeOutput):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, SafeOutput(stream))
+
+
+def _open_missing() -> None:
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != descriptor:
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.set_inheritable(descriptor, True)
+        setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123

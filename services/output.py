@@ -88,10 +88,25 @@ def json_text(value: Any) -> str:
 
 
 def _safe_json(text: str) -> str:
-    """Return the same JSON with escapes for the characters that a terminal may obey; they can be in strings alone."""
-    if text.isprintable():
+    """Return the same JSON with escapes for characters that a terminal may obey or that standard output lacks.
+
+    They can be in strings alone.
+    """
+    lacks = not text.isascii() and not _can_be_printed(text)
+    if text.isprintable() and not lacks:
         return text
-    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+    return "".join(
+        char if char == "\n" or (char.isprintable() and (char.isascii() or not lacks)) else json.dumps(char)[1:-1]
+        for char in text
+    )
+
+
+def _can_be_printed(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def human_bytes(size: int) -> str:

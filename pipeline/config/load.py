@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, ge
 
 import msgspec
 
+from lachesis.pipeline.config.foreign_variables import without_service_variables
 from lachesis.pipeline.config.paths import resolve_paths
 from lachesis.pipeline.config.secrets import masked, remember_secrets, without_secrets
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
@@ -91,7 +92,7 @@ def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: It
     for name, path in getattr(kind, "VARIABLES", {}).items():
         if text := environ.get(name):
             _lay(_Layer(f"${name}", origins), kind, tree, path.split("."), text)
-    for name, text in sorted(environ.items()):
+    for name, text in sorted(without_service_variables(environ, PREFIX).items()):
         if name.startswith(PREFIX):
             path = name.removeprefix(PREFIX).lower().split("__")
             _lay(_Layer(f"${name}", origins), kind, tree, path, _value(text))

@@ -23,6 +23,7 @@ import anyio
 
 import lachesis
 from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.config.foreign_variables import without_service_variables
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
@@ -183,7 +184,11 @@ def _environment(folder: Path, role: str, tokenizer_hash: str) -> dict[str, str]
     if not link.is_symlink() or link.readlink() != package:
         link.unlink(missing_ok=True)
         link.symlink_to(package)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("LACHESIS_", "NATS_"))}
+    environ = {
+        name: value
+        for name, value in without_service_variables(os.environ, "VLLM_").items()  # a service called vllm: VLLM_PORT
+        if not name.startswith(("LACHESIS_", "NATS_"))
+    }
     return environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(home), environ.get("PYTHONPATH")])),
         "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights

@@ -1,7 +1,10 @@
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -72,3 +75,37 @@ def test_a_console_takes_text_for_text(terminal: bool) -> None:
     assert "\x1b[2J" not in shown
     assert ("\x1b[" in shown) == terminal, "its own colours"
     assert not set("\x07\x9b\x7f\u202e\r\x08\u2028\x85") & set(shown)
+
+
+def _process(code: str, redirects: str = "", **variables: str) -> tuple[int, bytes]:
+    command = ["bash", "-c", f'exec "$0" -c "$1" {redirects}', sys.executable, code]
+    done = subprocess.run(command, capture_output=True, check=False, env=os.environ | variables)
+    return done.returncode, done.stdout + done.stderr
+
+
+_PRINTED = "from lachesis.pipeline.safe_text import protect_output; protect_output(); "
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_an_encoding_lacks_is_spelled_out_and_ends_no_process(encoding: str) -> None:
+    code = f"{_PRINTED}from lachesis.services.output import print_json; print('Zürich 東'); print_json(['東🙂ü'])"
+    returned, said = _process(code, PYTHONIOENCODING=encoding)
+    first, *rest = said.decode(encoding).split("\n", 1)
+    assert returned == 0
+    assert first == {
+        "ascii": "Z\\xfcrich \\u6771", "latin-1": "Zürich \\u6771", "utf-8": "Zürich 東",
+    }[encoding]  # fmt: skip
+    assert json.loads(rest[0]) == ["東🙂ü"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_process_without_a_standard_stream_prints_nowhere_else(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "opened.txt"
+    code = (
+        f"{_PRINTED}import os, sys; opened = open({str(file)!r}, 'w'); "
+        "print('out'); print('err', file=sys.stderr); sys.stdout.flush(); os.system('echo child; echo child >&2'); "
+        "opened.write(f'{opened.fileno() > 2} {sys.stdin.read()!r} {sys.stdout.isatty()}')"
+    )
+    returned, _ = _process(code, f"{closed} </dev/null" if "<" not in closed else closed)
+    assert returned == 0
+    assert file.read_text() == "True '' False"

@@ -140,3 +140,35 @@ _TYPOS = {
 def test_a_word_that_is_none_of_the_few_is_answered_with_the_nearest(setting: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(_TYPOS[setting])):
         load(RunConfig, sets=["environments.a.kind=x:Y", setting])
+
+
+_SERVICE = {
+    "SERVICE_HOST": "10.0.0.1",
+    "SERVICE_PORT": "8080",
+    "SERVICE_PORT_HTTP": "8080",
+    "PORT": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP_PROTO": "tcp",
+    "PORT_8080_TCP_PORT": "8080",
+    "PORT_8080_TCP_ADDR": "10.0.0.1",
+}
+
+
+@pytest.mark.parametrize("service", ["LACHESIS", "LACHESIS_GATEWAY", "LACHESIS_RUN"])
+@pytest.mark.parametrize("only", [None, "PORT", "SERVICE_HOST"])
+def test_variables_that_kubernetes_sets_for_a_service_are_no_settings(service: str, only: str | None) -> None:
+    given = {f"{service}_{name}": value for name, value in _SERVICE.items() if only in {None, name}}
+    assert load(Config, environ=given | {"LACHESIS_RUN": "r3"}).config.run == "r3"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LACHESIS_PORT", "8080"), ("LACHESIS_SERVICE_PORT", "80"), ("LACHESIS_HOST", "10.0.0.1")]
+)
+def test_a_variable_that_only_looks_like_one_of_kubernetes_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\${name}: unknown setting"):
+        load(Config, environ={name: value})
+
+
+def test_a_setting_beside_a_service_of_the_same_beginning_counts() -> None:
+    given = {"LACHESIS_PORT": "tcp://10.0.0.1:8080", "LACHESIS_BATCHING__BATCH_SIZE": "32"}
+    assert load(Config, environ=given).config.batching.batch_size == 32
