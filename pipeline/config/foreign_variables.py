@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 __all__ = ["without_service_variables"]
 
 _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://", re.IGNORECASE)
-_SUFFIX = r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR|START|END))?)?|NAME)"
+_SUFFIX = r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?|NAME)"
 
 
 def without_service_variables(environ: Mapping[str, str], prefix: str) -> dict[str, str]:

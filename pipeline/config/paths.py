@@ -11,6 +11,7 @@ A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a pr
 the parameters of others' code mean is not known; of our own, `PARAM_PATHS` of a struct says it by kind.
 """
 
+import os
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
+
+from lachesis.schemas.errors import ConfigError
 
 __all__ = [
     "Address",
@@ -29,6 +32,7 @@ __all__ = [
     "ProgramPath",
     "TemplatePath",
     "code_name",
+    "expand_home",
     "reach_of",
     "resolve_paths",
 ]
@@ -149,6 +153,16 @@ def _with_param_paths(
     return {**tree, "params": given | paths}
 
 
+def expand_home(path: Path) -> Path:
+    """Return a path that begins with ~ in full. Raises `ConfigError` for a user without a home."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{path}: this user (uid {os.getuid()}) has no home folder: set HOME, or write the path in full"
+        ) from error
+
+
 def _absolute(marker: str, text: str, base: Path) -> str:
     if marker == "code":
         place, colon, name = text.rpartition(":")
@@ -166,5 +180,5 @@ def _join(base: Path, text: str) -> str:
     """Return the absolute path; an empty one stays, which is no path."""
     path = Path(text)
     if path.parts[:1] == ("~",):  # ~name is more often a file of that name than somebody's home
-        path = path.expanduser()
+        path = expand_home(path)
     return str(base / path) if text else text

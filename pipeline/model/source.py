@@ -181,7 +181,8 @@ def check_hub(endpoint: str, name: str, token: str | None) -> HubAnswer:
 
 def _nearest(wanted: Path) -> str:
     """Return the end of a sentence that names the model folder most like `wanted`, or those that there are."""
-    if wanted.parts[:1] == ("~",) and (home := wanted.expanduser()).is_dir():
+    home = Path(os.path.expanduser(wanted))  # noqa: PTH111 - it stays as it is for a user without a home
+    if wanted.parts[:1] == ("~",) and home.is_dir():
         return f"; write it without ~: {str(home)!r}"
     target = wanted.resolve()
     root = next(parent for parent in target.parents if parent.is_dir())

@@ -1,6 +1,7 @@
 """`lachesis promote`: a run goes on with a revision, from a rollout on that the ledger names."""
 
 import getpass
+import os
 import socket
 import sys
 import time
@@ -69,11 +70,18 @@ def promote(
         )
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # containers run by a number that has no name
+        return f"uid {os.getuid()}"
+
+
 async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: float) -> tuple[Promotion, bool]:
     """Return the promotion, decided or not, and whether the revision is a shadow's."""
     async with await connect_run(config, f"{config.run}.promote", OPERATOR) as bus:
         defined = await _check(bus, config, revision)
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        by = f"{_user()}@{socket.gethostname()}"
         asked = promotion(config, revision, by=by, asked_ns=time.time_ns(), give_up=give_up)
         while True:
             known, expected = await read_promotions(bus, config.run, config.revision)

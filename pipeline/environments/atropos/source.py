@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from lachesis.pipeline.config.paths import expand_home
 from lachesis.pipeline.environments.atropos.engine_log import EngineLog
 from lachesis.pipeline.environments.atropos.frames import Generate, Groups
 from lachesis.pipeline.environments.atropos.process import AtroposProcess
@@ -265,7 +266,7 @@ def _interpreter(python: str | None) -> str:
                 "atroposlib==0.4.0)"
             )
         return sys.executable
-    found = shutil.which(Path(python).expanduser())
+    found = shutil.which(expand_home(Path(python)))
     if found is None:
         raise ConfigError(f"atropos: params.python is {python!r}, which is no program; name an interpreter")
     return str(Path(found).absolute())  # not resolved: a venv is known by the name of its link

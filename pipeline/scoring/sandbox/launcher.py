@@ -25,6 +25,7 @@ import sys
 import time
 
 FAILED, REFUSED = 1, 97
+EPERM = 1
 USED = "\0cpu "
 INIT_BYTES = 32 << 20
 MIN_PAUSE_S, MEMORY_PAUSE_S = 0.02, 0.01
@@ -40,6 +41,7 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT, LANDLOCK_BENEATH = 444, 445, 4
 LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # by version: how many rights there are; 16 from version 5 on
 READ_FILE_RIGHTS, READ_RIGHTS, DEVICE_RIGHTS = 0x5, 0xD, 0x6  # execute and read; and list; read and write
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 4, 22, 38, 2
+PR_SET_SECUREBITS, ROOT_HAS_NO_CAPABILITIES = 28, 0x3
 MAX_ROOT_INODES, MAX_SCRATCH_INODES, ROOT_SPARE_BYTES = 4096, 4096, 1 << 20
 MAX_OPEN_FILES = 64
 PROGRAM, INPUT, SCRATCH, OLD_ROOT, EMPTY = "/program.py", "/input", "/tmp", "/old", "/empty"  # in the new root
@@ -63,6 +65,7 @@ class LauncherSettings:
         self.readable = lines(given["readable"])
         self.links = [fields(link) for link in lines(given["links"])]
         self.hidden = lines(given["hidden"])
+        self.drops_root = bool(given["drops_root"])  # root becomes nobody; else it may be the only user that there is
         self.folder = given["folder"]  # without namespaces: where program, input and scratch lie; else empty
         self.landlock = bool(self.folder and given["landlock"])
         self.cgroups = [fields(group) for group in lines(given["cgroups"])]  # folder, then FILE=VALUE...
@@ -150,21 +153,21 @@ def protect(path: str, flags: int) -> None:
 
 
 def own_user_namespace(proc: int, flags: int = 0) -> None:
-    """Enter a user namespace with one user, who is not root in it either; `proc` is an open /proc."""
+    """Enter a user namespace with one user, who is not root in it; `proc` is an open /proc."""
     uid, gid = os.getuid(), os.getgid()
     check_call(libc.unshare(NEWUSER | flags), "enter namespaces")
     write_kernel_file("self/setgroups", "deny", proc)
-    write_kernel_file("self/uid_map", f"{uid} {uid} 1", proc)
-    write_kernel_file("self/gid_map", f"{gid} {gid} 1", proc)
+    write_kernel_file("self/uid_map", f"{uid or NOBODY_UID} {uid} 1", proc)
+    write_kernel_file("self/gid_map", f"{gid or NOBODY_UID} {gid} 1", proc)
 
 
-def enter_namespaces(proc: int) -> None:
+def enter_namespaces(proc: int, *, drops_root: bool) -> None:
     """Enter namespaces of our own.
 
     Root keeps its user until the init drops it, since it may own the interpreter.
     """
     flags = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
-    if os.getuid() == 0:
+    if drops_root:
         check_call(libc.unshare(flags), "enter namespaces")
     else:
         own_user_namespace(proc, flags)
@@ -240,9 +243,17 @@ def allow_path(ruleset: int, path: str, rights: int) -> None:
     os.close(file)
 
 
-def drop_root(proc: int, *, namespaces: bool) -> None:
-    """Become nobody, in a user namespace of our own: process limits do not hold for the machine's root."""
+def drop_root(proc: int, settings: LauncherSettings) -> None:
+    """Become nobody, in a user namespace of our own: process limits do not hold for the machine's root.
+
+    The root of a container that has no other user keeps that user, without its capabilities.
+    """
     if os.getuid() != 0:
+        return
+    if not settings.drops_root:
+        if not settings.landlock:
+            raise OSError(EPERM, "root cannot change to the user nobody here, and nothing else guards its files")
+        libc.prctl(PR_SET_SECUREBITS, ROOT_HAS_NO_CAPABILITIES, 0, 0, 0)  # refused: it has none to begin with
         return
     try:
         os.setgroups([])
@@ -250,7 +261,7 @@ def drop_root(proc: int, *, namespaces: bool) -> None:
         os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
     except OSError as error:
         raise OSError(error.errno, f"root cannot change to the user nobody: {error.strerror}") from error
-    if namespaces:
+    if not settings.folder:
         with RequiredProtection("namespaces"):
             check_call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "own /proc/self")
             own_user_namespace(proc)
@@ -353,7 +364,7 @@ def be_init(settings: LauncherSettings, filter_code: bytes, groups: ControlGroup
         with RequiredProtection("cgroups"):
             groups.join()
         write_kernel_file("self/oom_score_adj", "1000", proc)  # the first to go where memory is short
-        drop_root(proc, namespaces=not settings.folder)
+        drop_root(proc, settings)
         die_with(launcher)
         os.close(proc)
         program = 0 if settings.folder else os.fork()
@@ -396,7 +407,7 @@ class Usage:
             resident[pid] = int(fields[21]) * PAGE_BYTES
         self.cpu_s = max(self.cpu_s, cpu_s)  # the kernel does not count what it ends with the init
         left_s = settings.cpu_s - cpu_s
-        if left_s <= 0:
+        if left_s <= 0 or len(resident) > settings.processes + 1:  # limits of processes do not hold for every root
             return None
         pause_s = max(MIN_PAUSE_S, left_s / self.cpus)
         if settings.cgroups:
@@ -517,7 +528,7 @@ def main() -> int:
             write(settings.folder + INPUT, text)
         else:
             with RequiredProtection("namespaces"):
-                enter_namespaces(proc)
+                enter_namespaces(proc, drops_root=settings.drops_root)
                 make_root(settings, program, text)
         launcher = os.pidfd_open(os.getpid())
         libc.signal(SIGCHLD, None)  # children that are ignored would take their processor time with them

@@ -22,6 +22,7 @@ import anyio.abc
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.scoring.sandbox.cgroups import GroupLimits, find_groups
 from lachesis.pipeline.scoring.sandbox.files import InterpreterFiles, interpreter_files
+from lachesis.pipeline.scoring.sandbox.root import can_become
 from lachesis.pipeline.scoring.sandbox.syscalls import build_filter
 from lachesis.schemas.errors import ConfigError, InfrastructureError, StartupError
 
@@ -69,6 +70,7 @@ class Sandbox:
             raise ConfigError(f"unknown protection {', '.join(sorted(unknown))}; there are {', '.join(PROTECTIONS)}")
         self._limits = limits
         self._files: InterpreterFiles = interpreter_files(packages=packages)
+        self._drops_root = can_become(_NOBODY_UID)
         self._granted = set(PROTECTIONS)
         self._filter = b""
         self._groups: list[GroupLimits] = []
@@ -170,6 +172,7 @@ class Sandbox:
             "links": "\n".join("\t".join(link) for link in files.links),
             "hidden": "\n".join(files.hidden),
             "folder": folder,
+            "drops_root": "1" if self._drops_root else "",
             "landlock": "1" if "landlock" in self._granted else "",
             "cgroups": "\n".join(
                 "\t".join([path, *(f"{file}={value}" for file, value in values.items())])
@@ -188,7 +191,7 @@ class Sandbox:
         with _full_disk_raised(), tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder, "tmp")  # as the launcher names it
             scratch.mkdir()
-            if os.getuid() == 0:
+            if self._drops_root:
                 for path in (folder, scratch):
                     os.chown(path, _NOBODY_UID, _NOBODY_UID)
             yield folder

@@ -1,5 +1,6 @@
 """Paths in a configuration are relative to where they are written."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from lachesis.pipeline.config.paths import code_name, resolve_paths
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.loader import load_member
+from lachesis.schemas.errors import ConfigError
 
 TEXT = """
 folder = "out"
@@ -108,3 +110,10 @@ def test_a_template_is_a_file_or_its_own_text(tmp_path: Path) -> None:
 
     assert resolved("mine.jinja") == str(tmp_path / "mine.jinja")
     assert resolved("{{ messages }}") == "{{ messages }}"
+
+
+def test_a_home_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a number without an entry in /etc/passwd
+    with pytest.raises(ConfigError, match=r"~/runs: this user \(uid \d+\) has no home folder: set HOME"):
+        load(RunConfig, sets=["folder=~/runs"])

@@ -14,6 +14,7 @@ import pytest
 
 from lachesis.pipeline.scoring.raters.code import CodeRater
 from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits, sandbox
+from lachesis.pipeline.scoring.sandbox.root import can_become
 from lachesis.schemas.errors import ConfigError, StartupError
 
 ROOT = Path(__file__).parents[4]
@@ -151,6 +152,41 @@ def startable(path: str) -> bool:
 
 
 AS_ROOT = """
+import os, anyio
+from lachesis.pipeline.scoring.sandbox import SandboxLimits, Sandbox, sandbox
+assert os.getuid() == 0
+limits = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
+made = Sandbox(limits, required=("namespaces", "seccomp"), packages=False)
+program = b"import os; print(os.getuid(), os.getgid(), os.path.exists('/proc'), os.path.exists('/root/.bashrc'))"
+print(anyio.run(made.run, program, b""), end="")
+"""
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        ["unshare", "--map-root-user"],  # as rootless enroot and apptainer have it: there is no user but root
+        ["setpriv", "--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid"],
+        ["setpriv", "--bounding-set=-chown", "--inh-caps=-chown"],
+    ],
+)
+def test_a_root_that_cannot_become_nobody_is_nobody_in_a_namespace(container: list[str]) -> None:
+    if shutil.which(container[0]) is None or os.getuid() != 0:  # an ordinary user's interpreter need not be the root's
+        pytest.skip("needs root, and unshare and setpriv")
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"{' '.join(container)} is not possible here")
+    done = subprocess.run([*container, sys.executable, "-c", AS_ROOT], capture_output=True, text=True, check=False)
+    assert done.stdout == "65534 65534 False False\n", done.stderr
+
+
+WITHOUT_ANY = """
+import ctypes, os, struct
+libc = ctypes.CDLL(None)
+unshare, landlock = {"x86_64": (272, 444), "aarch64": (97, 444)}[os.uname().machine]
+steps = [(0x20, 0, 0, 0), (0x15, 1, 0, unshare), (0x15, 0, 1, landlock), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps), 40)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, struct.pack("HxxxxxxQ", 5, ctypes.addressof(code)), 0, 0) == 0
 from lachesis.pipeline.scoring.sandbox import SandboxLimits, Sandbox
 limits = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
 Sandbox(limits, required=(), packages=False)
@@ -158,13 +194,37 @@ Sandbox(limits, required=(), packages=False)
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv")
-def test_it_does_not_run_as_root_that_cannot_become_nobody() -> None:
+def test_it_does_not_run_as_root_that_nothing_confines() -> None:
     drop = ["setpriv", "--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid"]
-    done = subprocess.run([*drop, sys.executable, "-c", AS_ROOT], capture_output=True, text=True, check=False)
+    done = subprocess.run([*drop, sys.executable, "-c", WITHOUT_ANY], capture_output=True, text=True, check=False)
     assert (
-        "StartupError: untrusted code cannot be run here: [Errno 1] root cannot change to the user nobody"
+        "StartupError: untrusted code cannot be run here: [Errno 1] root cannot change to the user nobody here"
         in done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "can"),
+    [
+        ({}, True),
+        ({"uid_map": "0 1000 1\n1 100000 65536\n", "gid_map": "0 1000 1\n1 100000 65536\n"}, True),
+        ({"uid_map": "0 1000 1\n"}, False),
+        ({"gid_map": "0 1000 1\n1 100000 999\n"}, False),
+        ({"setgroups": "deny\n"}, False),
+        ({"status": "Uid: 0\nCapEff:\t0000000000000000\n"}, False),
+        ({"status": "Uid: 0\nCapEff:\t00000000a80425fb\n"}, True),  # Docker's
+    ],
+)
+def test_whether_root_can_become_nobody(tmp_path: Path, monkeypatch, changed: dict[str, str], can: bool) -> None:
+    whole = "0 0 4294967295\n"
+    status = "Uid: 0\nCapEff:\t000001ffffffffff\n"
+    files = {"uid_map": whole, "gid_map": whole, "setgroups": "allow\n", "status": status} | changed
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert can_become(65534, proc=tmp_path) is can
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert not can_become(65534, proc=tmp_path)
 
 
 async def test_an_outage_of_the_sandbox_is_no_rating(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
