@@ -6,6 +6,7 @@ Guarantees that a log line never ends a process, that memory for what waits is b
 had to be dropped are counted in the log itself.
 """
 
+import errno
 import io
 import os
 import sys
@@ -27,6 +28,7 @@ class BufferedOutput(io.RawIOBase):
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._is_terminal = os.isatty(descriptor)
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._dropped = 0
@@ -89,6 +91,8 @@ class BufferedOutput(io.RawIOBase):
             while written < len(content):
                 written += os.write(self._descriptor, content[written:])
         except OSError as error:
+            if error.errno == errno.EIO and self._is_terminal:  # the terminal is gone, and with it whoever would read
+                return len(content)
             if not is_disk_full(error):
                 raise
         return written

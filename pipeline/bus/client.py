@@ -4,6 +4,7 @@ TLS that is never given up, hostile messages, a chosen server.
 """
 
 import asyncio
+import json
 import re
 import ssl
 from typing import Any
@@ -14,7 +15,11 @@ from nats.aio.client import Client, Server
 from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
+from lachesis.pipeline.bus.addresses import decoded_credentials
+
 __all__ = ["NatsClient"]
+
+_API, _KEYS = "$JS.API.", "$KV."
 
 # The server splits a line at blanks and tabs. The stock expressions split it at form feeds and vertical tabs too, which
 # a subject may hold, and the client would lose its connection at each such message.
@@ -30,6 +35,8 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
     """
 
     needs_tls = False
+    domain: str | None = None
+    """JetStream domain that requests to JetStream's API go to; None: that of the connected server."""
     _reconnect_to_server_handler: Any
     _transport: Any
 
@@ -37,6 +44,16 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
     def server_id(self) -> str:
         """The id that the server it is connected to gave itself when it started."""
         return str(self._server_info.get("server_id", ""))
+
+    @property
+    def jetstream_domain(self) -> str | None:
+        """The JetStream domain of the server it is connected to, None if that has none."""
+        return self._server_info.get("domain") or None
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the server it is connected to is part of a cluster."""
+        return bool(self._server_info.get("cluster"))
 
     @property
     def node_name(self) -> str:
@@ -69,7 +86,35 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         if self.needs_tls and not self._server_info.get("tls_required"):
             raise nats.errors.SecureConnWantedError
         command: bytes = super()._connect_command()
-        return command
+        server = self._current_server
+        if server is None or "%" not in server.uri.netloc or self._has_own_credentials():
+            return command
+        verb, _, fields = command.partition(b" ")
+        return b" ".join([verb, json.dumps(json.loads(fields) | decoded_credentials(server.uri)).encode() + b"\r\n"])
+
+    def _has_own_credentials(self) -> bool:
+        """Whether those of the settings count, and not those in the address."""
+        named = (self.options.get(name) is not None for name in ("user", "token"))
+        return any(named) or self._signature_cb is not None
+
+    async def _send_publish(self, subject: str, *arguments: Any) -> None:
+        await super()._send_publish(self.in_domain(subject), *arguments)
+
+    def in_domain(self, subject: str) -> str:
+        """Return the subject of a key, or of a request to JetStream's API, as it is for `domain`; others stay.
+
+        Leaf nodes let neither through as they are, since both ends may have their own.
+        """
+        if self.domain is None or not subject.startswith((_API, _KEYS)):
+            return subject
+        return f"$JS.{self.domain}.API.{subject.removeprefix(_API)}"
+
+    def out_of_domain(self, text: str) -> str:
+        """Return what a server says of a subject as if there were no `domain`."""
+        if self.domain is None:
+            return text
+        api, keys = f"$JS.{self.domain}.API.".lower(), _KEYS.lower()
+        return text.replace(f"{api}{keys}", keys).replace(api, _API.lower())
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """Headers need not be headers, which the stock client takes as badly. Without them no message is a rollout."""

@@ -1,9 +1,11 @@
 """Settings of the bus: where the server is, and how much each stream may hold."""
 
+import re
 from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.bus.addresses import check_addresses, split_addresses
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import Address, FilePath
 from lachesis.schemas.errors import ConfigError
@@ -12,6 +14,8 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER,
 __all__ = ["Connection", "ConnectionConfig", "ServerConfig", "StreamsConfig"]
 
 _GIB = 1 << 30
+_DOMAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_INBOX = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*", re.ASCII)
 
 
 class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +92,12 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How to reach the server. Secrets are given by files or by the environment, never here."""
 
     url: Address = "nats://127.0.0.1:4222"
-    """One server or several, separated by commas; `tls://`, or a ca_file, allows no connection without TLS."""
+    """One server or several, separated by commas; `tls://`, or a ca_file, allows no connection without TLS. A user,
+    password or token in it is percent-encoded, as in every URL."""
+    user: str | None = None
+    """User to connect as, with password_file."""
+    password_file: FilePath | None = None
+    """File that holds the password of user."""
     token_file: FilePath | None = None
     """File that holds the token."""
     creds_file: FilePath | None = None
@@ -103,6 +112,9 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """This client's certificate, PEM, with its chain, where the server asks for one."""
     key_file: FilePath | None = None
     """Private key of cert_file, PEM; None: it is in cert_file."""
+    domain: str | None = None
+    """JetStream domain that holds the run's streams, where it is not that of the connected server but that of a leaf
+    node or a hub. Default None: the connected server's JetStream."""
     inbox_prefix: str = "_INBOX"
     """Prefix of the subjects that answers come back on. With nkey_folder it is the one that the service is allowed."""
     connect_timeout_s: float = 10.0
@@ -118,9 +130,19 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        ways = [name for name in ("token_file", "creds_file", "nkey_file", "nkey_folder") if getattr(self, name)]
+        check_addresses(self.url)
+        named = ("user", "token_file", "creds_file", "nkey_file", "nkey_folder")
+        ways = [name for name in named if getattr(self, name)]
         if len(ways) > 1:
             raise ConfigError(f"nats has {' and '.join(ways)}: give one of them")
+        if bool(self.user) != bool(self.password_file):
+            raise ConfigError("nats.user and nats.password_file: set both, or none")
+        if self.domain is not None and not _DOMAIN.fullmatch(self.domain):
+            raise ConfigError(f"nats.domain is {self.domain!r}: use letters, digits, '_' and '-'")
+        if not _INBOX.fullmatch(self.inbox_prefix):
+            raise ConfigError(
+                f"nats.inbox_prefix is {self.inbox_prefix!r}: use words joined by dots, without wildcards and blanks"
+            )
         if self.key_file and not self.cert_file:
             raise ConfigError("nats.key_file is set without nats.cert_file, whose key it is")
 
@@ -128,7 +150,7 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def needs_tls(self) -> bool:
         """Whether a server that offers no TLS is to be refused."""
         return bool(self.ca_file or self.cert_file) or any(
-            url.strip().startswith("tls://") for url in self.url.split(",")
+            url.startswith(("tls://", "wss://")) for url in split_addresses(self.url)
         )
 
 

@@ -17,6 +17,7 @@ import anyio
 import msgspec
 import nats.errors
 
+from lachesis.pipeline.bus.addresses import is_websocket, split_addresses
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.client import NatsClient
@@ -120,7 +121,7 @@ async def connect(
 
 def _shuffled(config: ConnectionConfig) -> ConnectionConfig:
     """Return the settings with the servers in random order, in which the client tries them."""
-    urls = [url.strip() for url in config.url.split(",")]
+    urls = split_addresses(config.url)
     random.shuffle(urls)
     return msgspec.structs.replace(config, url=",".join(urls))
 
@@ -159,10 +160,11 @@ async def _attempt(
 ) -> ServerLink | None:
     nc = NatsClient()
     nc.needs_tls = config.needs_tls
+    nc.domain = config.domain
     link = ServerLink(nc, config, run)
     try:
         await nc.connect(
-            [url.strip() for url in config.url.split(",")],
+            split_addresses(config.url),
             name=name,
             dont_randomize=True,  # the order is random already, and the first is the one to come back to
             allow_reconnect=False,  # for this attempt: its failure must come to us
@@ -208,7 +210,7 @@ async def _check(link: ServerLink, shown: str, *, needs_jetstream: bool) -> None
 
 async def _check_jetstream(link: ServerLink, shown: str) -> None:
     """Wait until JetStream answers: a cluster that has just lost its leader, or just started, takes seconds."""
-    reason = "silence"
+    reason, joined_by_s = "silence", anyio.current_time() + link.config.connect_timeout_s
     with link.waits.waiting("JetStream"), anyio.move_on_after(link.config.give_up_s):
         for attempt in itertools.count():
             await link.wait_up()
@@ -217,19 +219,36 @@ async def _check_jetstream(link: ServerLink, shown: str) -> None:
             error = error_in(msg.data) if msg is not None else None
             if msg is not None and error is None and not is_no_responder(msg):
                 return
-            if msg is not None and (error is None or not error.is_transient):
-                raise StartupError(
-                    f"nats-server at {shown} has no JetStream for this account: start it with `-js`. If it has "
-                    "JetStream, the account needs `jetstream: enabled` in its configuration; accounts that a reload "
-                    "has added get theirs with the next reload, so reload the server once more"
-                )
+            joins = link.config.domain is not None and anyio.current_time() < joined_by_s  # as leaf nodes do by and by
+            if msg is not None and not joins and (error is None or not error.is_transient):
+                raise StartupError(_no_jetstream(link, shown))
             reason = error.description if error else reason
             await anyio.sleep(_RETRY_S)
     raise StartupError(f"JetStream at {shown} is not available ({reason}): {await explain(link, '')}")
 
 
+def _no_jetstream(link: ServerLink, shown: str) -> str:
+    domain = link.nc.jetstream_domain
+    if link.config.domain is not None:
+        own = f" (its own is {domain!r})" if domain else ""
+        return (
+            f"nats-server at {shown} reaches no JetStream of the domain {link.config.domain!r}{own}: set nats.domain "
+            "to what the server that stores has as `jetstream { domain: ... }`, and connect the leaf node to it"
+        )
+    return (
+        f"nats-server at {shown} has no JetStream for this account: start it with `-js`. If JetStream is at the other "
+        "end of a leaf node, set nats.domain to the domain of that server. If it has JetStream, the account needs "
+        "`jetstream: enabled` in its configuration; accounts that a reload has added get theirs with the next reload, "
+        "so reload the server once more"
+    )
+
+
 def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
+    if is_websocket(config.url) and importlib.util.find_spec("aiohttp") is None:
+        raise StartupError("connecting by ws:// or wss:// needs the package aiohttp: pip install aiohttp")
+    if config.user is not None and config.password_file is not None:
+        options |= {"user": config.user, "password": _secret("password_file", config.password_file)}
     if token is None and config.token_file is not None:
         token = _secret("token_file", config.token_file)
     if token is not None:

@@ -26,6 +26,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.backoff import RetryPolicy
+from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.bus.store_reservation import reserved_in_store
@@ -146,7 +147,7 @@ class EmbeddedServer:
         """The server's address, without the token."""
         if self._port is None:
             raise StartupError("the embedded server was not started")
-        return f"nats://{self._config.host}:{self._port}"
+        return f"nats://{url_host(self._config.host)}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -226,7 +227,7 @@ class EmbeddedServer:
         with contextlib.suppress(StartupError):
             last = read_endpoint(self.store)
             host, _, port = last.url.removeprefix("nats://").rpartition(":")
-            if host == self._config.host and port.isdecimal():
+            if host == url_host(self._config.host) and port.isdecimal():
                 self._port, self.token = int(port), last.token
 
     async def _launch(self, binary: Path, lock: int) -> None:
@@ -351,7 +352,7 @@ class EmbeddedServer:
 
     def _config_text(self) -> str:
         quoted = {key: msgspec.json.encode(str(value)).decode() for key, value in {
-            "listen": f"{self._config.host}:{-1 if self._port is None else self._port}",
+            "listen": f"{url_host(self._config.host)}:{-1 if self._port is None else self._port}",
             "ports": self.store,
             "token": self.token,
             "jetstream": self.store / "jetstream",

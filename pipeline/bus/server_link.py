@@ -223,7 +223,7 @@ class ServerLink:
 
     async def on_error(self, error: Exception) -> None:
         self.last_error = error
-        text = str(error).lower()
+        text = self.nc.out_of_domain(str(error).lower())
         if "permissions violation" in text:
             refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}
             self.refused |= refused
@@ -235,7 +235,7 @@ class ServerLink:
                 return
             self.fail(
                 AccessError(
-                    f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_PERMISSION_HINT}"
+                    f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {self._hint(text)}"
                 )
             )
         elif any(refusal in text for refusal in _REFUSALS):
@@ -253,6 +253,17 @@ class ServerLink:
     def _leave_unanswered(self, reply: str) -> None:
         if self.unanswered.record(reply, time.monotonic()):
             log.warning("%s", self.unanswered.describe())
+
+    def _hint(self, refusal: str) -> str:
+        """Return what to do about a refusal."""
+        prefix = self.config.inbox_prefix
+        if f'for subscription to "{prefix.lower()}.' not in refusal:
+            return _PERMISSION_HINT
+        return (
+            f'no answer can reach it: set nats.inbox_prefix to what this user may subscribe to (now "{prefix}"; '
+            f'"_INBOX_me" where the server allows "_INBOX_me.>"), or let the server allow "{prefix}.>"'
+            + (f"; {_PERMISSION_HINT}" if self.config.nkey_file else "")
+        )
 
     def _who(self) -> str:
         key = self.config.nkey_file

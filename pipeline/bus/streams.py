@@ -8,6 +8,7 @@ cannot change in place (storage, retention) is an error that names the stream, n
 """
 
 import logging
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +19,17 @@ import msgspec
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.replies import DeleteAnswer, StreamInfo, StreamList, StreamNames, SubjectsOverlapError, to_ns
-from lachesis.pipeline.bus.server_link import ServerLink
-from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
+from lachesis.pipeline.bus.replies import (
+    DeleteAnswer,
+    StreamInfo,
+    StreamList,
+    StreamNames,
+    SubjectsOverlapError,
+    error_in,
+    to_ns,
+)
+from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
+from lachesis.schemas.errors import ConfigError, InfrastructureError, LachesisError, NotFoundError, StreamFullError
 from lachesis.schemas.subjects import (
     BUCKET,
     BUCKET_TEXT,
@@ -57,6 +66,7 @@ _JOIN_S = 10.0
 _JOIN_POLL_S = 0.25
 _FIXED = ("storage", "retention")
 _MAX_OWNERS_SHOWN = 6
+_PROBE_S = 3.0
 _MAX_LISTED = 200_000
 """Sequences that the server is asked to list: they come in one answer."""
 
@@ -294,6 +304,34 @@ async def reserved_bytes(link: ServerLink) -> dict[str, int]:
         owner = f"stream {name}" if run is None else f"run {run}"
         found[owner] = found.get(owner, 0) + max(0, size)
     return found
+
+
+async def try_reservation(link: ServerLink, max_bytes: int, replicas: int) -> str | None:
+    """Return why the server makes no stream of so many bytes; None: it does. An empty one is made and deleted.
+
+    Raises `InfrastructureError` where it cannot be known: nothing answers, or this identity may make no streams.
+    """
+    name = f"lachesis-probe-{secrets.token_hex(8)}"
+    definition = {
+        "name": name,
+        "subjects": [f"rl.probe.{name}"],
+        "storage": "file",
+        "max_bytes": max_bytes,
+        "num_replicas": replicas,
+        "discard": "new",
+    }
+    subject = f"$JS.API.STREAM.CREATE.{name}"
+    link.optional.add(subject)  # an identity of a secured run may not, which ends nothing
+    try:
+        msg = await link.request_once(subject, msgspec.json.encode(definition), timeout_s=_PROBE_S)
+        error = error_in(msg.data) if msg is not None else None
+        if msg is None or is_no_responder(msg) or (error is not None and error.is_transient):
+            raise InfrastructureError("the server does not answer a request to make a stream, or does not allow it")
+        return None if error is None else error.description
+    finally:
+        if subject not in link.refused:
+            with anyio.CancelScope(shield=True), suppress(LachesisError):
+                await delete(link, name)
 
 
 def _reserved_text(reserved: dict[str, int]) -> str:

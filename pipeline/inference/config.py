@@ -103,4 +103,5 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def local_address(self) -> str:
         """Where the machine itself reaches a server that listens on `host`."""
-        return "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared, not bound
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        return f"[{host}]" if ":" in host else host

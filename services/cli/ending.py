@@ -1,6 +1,5 @@
 """Follows a run until it ends or the command is stopped, also while its server is unavailable."""
 
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -9,6 +8,7 @@ import anyio
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.services.run.connect import RunHistory, has_ended, open_run, until_ended
 
 __all__ = ["end_on_signal", "follow_run"]
@@ -39,7 +39,7 @@ async def follow_run(config: RunConfig, name: str, show: Callable[[RunHistory], 
 
 async def end_on_signal(scope: anyio.CancelScope) -> None:
     """Cancel on SIGINT or SIGTERM, which is how one stops looking."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             scope.cancel()
 

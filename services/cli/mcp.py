@@ -87,7 +87,8 @@ def _load_run(name: str, sets: Sequence[str]) -> LoadedConfig[RunConfig]:
 
 
 def _print_address(host: str, path: str, token: Path, port: int) -> None:
-    print(f"tools at http://{host}:{port}{path}; the token is in {token}", file=sys.stderr, flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"tools at http://{shown}:{port}{path}; the token is in {token}", file=sys.stderr, flush=True)
 
 
 def _token(file: Path | None) -> tuple[str, Path]:

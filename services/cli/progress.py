@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.services.output import SafeConsole
 
 __all__ = ["PAUSED", "bar", "drain_on_signal"]
@@ -46,8 +47,10 @@ async def drain_on_signal(draining: anyio.Event, drain: Callable[[], None]) -> N
 
     Told again, end at once: nothing but time is lost.
     """
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
+        async for number in signals:
             if draining.is_set():
+                if number == signal.SIGHUP:
+                    continue
                 raise KeyboardInterrupt
             drain()

@@ -23,6 +23,7 @@ from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.inference.directory import key_path
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
@@ -270,12 +271,13 @@ async def _announce(supervisor: Supervisor, name: str) -> None:
 
 
 async def stop_on_signals(supervisor: Supervisor) -> None:
-    """Stop in order at the first SIGINT or SIGTERM, at once at the second."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """Stop in order at the first SIGINT, SIGTERM or SIGHUP (the terminal's end), at once at a second of the former."""
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for number in signals:
             log.info("%s: stopping; once more to stop without draining", signal.Signals(number).name)
             supervisor.stop()
             break
         async for number in signals:
-            log.warning("%s: killing every process", signal.Signals(number).name)
-            supervisor.kill()
+            if number != signal.SIGHUP:
+                log.warning("%s: killing every process", signal.Signals(number).name)
+                supervisor.kill()

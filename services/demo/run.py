@@ -6,7 +6,6 @@ what was seen lies in the run's folder whatever the end was.
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.late_output import keep_output
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.observed import RunObservation
@@ -149,7 +149,7 @@ class _Demo:
             tasks.start_soon(measure_processes, supervisor_pid, self.observed)
 
     async def _end_on_signal(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with anyio.open_signal_receiver(*stop_signals()) as signals:
             async for number in signals:
                 if self.state != "interrupted":
                     print(f"{number.name}: draining", file=sys.stderr, flush=True)

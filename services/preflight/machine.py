@@ -175,7 +175,7 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
     secrets = [store / "endpoint.json", store / "nats-server.conf"]
     if config.nats is not None:
         nats = config.nats
-        named = (nats.token_file, nats.creds_file, nats.nkey_file, nats.key_file)
+        named = (nats.password_file, nats.token_file, nats.creds_file, nats.nkey_file, nats.key_file)
         secrets += sorted(Path(nats.nkey_folder).glob("*.nk")) if nats.nkey_folder else []
         for path in (Path(name) for name in named if name is not None):
             if path.is_file():

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
+from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import definitions
+from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.output import human_bytes
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
-__all__ = ["ServerStorage", "check_account", "check_sharing", "check_storage", "read_monitor"]
+__all__ = ["ServerStorage", "check_account", "check_sharing", "check_storage", "read_monitor", "try_room"]
 
 MONITOR_PORT = 8222
 _MONITOR_S = 1.0
@@ -108,6 +111,30 @@ def check_storage(
         yield ok("max_file", text)
 
 
+async def try_room(
+    bus: NatsBus, config: StreamsConfig, run: str, present: Mapping[str, Mapping[str, Any]]
+) -> DoctorFinding | None:
+    """Return whether a server that says nothing of its limits takes the streams that are still to be made.
+
+    It is tried with an empty stream as large as all of them, or, where a cluster spreads them, as the largest.
+    """
+    wanted = [one["max_bytes"] for one in definitions(run, config) if one["name"] not in present]
+    if not wanted:
+        return None
+    size = max(wanted) if bus.client.is_clustered else sum(wanted)
+    try:
+        refused = await bus.try_reservation(size, config.replicas)
+    except InfrastructureError as error:
+        mend = (
+            "compare max_file in the server's jetstream block with streams.*_bytes, or open its monitoring (http: 8222)"
+        )
+        return warn("max_file", f"not known whether the server has room for {human_bytes(size)}: {error}", mend)
+    if refused is not None:
+        text = f"the server takes no streams of {human_bytes(size)}, which this run wants ({refused})"
+        return fail("max_file", text, f"raise max_file in the jetstream block of the server's configuration, {_LOWER}")
+    return ok("max_file", f"the server takes streams of {human_bytes(size)} (tried with an empty one)")
+
+
 def _reserved(present: Mapping[str, Mapping[str, Any]]) -> int:
     """Return what one copy of the streams that exist reserves, bytes."""
     return sum(max(0, info["config"]["max_bytes"]) for info in present.values())
@@ -120,9 +147,9 @@ async def read_monitor(host: str, server_id: str, *, port: int = MONITOR_PORT) -
     """
     try:
         async with httpx.AsyncClient(timeout=_MONITOR_S, trust_env=False) as client:
-            answer = await client.get(f"http://{host}:{port}/jsz")
+            answer = await client.get(f"http://{url_host(host)}:{port}/jsz")
         found = msgspec.json.decode(answer.content, type=_Monitor)
-    except (httpx.HTTPError, msgspec.MsgspecError, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, ValueError):
         return None
     if found.server_id != server_id or found.config.max_storage <= 0:
         return None

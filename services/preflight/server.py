@@ -34,7 +34,7 @@ from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_fit, check_ledger
-from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor
+from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor, try_room
 from lachesis.services.run.connect import (
     CONNECT_S,
     connect_run,
@@ -75,7 +75,7 @@ async def check_server(config: RunConfig) -> list[DoctorFinding]:
             return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
         return [fail("server", str(error), "as it says, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
-        return [fail("server", str(error), "correct it: nats.token_file, nats.creds_file, nats.nkey_file...")]
+        return [fail("server", str(error), "as it says, or correct nats.url, nats.user, nats.creds_file...")]
     found: list[DoctorFinding] = []
     async with bus:
         try:
@@ -177,15 +177,21 @@ async def _room(
     bus: NatsBus, config: RunConfig, account: dict[str, Any], there: Mapping[str, dict[str, Any]]
 ) -> AsyncIterator[DoctorFinding]:
     """Yield findings on what the account and the server may store, and who has reserved how much of it."""
-    for limited in check_account(account, config.run, config.streams, there):
+    problems = list(check_account(account, config.run, config.streams, there))
+    for limited in problems:
         yield limited
     if "error" not in account:
         with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
             for shared in check_sharing(await bus.reserved_bytes()):
                 yield shared
     if config.nats is not None:
-        for limited in check_storage(await read_monitor(*_server(bus)), config.streams, there):
+        storage = await read_monitor(*_server(bus))
+        for limited in check_storage(storage, config.streams, there):
             yield limited
+        if storage is None and not any(one.level == "FAIL" for one in problems):
+            room = await try_room(bus, config.streams, config.run, there)
+            if room is not None:
+                yield room
 
 
 def _server(bus: NatsBus) -> tuple[str, str]:

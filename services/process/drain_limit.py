@@ -23,7 +23,7 @@ __all__ = ["limited_drain"]
 
 log = logging.getLogger("lachesis")
 
-_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import os
 import signal
 from functools import cache
 
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.pipeline.user_code import refuse_forked
 
 __all__ = ["separate_forked_children"]
@@ -31,7 +32,7 @@ def _register() -> None:
 
 def _separate() -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, signal.SIG_DFL)
     for loop in _loops:
         ready, selector = getattr(loop, "_ready", None), getattr(loop, "_selector", None)

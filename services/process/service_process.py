@@ -35,6 +35,7 @@ from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
 from lachesis.pipeline.runtime.service import Service, open_service
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.training.ranks.place import RankPlace
 from lachesis.pipeline.user_code import describe_ending, is_ending, mark_own_process, refuse_forked
@@ -214,7 +215,7 @@ async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
     """Run a rank of the trainer that is not the service: it takes its orders from the one that is, its end too."""
     from lachesis.pipeline.training.ranks.follower import follow_leader
 
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT):  # what all ranks get is for rank 0 to heed
+    with anyio.open_signal_receiver(*stop_signals()):  # what all ranks get is for rank 0 to heed
         async with (
             await connect_run(config, f"{config.run}.trainer-rank-{place.rank}", identity_of("trainer", "")) as bus,
             background() as tasks,
@@ -305,7 +306,7 @@ async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
 
 async def _tell_on_signal(reported: anyio.Event, *, task_status: TaskStatus[None]) -> None:
     separate_forked_children()
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         task_status.started()
         async for number in signals:
             log.info("draining on %s", number.name)

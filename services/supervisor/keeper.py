@@ -23,6 +23,7 @@ import msgspec
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import DeferredFile, write_when_room
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.services.run.file import run_file_of
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
@@ -95,7 +96,7 @@ async def keep_detached(config: RunConfig, arguments: Sequence[str]) -> int:
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             scope.cancel()
             return

@@ -84,3 +84,13 @@ def test_a_real_file_gets_what_is_written(tmp_path: Path) -> None:
         assert not output.isatty()
     os.close(descriptor)  # which it leaves open
     assert (tmp_path / "log").read_bytes() == b"line\n"
+
+
+def test_a_terminal_that_is_gone_ends_no_process(drive: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    output = BufferedOutput(1)
+    drive.room, drive.error = 0, errno.EIO
+    output.write(b"nobody reads this\n")
+    drive.room = 1 << 30
+    output.write(b"it is back\n")
+    assert drive.written == b"it is back\n"

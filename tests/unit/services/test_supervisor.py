@@ -1,11 +1,16 @@
 import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import FencedError, OutOfMemoryError, SettingsChangedError, StartupError
+from lachesis.services.cli import up
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
@@ -98,3 +103,40 @@ async def test_a_start_that_takes_too_long_says_what_each_process_was_at(tmp_pat
     assert "services.ready_s" in text
     assert "scorer: is being started; its log ends: INFO loading raters" in text
     assert "batcher" not in text
+
+
+async def test_the_end_of_a_terminal_stops_a_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    seen: list[list[str]] = []
+
+    class Stoppable:
+        def stop(self) -> None:
+            calls.append("stop")
+
+        def kill(self) -> None:
+            calls.append("kill")
+
+    @contextmanager
+    def receive(*numbers: signal.Signals) -> Iterator[AsyncIterator[signal.Signals]]:
+        async def sent() -> AsyncIterator[signal.Signals]:
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+                assert number in numbers
+                yield number
+                seen.append(list(calls))
+
+        yield sent()
+
+    monkeypatch.setattr(up.anyio, "open_signal_receiver", receive)
+    await up.stop_on_signals(Stoppable())
+    assert calls == ["stop", "kill"]
+    assert seen[0] == ["stop"]  # the first one ended its loop: this is seen once the second one is asked for
+
+
+def test_who_ignores_the_end_of_a_terminal_still_does() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert stop_signals() == (signal.SIGINT, signal.SIGTERM)  # nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert stop_signals() == (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
