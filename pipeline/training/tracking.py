@@ -138,21 +138,21 @@ async def open_tracking(
                 await ended.wait()
 
 
-def open_trackers(config: RunConfig, name: str | None = None) -> Iterator[Tracker]:
-    """Yield the configured trackers. `name` tells the run apart in them; left out, it is the run's own.
+def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:
+    """Yield the configured trackers, or that of the name `only`.
 
-    Raises `StartupError` where a package is missing.
+    `name` tells the run apart in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
     """
     settings, name = config.training, name or config.run
-    if settings.wandb.project is not None:
+    if settings.wandb.project is not None and only in {None, "wandb"}:
         from lachesis.pipeline.training.trackers.wandb import WandbTracker
 
         yield WandbTracker(settings.wandb, name, Path(config.path), masked("", msgspec.to_builtins(config)))
-    if settings.tensorboard:
+    if settings.tensorboard and only in {None, "tensorboard"}:
         from lachesis.pipeline.training.trackers.tensorboard import TensorBoardTracker
 
         yield TensorBoardTracker(config.path / "tensorboard" / name)
-    if settings.mlflow is not None:
+    if settings.mlflow is not None and only in {None, "mlflow"}:
         from lachesis.pipeline.training.trackers.mlflow import MlflowTracker
 
         yield MlflowTracker(settings.mlflow, name)

@@ -31,7 +31,8 @@ from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
-from lachesis.schemas.errors import ConfigError, LachesisError
+from lachesis.pipeline.training.tracking import open_trackers
+from lachesis.schemas.errors import ConfigError, InfrastructureError, LachesisError, StartupError
 from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
@@ -117,6 +118,32 @@ def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Cal
         if not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, tried", partial(_try, config, name)
     yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
+    yield from _trackers(config)
+
+
+def _trackers(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield for each tracker that the run's trainer would have, the setting that names it and what tries it."""
+    if config.mode != "train":
+        return
+    training = config.training
+    wanted = {
+        "training.wandb": training.wandb.project is not None,
+        "training.tensorboard": training.tensorboard,
+        "training.mlflow": training.mlflow is not None,
+    }
+    for setting in (name for name, is_wanted in wanted.items() if is_wanted):
+        yield setting, partial(_tracker, config, setting.rpartition(".")[2])
+
+
+def _tracker(config: RunConfig, name: str) -> str:
+    try:
+        tracker = next(one for one in open_trackers(config, only=name))
+    except (StartupError, ModuleNotFoundError) as error:
+        return f"not tried: {error}"  # the missing extra has a finding of its own
+    try:
+        return tracker.check()
+    except InfrastructureError as error:
+        raise _DoubtError(f"{error}; training goes on without it, and figures wait") from error
 
 
 def _models(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -96,16 +96,22 @@ def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFin
     return fail(setting, finding.text, _mend(setting))
 
 
+_MEND_BY_TABLE = {
+    "inference": 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"',
+    "training": "correct {0}, or leave it out: metrics.jsonl holds every figure in any case",
+    "curriculum": "correct {0}, or the code that it names",
+}
+
+
 def _mend(setting: str) -> str:
     _, _, checked = setting.partition(", ")
+    table = setting.partition(".")[0]
     if checked:
         return _MEND_BY_CHECK[checked]
     if setting.rpartition(".")[2] == "model":
         return f"set {setting} to a whole model, or correct what the finding names"
-    if setting.startswith("inference."):
-        return 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"'
+    if table in _MEND_BY_TABLE:
+        return _MEND_BY_TABLE[table].format(setting)
     if setting.endswith("scoring"):
         return f"correct {setting}.raters, or the code that they name"
-    if setting.startswith("curriculum"):
-        return f"correct {setting}, or the code that it names"
     return f"correct {setting}.params, or the code that {setting}.kind names"

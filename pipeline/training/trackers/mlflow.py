@@ -49,10 +49,21 @@ class MlflowTracker:
         self._error = MlflowException
         self._make_client = partial[Any](MlflowClient, tracking_uri=config.uri)
         self._client: Any = None
+        self._uri = config.uri
         self._experiment = config.experiment
         self._name = name
         self._run_id = ""
         self._sent_step = 0
+
+    def check(self) -> str:
+        """See `Tracker`."""
+        try:
+            client = self._make_client()
+            found = client.get_experiment_by_name(self._experiment)
+        except self._error as error:
+            raise self._unopened(error) from error
+        made = "is there" if found else "will be made"
+        return f"{without_secrets(client.tracking_uri)}, where the experiment {self._experiment} {made}"
 
     def open(self, step: int) -> None:
         """Find the run, or make it."""
@@ -61,7 +72,7 @@ class MlflowTracker:
                 self._client = self._make_client()
             run = self._find_run()
         except self._error as error:
-            raise _error_of(error) from error
+            raise self._unopened(error) from error
         self._run_id = run.info.run_id
         self._sent_step = int(run.data.metrics.get("train/step", 0))
 
@@ -106,6 +117,19 @@ class MlflowTracker:
             except self._error as error:
                 raise _error_of(error) from error
 
+    def _unopened(self, error: Exception) -> DataError | InfrastructureError:
+        """Return what keeps MLflow from being opened, and the way out."""
+        meant = _error_of(error)
+        if isinstance(meant, InfrastructureError):
+            return meant
+        named = self._uri or os.environ.get("MLFLOW_TRACKING_URI")
+        way = (
+            "name a tracking server by training.mlflow.uri or MLFLOW_TRACKING_URI, http://localhost:5000 say"
+            if not named
+            else f"training.mlflow.uri or MLFLOW_TRACKING_URI is {without_secrets(named)!r}"
+        )
+        return DataError(f"{way} (MLflow: {meant})")
+
     def _find_run(self) -> Any:
         experiment = self._client.get_experiment_by_name(self._experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
@@ -130,7 +154,7 @@ def _metric_name(name: str) -> str:
 
 def _error_of(error: Exception) -> DataError | InfrastructureError:
     """Return what an error of MLflow means: it refuses what it was sent, or it is away."""
-    text = without_secrets((str(error).splitlines() or [type(error).__name__])[0])[:300]
+    text = without_secrets((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]
     if getattr(error, "error_code", None) in _REFUSED:
         return DataError(text)
     return InfrastructureError(f"MLflow does not answer: {text}")

@@ -30,6 +30,10 @@ class TensorBoardTracker:
         self._folder = folder
         self._writer: SummaryWriter | None = None
 
+    def check(self) -> str:
+        """See `Tracker`."""
+        return f"event files in {self._folder}"
+
     def open(self, step: int) -> None:
         """Begin a file; TensorBoard purges what older files hold of the steps after `step`."""
         self._write(lambda _: None, purge_step=step + 1)

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.backoff import RetryPolicy
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.training.samples import ReadableSample
@@ -26,17 +27,22 @@ log = logging.getLogger("lachesis")
 
 MAX_WAITING_BYTES = 32 << 20
 """What may wait for one tracker."""
+_MAX_TEXT = 500
 _POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
 
 
 class Tracker(Protocol):
     """One experiment tracker. Its methods may block, and run in threads, one at a time.
 
-    All raise `InfrastructureError` where the tracker's server or disk is away, and are called again then; `DataError`
-    where the tracker refuses what it is sent, which is logged and left out. `step` counts optimizer steps.
+    Whatever they raise, training goes on. They raise `InfrastructureError` where the tracker's server or disk is away,
+    and are called again then; `DataError` where the tracker refuses what it is sent, which is logged and left out.
+    `step` counts optimizer steps.
     """
 
     name: str
+
+    def check(self) -> str:
+        """Return where the figures would go, once that was tried, for `lachesis doctor`."""
 
     def open(self, step: int) -> None:
         """Open the run, or go on with it: what an earlier life sent of the steps after `step` comes again."""
@@ -94,31 +100,47 @@ class Outbox:
         self._more.set()
 
     async def send(self, step: int) -> None:
-        """Open the tracker at optimizer step `step` and send what waits, until it is closed and nothing does."""
-        await self._call(partial(self.tracker.open, step))
+        """Open the tracker at optimizer step `step` and send what waits, until it is closed and nothing does.
+
+        One that cannot be opened gets nothing: what comes is dropped until the trainer starts again.
+        """
+        refused = await self._call(partial(self.tracker.open, step))
+        if refused is not None:
+            note = f"{self.tracker.name} cannot be opened, so it gets nothing: {refused}"
+            self._set_note(self.tracker.name, f"{note}; training goes on, and metrics.jsonl holds every figure")
         while True:
             while self._waiting:
                 entry = self._pop_oldest()
-                await self._call(entry.call)
+                if refused is None:
+                    await self._call(entry.call)
                 entry.sent.set()
             if self._closed:
                 break
             self._more = anyio.Event()
             await self._more.wait()
-        await self._call(self.tracker.close)
+        if refused is None:
+            await self._call(self.tracker.close)
 
     def _pop_oldest(self) -> _Waiting:
         entry = self._waiting.popleft()
         self._bytes -= entry.nbytes
         return entry
 
-    async def _call(self, call: Callable[[], None]) -> None:
+    async def _call(self, call: Callable[[], None]) -> str | None:
+        """Make a call until the tracker is there. Return what it says where it refuses it."""
         retrying = retry_outages(f"send figures to {self.tracker.name}", self._report_wait, policy=_POLICY)
         try:
             await retrying(partial(anyio.to_thread.run_sync, call, abandon_on_cancel=True))
         except DataError as error:
-            log.warning("%s refuses what it was sent, which is left out: %s", self.tracker.name, error)
+            refused = str(error)
+        except Exception as error:  # noqa: BLE001 - another project's code; no tracker ends a trainer
+            refused = without_secrets(f"{type(error).__name__}: {error}")[:_MAX_TEXT]
+        else:
+            refused = None
+        if refused is not None:
+            log.warning("%s refuses what it was sent, which is left out: %s", self.tracker.name, refused)
         self._set_note(self.tracker.name, None)
+        return refused
 
     def _report_wait(self, wait: RetryWait) -> None:
         lost = f"; {self.dropped} entries did not fit and were dropped" if self.dropped else ""

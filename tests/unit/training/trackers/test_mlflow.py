@@ -115,3 +115,25 @@ def test_no_name_of_an_environment_leads_out_of_the_alerts_or_is_tried_for_ever(
     (stored,) = tmp_path.rglob("alerts/*")
     assert stored.parent.parent.name == "artifacts"
     assert {path.name for path in tmp_path.iterdir()} == {"mlruns"}
+
+
+def test_mlflow_without_an_address_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    tracker = MlflowTracker(MlflowConfig(), "run")
+    tracker._make_client = lambda: _refuse(tracker)
+    for call in (tracker.check, lambda: tracker.open(0)):
+        with pytest.raises(DataError, match=r"name a tracking server by training\.mlflow\.uri or MLFLOW_TRACKING_URI"):
+            call()
+
+
+def _refuse(tracker):
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+    raise tracker._error(" unsupported URI 'sqlite:///mlflow.db'", error_code=INVALID_PARAMETER_VALUE)
+
+
+def test_a_store_that_is_there_is_named(config):
+    assert MlflowTracker(config, "run").check().endswith("where the experiment tests will be made")
+    opened(config).close()
+    assert MlflowTracker(config, "run").check().endswith("where the experiment tests is there")

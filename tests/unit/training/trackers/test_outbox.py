@@ -105,3 +105,31 @@ async def test_an_error_of_the_trainer_ends_the_context_although_a_tracker_hangs
     with pytest.raises(ValueError, match="broken"):
         await train()
     tracker.free.set()
+
+
+@pytest.mark.parametrize(
+    "failure", [DataError("no such project"), ValueError("Invalid project name"), AttributeError("None has no x")]
+)
+async def test_a_tracker_that_cannot_be_opened_gets_nothing_and_ends_nothing(failure):
+    notes = {}
+    tracker = Recorder(failure)
+    outbox = Outbox(tracker, notes.__setitem__)
+    sent = outbox.put(lambda: tracker.log_figures({}, 1), 1)
+    outbox.close()
+    with anyio.fail_after(60):
+        await outbox.send(0)
+    assert sent.is_set()
+    assert tracker.calls == []
+    assert "recorder cannot be opened, so it gets nothing" in notes["recorder"]
+    assert str(failure) in notes["recorder"]
+
+
+async def test_an_error_of_a_trackers_own_code_leaves_out_one_entry():
+    tracker = Recorder(None, KeyError("a bug"))
+    outbox = Outbox(tracker, lambda *_: None)
+    for step in (1, 2):
+        outbox.put(lambda step=step: tracker.log_figures({}, step), 1)
+    outbox.close()
+    with anyio.fail_after(60):
+        await outbox.send(0)
+    assert [call[:2] for call in tracker.calls] == [("open", 0), ("figures", 2), ("close",)]
