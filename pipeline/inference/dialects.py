@@ -33,7 +33,6 @@ _MAX_PROMPTS = 64
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "min_p": (0,),
@@ -167,13 +166,21 @@ class CompletionRequest(_OpenAiRequest, frozen=True, kw_only=True):
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: int | None = None
-    echo: Any = None
+    echo: bool | None = None
+    """Whether the prompt stands before each answer; with `logprobs` its tokens have theirs, too."""
     suffix: Any = None
 
     @property
     def params(self) -> SamplingParams:
         """As `_params`, for each prompt."""
-        return self._params(_limit(self.max_tokens, _COMPLETION_TOKENS), self.seed, logprobs=self.logprobs)
+        limit = 1 if self.only_echoes else _limit(self.max_tokens, _COMPLETION_TOKENS)
+        prompt = self.logprobs if self.echo else None
+        return self._params(limit, self.seed, logprobs=self.logprobs, prompt_logprobs=prompt)
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether nothing is to be sampled, as where a text is only scored. One token is, and left out."""
+        return bool(self.echo) and self.max_tokens == 0
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lachesis.pipeline.inference.dialects import ChatRequest, CompletionRequest
 from lachesis.pipeline.inference.event_stream import EventStream, SampledTokens
-from lachesis.pipeline.inference.protocol import TokenizeRequest
+from lachesis.pipeline.inference.protocol import PromptLogprobs, TokenizeRequest
 from lachesis.pipeline.inference.replies import body_of, generated
 from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
@@ -85,12 +86,18 @@ class OpenAiRoutes:
             await self._encode(TokenizeRequest(prompt=one)) if isinstance(one, str) else one for one in body.prompts
         ]
         answer = self._answer(body)
-        if body.stream and len(prompts) == 1:
+        if body.stream and len(prompts) == 1 and not body.echo:
             return self._stream(request, prompts[0], body, answer)
         results = await generated(request, self._engine, prompts, params)
+        if body.only_echoes:
+            results = [replace(one, samples=list(map(_without_tokens, one.samples))) for one in results]
+        echoes = [
+            answer.echo(given if isinstance(given, str) else None, prompt, result.prompt_logprobs)
+            for given, prompt, result in zip(body.prompts, prompts, results, strict=True)
+        ] if body.echo else [None] * len(prompts)  # fmt: skip
         choices = [
-            answer.text_choice(at * params.n + index, sample, prompt)
-            for at, (prompt, result) in enumerate(zip(prompts, results, strict=True))
+            answer.text_choice(at * params.n + index, sample, prompt, echo)
+            for at, (prompt, result, echo) in enumerate(zip(prompts, results, echoes, strict=True))
             for index, sample in enumerate(result.samples)
         ]
         whole = answer.head(_TEXT) | {"choices": choices, "usage": _usage(prompts, results)}
@@ -173,12 +180,36 @@ class _Answer:
             "logprobs": self._chat_logprobs(sample.token_ids, sample.logprobs, sample.top_logprobs),
         }
 
-    def text_choice(self, index: int, sample: SampleResult, prompt: list[int]) -> dict[str, Any]:
+    def text_choice(self, index: int, sample: SampleResult, prompt: list[int], echo: _Echo | None) -> dict[str, Any]:
+        text = "" if echo is None else echo.text
+        logprobs = self._text_logprobs(sample.token_ids, sample.logprobs, sample.top_logprobs, len(text))
+        if echo is not None and logprobs is not None and echo.logprobs is not None:
+            logprobs = {name: [*before, *logprobs[name]] for name, before in echo.logprobs.items()}
         return self._choice(index, sample, sample.finish_reason) | {
-            "text": self._text(sample),
-            "logprobs": self._text_logprobs(sample.token_ids, sample.logprobs, sample.top_logprobs, 0),
+            "text": text + self._text(sample),
+            "logprobs": logprobs,
             **({"prompt_token_ids": prompt} if self._body.return_token_ids else {}),
         }
+
+    def echo(self, given: str | None, prompt: list[int], scores: PromptLogprobs | None) -> _Echo:
+        """Return a prompt as it stands before its answers; `given` is its text where it was one.
+
+        The first token has no logprob: nothing stands before it.
+        """
+        text: str = self._tokenizer.decode(prompt) if given is None else given
+        if scores is None:
+            return _Echo(text, None)
+        own = [
+            None if score is None else score[str(token)].logprob for token, score in zip(prompt, scores, strict=True)
+        ]
+        tops = [
+            None if score is None else [(int(token), found.logprob) for token, found in score.items()]
+            for score in scores
+        ]
+        found = self._text_logprobs(prompt, own, tops, 0)
+        if found is not None:
+            found["text_offset"] = [min(offset, len(text)) for offset in found["text_offset"]]
+        return _Echo(text, found)
 
     def chat_chunk(self, token: SampledToken, text: GrowingText, prompt: list[int] | None) -> dict[str, Any]:
         """Return the choice of the event that one token makes; `prompt` with a sample's first.
@@ -277,20 +308,44 @@ class _Answer:
         return {"content": content}
 
     def _text_logprobs(
-        self, tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[list[tuple[int, float]]], start: int
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float | None],
+        tops: Sequence[list[tuple[int, float]] | None],
+        start: int,
     ) -> dict[str, Any] | None:
         if not self._wants_logprobs:
             return None
         names = [self._name(token) for token in tokens]
-        offsets = [start]
+        offsets = [start][: len(tokens)]
         for token in tokens[:-1]:
             offsets.append(offsets[-1] + len(self.texts.shown([token])))
         return {
             "tokens": names,
             "token_logprobs": list(logprobs),
-            "top_logprobs": [{self._name(token): value for token, value in top} for top in tops],
+            "top_logprobs": [None if top is None else self._by_name(top) for top in tops],
             "text_offset": offsets,
         }
+
+    def _by_name(self, top: list[tuple[int, float]]) -> dict[str, float]:
+        """Return logprobs by their tokens' texts. Of several tokens of one text the likeliest counts."""
+        found: dict[str, float] = {}
+        for token, value in top:
+            found[self._name(token)] = max(value, found.get(self._name(token), value))
+        return found
+
+
+class _Echo(NamedTuple):
+    """A prompt before its answers: its text, and the logprobs of its tokens as answers have them, if wanted."""
+
+    text: str
+    logprobs: dict[str, Any] | None
+
+
+def _without_tokens(sample: SampleResult) -> SampleResult:
+    return replace(
+        sample, token_ids=[], logprobs=[], top_logprobs=[], finish_reason="length", stop_reason=None, weight_versions=[]
+    )
 
 
 def _usage(prompts: Sequence[list[int]], results: Sequence[GenerationResult]) -> dict[str, int]:

@@ -117,6 +117,44 @@ async def test_completions_take_text_and_token_ids_several_at_once(http, policy)
     assert "".join(part["choices"][0]["text"] for part in streamed) == first["text"]
 
 
+@pytest.mark.parametrize("prompt", ["abc", [[1, 5, 7, 9]], [[5, 7], [9, 7, 5, 5]]])
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echoed_prompt_has_its_logprobs_as_evaluation_harnesses_read_them(
+    http, policy, prompt, max_tokens, stream
+):
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1, "seed": 1, "echo": True}
+    if stream:
+        (answer,) = await events(http, TEXT, **body)
+    else:
+        answer = await post(http, TEXT, **body)
+    prompts = [policy.tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
+    assert len(answer["choices"]) == len(prompts)
+    for ids, choice in zip(prompts, answer["choices"], strict=True):
+        text, told = policy.tokenizer.decode(ids), choice["logprobs"]
+        assert choice["text"].startswith(text)
+        counts = {name: len(values) for name, values in told.items()}
+        assert set(counts.values()) == {len(ids) + len(choice["logprobs"]["tokens"][len(ids) :])}
+        assert len(told["tokens"]) - len(ids) <= max_tokens
+        assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+        assert told["token_logprobs"][1 : len(ids)] == pytest.approx(logprobs_alone(policy, ids[:1], ids[1:]), abs=1e-5)
+        for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+            assert 1 <= len(top) <= 2
+            assert max(top.values()) >= logprob
+        assert told["text_offset"] == sorted(told["text_offset"])
+        assert told["text_offset"][0] == 0
+    if max_tokens == 0:
+        assert answer["usage"]["completion_tokens"] == 0
+        assert [choice["text"] for choice in answer["choices"]] == [policy.tokenizer.decode(ids) for ids in prompts]
+
+
+async def test_an_echo_without_logprobs_is_the_text_alone(http):
+    plain = await post(http, TEXT, prompt="abc", max_tokens=2, temperature=0)
+    told = await post(http, TEXT, prompt="abc", max_tokens=2, temperature=0, echo=True)
+    assert told["choices"][0]["text"] == "abc" + plain["choices"][0]["text"]
+    assert told["choices"][0]["logprobs"] is None
+
+
 @pytest.fixture
 def says(engine, policy, monkeypatch):
     """Make the model write a text."""
@@ -221,7 +259,6 @@ async def test_generate_answers_as_sglang_does(http, policy):
         (CHAT, {"messages": HI, "stream": True, "max_tokens": 1000}, 400, "context"),
         (TEXT, {"prompt": []}, 400, "prompt"),
         (TEXT, {"prompt": [[1], 2]}, 400, "prompt"),
-        (TEXT, {"prompt": "a", "echo": True}, 400, "echo"),
         (TEXT, {"prompt": [1, 10**9]}, 400, "token_ids"),
         (GENERATE, {"prompt": "a", "top_k": 5}, 400, "top_k"),
         (GENERATE, {"prompt": "a", "stream": True}, 400, "stream"),
