@@ -76,7 +76,8 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
 class LeaseReply(Event, frozen=True, kw_only=True):
     """`granted` false comes with the reason and with how long to wait before asking again, seconds.
 
-    `never`: what was asked for can never be granted, as the run is configured.
+    `never`: what was asked for can never be granted, as the run is configured. `closed`: nothing at all is granted to
+    the environment now, however much room there is.
     """
 
     granted: bool
@@ -85,6 +86,7 @@ class LeaseReply(Event, frozen=True, kw_only=True):
     retry_s: Finite | None = None
     reason: str | None = None
     never: bool = False
+    closed: bool = False
 
 
 class AdmissionStatus(Event, frozen=True, kw_only=True):

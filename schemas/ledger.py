@@ -24,6 +24,7 @@ __all__ = [
     "GENESIS",
     "MAX_DROP_REASON_CHARS",
     "Batch",
+    "EnvMismatch",
     "GroupDrops",
     "GroupRef",
     "LedgerEntry",
@@ -203,12 +204,25 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     end_ns: Count
 
 
-class Mismatch(msgspec.Struct, frozen=True, array_like=True):
-    """How the trainer's logprobs differ from the rollouts', over all trained tokens of a step; None: not a number.
+class EnvMismatch(msgspec.Struct, frozen=True, array_like=True):
+    """How the trainer's logprobs differ from the rollouts' over some trained tokens of a step; None: not a number.
 
     With w = p_train / p_rollout: `k1` = -mean(ln w), `k3` = mean(w - 1 - ln w), `ratio` = mean(w), `ess` = the
-    effective sample size (sum w)^2 / sum w^2 as a share of the tokens. `step_kl` is KL(before || after) of the step
-    itself, nats a token, and `entropy` that of the policy before it, nats a token; None: not measured.
+    effective sample size (sum w)^2 / sum w^2 as a share of the tokens.
+    """
+
+    k1: Finite | None
+    k3: Finite | None
+    ratio: Finite | None
+    ess: Finite | None
+
+
+class Mismatch(msgspec.Struct, frozen=True, array_like=True):
+    """How the trainer's logprobs differ from the rollouts', over all trained tokens of a step (see `EnvMismatch`).
+
+    `step_kl` is KL(before || after) of the step itself, nats a token, and `entropy` that of the policy before it, nats
+    a token; None: not measured. `envs` has the same of the tokens of each environment alone; None: not measured. An
+    environment that is missing there had no token in the step, or gave way to worse ones in a report that is full.
     """
 
     k1: Finite | None
@@ -217,6 +231,13 @@ class Mismatch(msgspec.Struct, frozen=True, array_like=True):
     ess: Finite | None
     step_kl: Finite | None = None
     entropy: Finite | None = None
+    envs: dict[str, EnvMismatch] | None = None
+
+    def of_env(self, env: str | None) -> EnvMismatch | None:
+        """Return the part of an environment, that of all where none was measured; None: it had no token."""
+        if self.envs is None or env is None:
+            return EnvMismatch(self.k1, self.k3, self.ratio, self.ess)
+        return self.envs.get(env)
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

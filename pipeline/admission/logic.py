@@ -201,7 +201,8 @@ class Governor:
         if reason is not None:
             self._counts["refused"] += 1
             retry_s, never = max(self.config.retry_s, self._wait_s(now_s)), self._never_reason(request) is not None
-            return LeaseReply(granted=False, retry_s=retry_s, reason=reason, never=never)
+            closed = self._closed(request.env) is not None
+            return LeaseReply(granted=False, retry_s=retry_s, reason=reason, never=never, closed=closed)
         self._counts["granted"] += 1
         return self._begin(f"{self._term}.{self._counts['granted']}", request, now_s)
 

@@ -28,6 +28,8 @@ class ProducerLeases:
         self._producer = producer
         self._env = env
         self._held: dict[str, LeaseRequest] = {}  # by lease, what renews it
+        self.is_closed = False
+        """Whether nothing at all was granted to the environment when it was asked for last: it is halted, say."""
         self._renew_s = _FIRST_PAUSE_S  # until a lease has told how long it lives
 
     async def acquire(self, sequences: int, size: int) -> str | None:
@@ -40,6 +42,7 @@ class ProducerLeases:
                 self._service.mark_waiting("waiting", f"governor: {error}")
                 await self._pause(_DEFAULT_RETRY_S)
                 continue
+            self.is_closed = reply.closed
             if reply.granted and reply.lease is not None:
                 if self._service.draining.is_set():
                     await self.release(reply.lease)

@@ -213,7 +213,8 @@ class Gateway:
         return {"batch_size": self._config.batching.batch_size, "max_token_len": longest}
 
     async def status(self, _: Request) -> Any:
-        return {"current_step": self._step(), "queue_size": self._queued_groups(self._store.registry.largest_group())}
+        size = self._store.registry.largest_group()
+        return {"current_step": self._step(), "queue_size": self._queued_groups(None, size)}
 
     async def status_env(self, request: Request) -> Any:
         """Return the figures by which an environment throttles itself.
@@ -228,7 +229,7 @@ class Gateway:
         own = self._intake.held_sequences[registered.env] + self._store.buffers[registered.env].sequences(number)
         return {
             "current_step": self._step(),
-            "queue_size": self._queued_groups(size),
+            "queue_size": self._queued_groups(registered.env, size),
             "unallocated_fraction": registry.unallocated(),
             "self_queue_size": own // size,
             "max_group_size": registry.largest_group(),
@@ -247,24 +248,20 @@ class Gateway:
         newest = self._policies.newest_version
         return 0 if newest is None else newest.policy_version.step
 
-    def _queued_groups(self, size: int) -> int:
-        """Return how many groups of `size` wait to be trained on, less than what the steps that are left need.
+    def _queued_groups(self, env: str | None, size: int) -> int:
+        """Return to `env` how many groups of `size` wait to be trained on, less than what the steps left need.
 
         An environment ends by itself once what waits is enough for the last step. But not all of it will be trained
         on: groups of equal rewards are not, nor those that it cancels when it ends.
         """
-        waiting, steps = self._waiting(), self._config.training.steps
+        waiting = (self.outstanding or 0) + self._intake.waiting_sequences(env)
+        steps = self._config.training.steps
         registered = self._trainers.registered if self._trainers else None
         if registered is not None:
             steps = registered.num_steps
         if steps is not None and self._step() < steps:
             waiting = min(waiting, (steps - self._step()) * self._config.batching.batch_size - 1)
         return waiting // size
-
-    def _waiting(self) -> int:
-        """Return the sequences between generation and optimizer step."""
-        buffered = sum(partial.sequences for buffer in self._store.buffers.values() for partial in buffer.waiting)
-        return (self.outstanding or 0) + self._intake.held_sequences.total() + buffered
 
     async def _env_id(self, request: Request) -> int:
         text = request.query_params.get("env_id")

@@ -99,6 +99,16 @@ class Intake:
     def _producer(self, env: str) -> str:
         return f"gateway-{env}-{self._service.replica}"
 
+    def waiting_sequences(self, asking: str | None) -> int:
+        """Return the sequences held here or in buffers, for an environment that asks; None: for anybody.
+
+        Without those of other environments that are closed: their groups are not trained on, and an environment that
+        counted them would wait for them for ever.
+        """
+        envs = [env for env, leases in self._leases.items() if env == asking or not leases.is_closed]
+        buffered = sum(partial.sequences for env in envs for partial in self._store.buffers[env].waiting)
+        return buffered + sum(self.held_sequences[env] for env in envs)
+
     async def renew(self) -> None:
         """Keep the leases of what is being published. Runs until cancelled."""
         async with anyio.create_task_group() as tasks:

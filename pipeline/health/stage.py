@@ -341,4 +341,5 @@ def _settings(config: RunConfig, env: str) -> RunSettings:
         sampling_temperature=None if settings.is_foreign else settings.temperature,
         trainer_temperature=config.training.learner.temperature,
         max_step_kl=config.training.learner.max_step_kl,
+        env=env,
     )

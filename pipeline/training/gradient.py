@@ -20,6 +20,8 @@ class BatchGradient(NamedTuple):
     loss: float
     norm: float
     sums: LossSums
+    distances: list[list[float]]
+    """Of each row of this rank's batch: see `distance_sums`."""
     probe: StepProbe | None
     padding: float
     sequences: int
@@ -32,10 +34,11 @@ class BatchGradient(NamedTuple):
 
 
 class BatchPasses(NamedTuple):
-    """What the forward and backward passes of a batch gave, on its device: the loss (float64), `LossSums` in a row, and
-    the logprobs [B,T] before the step; `padded` tokens were computed."""
+    """What the forward and backward passes of a batch gave, on its device: the loss (float64), `LossSums` in a row,
+    `distance_sums` of each row, and the logprobs [B,T] before the step; `padded` tokens were computed."""
 
     loss: torch.Tensor
     totals: torch.Tensor
+    distances_BS: torch.Tensor
     before_BT: torch.Tensor
     padded: int

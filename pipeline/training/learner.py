@@ -23,10 +23,12 @@ from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, move_tensor
 from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.distance_by_env import summed_by
 from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.training.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.training.inputs.model_inputs import ModelInputs
 from lachesis.pipeline.training.layers import compile_layers, decoder_layers, recompute_layers
+from lachesis.pipeline.training.logprob_distance import DISTANCE_SUMS, distance_sums
 from lachesis.pipeline.training.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.memory import (
     RandomState,
@@ -166,7 +168,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         seconds = time.perf_counter() - started
-        return self._metrics(gradient, size, rate=rate, seconds=seconds)
+        return self._metrics(batch, gradient, size, rate=rate, seconds=seconds)
 
     def _move(self, rate: float, probe: StepProbe | None) -> StepSize | None:
         """Take the optimizer step, as far as it may go. Returns how large it was, None where that is not measured."""
@@ -252,7 +254,9 @@ class Learner:
                 self.ranks.sum_gradients(trained)
         norm = whole(torch.nn.utils.clip_grad_norm_(trained, self.config.grad_clip))
         # the one time that the processor waits for the device
-        grad_norm, loss, *totals = torch.stack([norm.double(), passes.loss, *passes.totals]).tolist()
+        summed = torch.stack([norm.double(), passes.loss, *passes.totals])
+        grad_norm, loss, *totals = torch.cat([summed, passes.distances_BS.flatten()]).tolist()
+        totals, distances = totals[: len(passes.totals)], totals[len(passes.totals) :]
         counted = (loss, passes.padded, batch.sequences, int(batch.lengths_B.sum()), batch.trainable_tokens)
         loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals])
         probe = None
@@ -264,6 +268,7 @@ class Learner:
             loss,
             grad_norm,
             LossSums(*(torch.tensor(value, dtype=torch.float64) for value in sums)),
+            [distances[first : first + DISTANCE_SUMS] for first in range(0, len(distances), DISTANCE_SUMS)],
             probe,
             1 - tokens / computed,
             sequences=int(sequences),
@@ -297,6 +302,7 @@ class Learner:
             packs = self._packs()
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
+            distances_BS = torch.zeros(batch.sequences, DISTANCE_SUMS, dtype=torch.float64, device=self.device)
             before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
             for rows_b, part in self._microbatches(batch):
                 rows, width = part.tokens_BT.shape
@@ -305,10 +311,12 @@ class Learner:
                 padded += tokens
                 output, logprobs_BT = self._pass(micro, part.trainable_tokens, denominator)
                 if len(rows_b):
-                    before_BT[move_tensor(rows_b, self.device), :width] = logprobs_BT
+                    on_device_b = move_tensor(rows_b, self.device)
+                    before_BT[on_device_b, :width] = logprobs_BT
+                    distances_BS[on_device_b] = distance_sums(logprobs_BT, micro)
                 loss += output.loss.detach()
                 totals += torch.stack(output.sums)
-            return BatchPasses(loss, totals, before_BT, padded), None
+            return BatchPasses(loss, totals, distances_BS, before_BT, padded), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -370,7 +378,9 @@ class Learner:
                 "rollouts and trainer must use the same tokenizer."
             )
 
-    def _metrics(self, gradient: BatchGradient, size: StepSize | None, *, rate: float, seconds: float) -> StepMetrics:
+    def _metrics(
+        self, batch: PackedBatch, gradient: BatchGradient, size: StepSize | None, *, rate: float, seconds: float
+    ) -> StepMetrics:
         metrics = LossMetrics.from_sums(gradient.sums)._asdict()
         return StepMetrics(
             step=self.steps,
@@ -388,5 +398,6 @@ class Learner:
             microbatch_tokens=self.fit.tokens,
             packed=self._packs(),
             memory=describe_fit(self.fit, self.config.recompute_layers),
+            distances=summed_by(batch.group_ids, gradient.distances),
             **metrics,
         )

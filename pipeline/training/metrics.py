@@ -16,7 +16,7 @@ import numpy as np
 from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.means import finite_mean
 from lachesis.pipeline.training.rolling_stats import BatchTimings, durations
-from lachesis.schemas.ledger import GroupRef, Mismatch
+from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 
 if TYPE_CHECKING:  # torch, which a trainer elsewhere does without
     from lachesis.pipeline.training.batch import PackedBatch
@@ -144,10 +144,11 @@ def reward_figures(groups: Sequence[GroupRef]) -> dict[str, float]:
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def mismatch_of(step: StepMetrics) -> Mismatch:
+def mismatch_of(step: StepMetrics, envs: dict[str, EnvMismatch]) -> Mismatch:
     """Return how the logprobs of rollout and training differ, and how far the step went, for the report."""
     values = (step.kl_k1, step.kl, step.ratio_mean, step.effective_sample_size, step.step_kl, step.entropy)
-    return Mismatch(*(value if value is not None and math.isfinite(value) else None for value in values))
+    k1, k3, ratio, ess, step_kl, entropy = (v if v is not None and math.isfinite(v) else None for v in values)
+    return Mismatch(k1, k3, ratio, ess, step_kl, entropy, envs)
 
 
 def latencies(batch: BatchTimings) -> dict[str, float]:

@@ -44,6 +44,7 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint import CheckpointContent, save_content
 from lachesis.pipeline.training.checkpoint_folder import only_writer
+from lachesis.pipeline.training.distance_by_env import env_figures
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.inputs.model_inputs import load_inputs
 from lachesis.pipeline.training.last_evaluation import last_evaluation
@@ -336,11 +337,11 @@ class _Trainer:
             return _StepRecord({}, {}, str(error), batch)
         selected, metrics = trained.selected, trained.metrics
         self.unreported.record_drops(number, selected)
-        self.unreported.mismatches.append(mismatch_of(metrics))
+        self.unreported.mismatches.append(mismatch_of(metrics, trained.envs))
         self._tell_large_step(metrics)
         self._tell_memory(metrics)
         past = self.on_past.past if self.on_past is not None else None
-        figures = step_figures(metrics, trained.tokens, selected.refs, number, past)
+        figures = step_figures(metrics, trained.tokens, selected.refs, number, past) | env_figures(trained.envs)
         figures["train/dropped_groups"] = float(self.unreported.dropped)
         return _StepRecord(figures, selected.dropped, None, trained.batch)
 

@@ -6,6 +6,7 @@ Guarantees that all ranks train the same batch or none of it: what is dropped, a
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import msgspec
 
 from lachesis.pipeline.model.device import Determinism, take_repeatably
 from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.distance_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import TokenFigures, token_figures
@@ -23,6 +25,7 @@ from lachesis.pipeline.training.sequences import TrainableBatch, select_trainabl
 from lachesis.pipeline.training.sound_step import train_soundly
 from lachesis.pipeline.training.step_metrics import StepMetrics
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.ledger import EnvMismatch
 
 __all__ = ["TrainedBatch", "train_batch"]
 
@@ -30,12 +33,14 @@ log = logging.getLogger("lachesis")
 
 
 class TrainedBatch(NamedTuple):
-    """`batch` knows what other ranks fetched of it. `selected`: its `refs` and drops are those of all ranks."""
+    """`batch` knows what other ranks fetched of it. `selected`: its `refs` and drops are those of all ranks. `envs`:
+    how far the logprobs of each environment's tokens, on all ranks, are from the rollouts'."""
 
     batch: LedgerBatch
     selected: TrainableBatch
     metrics: StepMetrics
     tokens: TokenFigures
+    envs: dict[str, EnvMismatch]
 
 
 class _Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,13 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: dict[str, int]
     policy_versions: dict[str, str]
     sequences: int
+
+
+class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank says of its tokens; `envs`: by environment, see `distance_sums`. NaN travels as null."""
+
+    tokens: TokenFigures
+    envs: Mapping[str, Sequence[float | None]]
 
 
 def train_batch(
@@ -73,10 +85,13 @@ def train_batch(
         repeatable = deterministic if learner.ranks.size == 1 else "always"
         step = partial(train_soundly, learner, selected, pad_id)
         selected, metrics, packed = take_repeatably(step, repeatable, log.warning)
-        tokens = learner.ranks.gather(msgspec.json.encode(token_figures(packed)))
+        env_of = {ref.group: ref.env for ref in selected.refs}
+        own_envs = summed_by((env_of[group] for group in metrics.distances), metrics.distances.values())
+        gathered = learner.ranks.gather(msgspec.json.encode(_Figures(tokens=token_figures(packed), envs=own_envs)))
         gather_weights(learner)
-    figures = [msgspec.json.decode(each, type=TokenFigures) for each in tokens]
-    return TrainedBatch(batch, selected, metrics, TokenFigures.merged(figures))
+    figures = [msgspec.json.decode(each, type=_Figures) for each in gathered]
+    envs = mismatch_by_env([each.envs for each in figures])
+    return TrainedBatch(batch, selected, metrics, TokenFigures.merged([each.tokens for each in figures]), envs)
 
 
 def _agree(ranks: Ranks, batch: LedgerBatch, own: TrainableBatch) -> tuple[LedgerBatch, TrainableBatch]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.training.distance_by_env import bounded_mismatches
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.train_loop import publish_with_retries
@@ -89,7 +90,7 @@ class UnreportedSteps:
             voids=self.voids,
             drops=self.drops,
             steps=self.times,
-            mismatches=self.mismatches,
+            mismatches=bounded_mismatches(self.mismatches),
             numerics=state.numerics,  # of who took the steps, not of who reports them
         )
         await publish_with_retries(service, config.services.drain_s, "report what was trained", report)

@@ -40,13 +40,15 @@ class RunSettings(NamedTuple):
 
     `max_staleness`: optimizer steps, see `batching.max_staleness`. `sampling_temperature` is that of the environment
     (None: it generates elsewhere), `trainer_temperature` the one that the trainer divides its logits by. `max_step_kl`:
-    nats a token that a step may move the policy, see `training.learner.max_step_kl` (None: not measured).
+    nats a token that a step may move the policy, see `training.learner.max_step_kl` (None: not measured). `env` is the
+    environment's name in the trainer's reports.
     """
 
     max_staleness: int = 2
     sampling_temperature: float | None = None
     trainer_temperature: float = 1.0
     max_step_kl: float | None = 0.1
+    env: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class EnvMonitor:
 
     def _begin(self) -> None:
         self._staleness = Staleness(self._settings.max_staleness)
-        self._step_size = StepSizeCheck(self._settings.max_step_kl)
+        self._step_size = StepSizeCheck(self._settings.max_step_kl, self._settings.env)
         self._mismatch = RolloutTraining(self._settings)
         self._lengths = StaleLengths()
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse

@@ -1,5 +1,6 @@
 """Checks of the policy: entropy, diversity, staleness, and agreement of its logprobs."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -15,7 +16,7 @@ from lachesis.pipeline.health.logic.check import (
     mean,
 )
 from lachesis.pipeline.health.logic.trends import longer_share
-from lachesis.schemas.ledger import Mismatch
+from lachesis.schemas.ledger import EnvMismatch, Mismatch
 
 __all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Staleness"]
 
@@ -24,6 +25,8 @@ _STALE = 4.0
 """Optimizer steps from which on the age of a group matters to the loss."""
 _MIN_STALE_GROUPS = 8
 _MAX_LENGTHS = 4096
+_AGREEING_K3 = 0.1
+"""k3 up to which the inference server and the trainer compute the same of one policy."""
 _LONG = 32
 """Tokens from which on two answers to one task do not come out alike by being right."""
 
@@ -190,10 +193,11 @@ class StaleLengths:
 
 
 class RolloutTraining:
-    """What the inference server and the trainer make of the same tokens, as the trainer reports it with a checkpoint:
-    |k1| > .1, an effective sample size < .3 or a mean ratio outside [.5, 2] warn, k3 > 1 halts (see `Mismatch`). It is
-    judged with the staleness, which widens it; the value is k3, of the worst step. Where too large a step is the
-    reason (see `StepSizeCheck`), it warns and names that."""
+    """What the inference server and the trainer make of the environment's tokens, as the trainer reports it with a
+    checkpoint: |k1| > .1, an effective sample size < .3 or a mean ratio outside [.5, 2] warn, k3 > 1 halts (see
+    `EnvMismatch`). Tokens of other environments count only where the trainer does not tell them apart. It is judged
+    with the staleness, which widens it; the value is k3, of the worst step. Where too large a step is the reason (see
+    `StepSizeCheck`), it warns and names that."""
 
     name = "rollout_training"
 
@@ -204,10 +208,16 @@ class RolloutTraining:
             self._hint = (
                 f"; rollouts are sampled at temperature {sampled:g}, training.learner.temperature is {trained:g}"
             )
-        self._steps: list[Mismatch] = []
+        self._env = settings.env
+        self._steps: list[EnvMismatch] = []
+        self._others: list[tuple[str, EnvMismatch]] = []
 
     def record_mismatch(self, steps: Sequence[Mismatch]) -> None:
-        self._steps += steps
+        """Take in the steps of a report; those without a token of the environment say nothing of it."""
+        for step in steps:
+            if (own := step.of_env(self._env)) is not None:
+                self._steps.append(own)
+                self._others += [(env, one) for env, one in (step.envs or {}).items() if env != self._env]
 
     def evaluate(self, examples: Sequence[str], explanation: str | None = None) -> CheckResult:
         """Judge what was added since the last time, and forget it.
@@ -215,6 +225,7 @@ class RolloutTraining:
         `examples` are groups that were trained. `explanation` says why the two differ where their policy is the same.
         """
         steps, self._steps = self._steps, []
+        others, self._others = self._others, []
         if not steps:
             return CheckResult("idle", reason="no report")
         if any(None in (step.k1, step.k3, step.ratio, step.ess) for step in steps):
@@ -223,7 +234,7 @@ class RolloutTraining:
         if worst > 1 and explanation:
             return CheckResult("warn", worst, 1.0, explanation, examples)
         if worst > 1:
-            reason = f"rollout and training are of different policies{self._hint}"
+            reason = f"rollout and training are of different policies{self._hint}{_whose_fault(others)}"
             return CheckResult("halt", worst, 1.0, reason, examples)
         k1, ess = max(abs(step.k1 or 0.0) for step in steps), min(step.ess or 0.0 for step in steps)
         ratios = [step.ratio or 0.0 for step in steps]
@@ -233,3 +244,17 @@ class RolloutTraining:
             reason += f"; {explanation}" if explanation else self._hint
             return CheckResult("warn", worst, 1.0, reason, examples)
         return CheckResult("ok", worst, 1.0)
+
+
+def _whose_fault(others: Sequence[tuple[str, EnvMismatch]]) -> str:
+    """Return what other environments of the same steps say of where the fault is, "" if that is nothing."""
+    worst: dict[str, float] = {}
+    for env, one in others:
+        worst[env] = max(worst.get(env, 0.0), math.inf if one.k3 is None else one.k3)
+    agreeing = sorted(env for env, k3 in worst.items() if k3 <= _AGREEING_K3)
+    if not agreeing:
+        return ""
+    return (
+        f"; the trainer agrees with the logprobs of {agreeing[0]}, so look at the client or the server that gave those "
+        "of this environment: another model, adapter, temperature or tokenizer"
+    )

@@ -34,13 +34,14 @@ class StepSizeCheck:
     Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
     reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
     Of the first two steps only those count that no large step came before: the tokens of later ones are behind it.
-    Tokens of the very policy that trains them must agree, so their difference is never explained by the step.
+    Tokens of the very policy that trains them must agree, so their difference is never explained by the step. Where the
+    trainer tells environments apart, the tokens are those of the environment alone.
     """
 
     name = "step_size"
 
-    def __init__(self, max_step_kl: float | None) -> None:
-        self._max_kl = max_step_kl
+    def __init__(self, max_step_kl: float | None, env: str | None = None) -> None:
+        self._max_kl, self._env = max_step_kl, env
         self.explanation: str | None = None
         self._steps: list[Mismatch] = []
         self._start: list[float | None] = []  # k3 of the first steps, up to the first large one
@@ -68,7 +69,8 @@ class StepSizeCheck:
         for step in steps:
             if self._moved or len(self._start) == _START_STEPS:
                 break
-            self._start.append(step.k3)
+            if (own := step.of_env(self._env)) is not None:
+                self._start.append(own.k3)
             self._moved = step.step_kl is not None and step.step_kl > _EXPLAINING_KL
         moves = list(finite(step.step_kl for step in steps))
         largest, left = max(moves, default=None), self._entropy_left(list(finite(step.entropy for step in steps)))
@@ -85,7 +87,8 @@ class StepSizeCheck:
         if left is not None and left < _ENTROPY_LEFT:
             found.append(f"the trainer's entropy fell to {left:.0%} within {_FAST_STEPS} steps")
         agreed = all(k3 is not None and k3 <= _AGREEING_K3 for k3 in self._start)
-        worst = max(finite(step.k3 for step in steps), default=0.0)
+        owns = [own for step in steps if (own := step.of_env(self._env)) is not None]
+        worst = max(finite(own.k3 for own in owns), default=0.0)
         if not found and worst > 1 and agreed and lag > 0 and largest is not None and largest > _EXPLAINING_KL:
             found.append(moved)
             warns = True

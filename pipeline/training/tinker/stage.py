@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import tinker
+from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
@@ -38,6 +38,7 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint_folder import only_writer, write_checkpoint
 from lachesis.pipeline.training.checksums import verify_sums
+from lachesis.pipeline.training.distance_by_env import env_figures, mismatch_by_env, summed_by
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.metrics import latencies, reward_figures
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
@@ -293,7 +294,8 @@ class _Trainer:
             grad_clip_norm=settings.grad_clip,
         )
         forward, optimizer = await self.adapters.step(data, adam)
-        mismatch = mismatch_of(data, forward)
+        env_of = {ref.group: ref.env for ref in selected.refs}
+        mismatch = mismatch_of(data, forward, [env_of[sequence.group_id] for sequence in selected.sequences])
         self.unreported.mismatches.append(mismatch)
         staleness = [number - ref.policy_step for ref in selected.refs]
         figures = {
@@ -309,6 +311,7 @@ class _Trainer:
         known = {"logprobs/diff": mismatch.k1, "train/kl": mismatch.k3, "train/ratio_mean": mismatch.ratio}
         known["train/effective_sample_size"] = mismatch.ess
         figures |= {name: value for name, value in known.items() if value is not None}
+        figures |= env_figures(mismatch.envs or {})
         figures |= {f"tinker/{name}": value for name, value in (forward.metrics | (optimizer.metrics or {})).items()}
         return figures | reward_figures(selected.refs)
 
@@ -367,21 +370,30 @@ class _Trainer:
         await anyio.to_thread.run_sync(write_saved_states, folder, on_record)
 
 
-def mismatch_of(data: list[tinker.Datum], forward: tinker.ForwardBackwardOutput) -> Mismatch:
-    """Return how the logprobs at Tinker's trainer differ from the rollouts', over the trained tokens."""
-    logs = [np.empty(0)]
-    for datum, output in zip(data, forward.loss_fn_outputs, strict=False):
+def mismatch_of(data: Sequence[tinker.Datum], forward: tinker.ForwardBackwardOutput, envs: Sequence[str]) -> Mismatch:
+    """Return how the logprobs at Tinker's trainer differ from the rollouts', over the trained tokens.
+
+    `envs` names the environment of each datum.
+    """
+    names, sums = [], []
+    for datum, output, env in zip(data, forward.loss_fn_outputs, envs, strict=False):
         if "logprobs" in output:
             trained = datum.loss_fn_inputs["advantages"].to_numpy() != 0
             old = datum.loss_fn_inputs["logprobs"].to_numpy()
-            logs.append((output["logprobs"].to_numpy().astype(np.float64) - old)[trained])
-    log_w = np.concatenate(logs)
-    if not log_w.size:
+            names.append(env)
+            sums.append(_distance_sums((output["logprobs"].to_numpy().astype(np.float64) - old)[trained]))
+    found = mismatch_by_env([summed_by(names, sums)])
+    total = mismatch_by_env([summed_by([""] * len(sums), sums)]).get("")
+    if total is None:
         return Mismatch(None, None, None, None)
+    return Mismatch(total.k1, total.k3, total.ratio, total.ess, envs=found)
+
+
+def _distance_sums(log_w: NDArray[np.float64]) -> list[float]:
     with np.errstate(over="ignore", invalid="ignore"):
         w = np.exp(log_w)
-        values = (-log_w.mean(), (w - 1 - log_w).mean(), w.mean(), w.sum() ** 2 / (w**2).sum() / w.size)
-    return Mismatch(*(float(value) if math.isfinite(value) else None for value in values))
+        sums = (-log_w.sum(), (w - 1 - log_w).sum(), w.sum(), (w**2).sum())
+    return [float(log_w.size), *map(float, sums)]
 
 
 def _load(path: Path) -> tuple[TrainerState, TinkerState]:

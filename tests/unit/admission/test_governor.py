@@ -619,7 +619,7 @@ def test_a_halted_environment_gets_no_lease_and_the_others_do() -> None:
     assert it.answer_request(acquire("a"), 0.0).granted
     it.halt("a", "a is halted")
     refused = it.answer_request(acquire("a"), 0.0)
-    assert (refused.granted, refused.reason) == (False, "a is halted")
+    assert (refused.granted, refused.reason, refused.closed) == (False, "a is halted", True)
     assert it.answer_request(acquire("b"), 0.0).granted
     assert not it.blocked  # no batch is cut short for it
     it.halt("a", None)

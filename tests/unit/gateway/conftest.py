@@ -47,12 +47,16 @@ class Governor:
 
     def __init__(self) -> None:
         self.open = True
+        self.closed: set[str] = set()
         self.granted: list[LeaseRequest] = []
         self.released: list[str | None] = []
         self.refusals = 0
 
     async def answer(self, data: bytes) -> bytes:
         request = decode(LeaseRequest, data)
+        if request.op == "acquire" and request.env in self.closed:
+            self.refusals += 1
+            return encode(LeaseReply(granted=False, retry_s=0.01, reason="halted", closed=True))
         if request.op == "acquire" and not self.open:
             self.refusals += 1
             return encode(LeaseReply(granted=False, retry_s=0.01, reason="closed"))

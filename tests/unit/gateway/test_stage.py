@@ -293,6 +293,27 @@ async def test_one_environments_flood_is_bounded_and_leaves_the_others_their_par
         assert len(await world.groups("words")) == codes.count((words, 200))
 
 
+async def test_what_is_held_of_a_halted_environment_holds_up_no_other(world, make_scored):
+    """It would wait for ever for a queue that nobody empties."""
+    world.governor.closed = {"words"}
+    async with world.gateway(world.config("words", "sums")) as http:
+        words = await world.registered(http, "words")
+        sums = await world.registered(http, "sums")
+        await outstanding(world, 0)
+
+        async def queued(env_id):
+            return (await http.get("/status-env", params={"env_id": env_id})).json()["queue_size"]
+
+        async with anyio.create_task_group() as tasks:
+            for seed in range(5):
+                tasks.start_soon(partial(http.post, "/scored_data", json=make_scored(seed=seed, env_id=words)))
+            await world.until(lambda: world.service.vitals.in_flight == 5 and world.governor.refusals > 5)
+            assert (await queued(words), await queued(sums)) == (5, 0)
+            assert (await http.get("/status")).json()["queue_size"] == 0
+            world.governor.closed = set()
+        assert len(await world.groups("words")) == 5
+
+
 async def test_a_repeat_is_answered_as_before_and_stored_once(world, make_scored):
     async with world.gateway() as http:
         for _ in range(3):

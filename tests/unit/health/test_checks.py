@@ -10,7 +10,7 @@ from lachesis.pipeline.health.logic.check import HealthWindow, RunSettings
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor, _checks
 from lachesis.pipeline.rewards.logic.group_faults import find_group_fault
 from lachesis.schemas.annotations import DeadLetter
-from lachesis.schemas.ledger import GroupRef, Mismatch
+from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 
 WARM_UP = 6
 """Healthy windows before a fault begins."""
@@ -331,6 +331,28 @@ def test_a_trainer_of_another_policy_than_the_rollouts_is_caught_with_its_report
     _, result, *_ = monitor.judge_batches()
     assert result.severity == severity
     assert bool(result.examples) == (severity != "ok")
+
+
+def test_wrong_logprobs_of_one_environment_halt_that_one_alone(groups):
+    """Whoever is in a batch with it is judged by its own tokens, by this check and by that of the step's size."""
+    wrong, right = EnvMismatch(-4.0, 49.6, 54.0, 0.9), EnvMismatch(0.001, 0.0004, 1.0, 0.99)
+    whole = {"k1": -2.0, "k3": 24.8, "ratio": 27.0, "ess": 0.5, "step_kl": 0.2, "entropy": 1.0}
+    steps = [Mismatch(**whole, envs={"wrong": wrong, "right": right})] * 8
+    found = {}
+    for env in ("wrong", "right", "absent"):
+        monitor = EnvMonitor(HealthConfig(), RunSettings(env=env))
+        monitor.trained(steps)
+        for _ in range(8):
+            monitor.batch(20, refs(groups, 1, 16))
+        results = {result.check: result for result in monitor.judge_batches()}
+        found[env] = {name: results[name].severity for name in ("rollout_training", "step_size")}
+        assert monitor.standing.halted == (env == "wrong")
+        if env == "wrong":
+            assert "the trainer agrees with the logprobs of right" in results["rollout_training"].reason
+            assert monitor.standing.cause == "rollout_training"
+    assert found["right"] == {"rollout_training": "ok", "step_size": "warn"}, "the steps are too large for all"
+    assert found["wrong"]["rollout_training"] == "halt"
+    assert found["absent"]["rollout_training"] == "idle"
 
 
 @pytest.mark.parametrize(

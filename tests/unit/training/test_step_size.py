@@ -65,13 +65,13 @@ def test_steps_use_the_rate_of_their_number_also_after_a_resume(small_policy, ba
 def test_a_report_says_how_far_the_step_went_and_what_entropy_it_began_with(small_policy, batch):
     policy = small_policy()
     step = Learner(policy.model, LearnerConfig(learning_rate=1e-3)).step(batch(policy, 0))
-    found = mismatch_of(step)
+    found = mismatch_of(step, {})
     assert (found.k1, found.k3, found.step_kl, found.entropy) == (step.kl_k1, step.kl, step.step_kl, step.entropy)
     assert found.step_kl is not None
     assert found.entropy is not None
     assert found.entropy > 0
-    assert mismatch_of(msgspec.structs.replace(step, step_kl=None, entropy=math.inf)).step_kl is None
-    assert mismatch_of(msgspec.structs.replace(step, step_kl=None, entropy=math.inf)).entropy is None
+    assert mismatch_of(msgspec.structs.replace(step, step_kl=None, entropy=math.inf), {}).step_kl is None
+    assert mismatch_of(msgspec.structs.replace(step, step_kl=None, entropy=math.inf), {}).entropy is None
 
 
 def test_old_records_mean_what_was_done_then():

@@ -1,0 +1,29 @@
+"""Sums of how far the logprobs of the policy are from those of the rollout, for each row of a batch.
+
+Guarantees that the sums of rows add up to those of `LossSums`, whatever micro-batches they were computed in.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.loss import LOG_RATIO_LIMIT
+
+__all__ = ["DISTANCE_SUMS", "distance_sums"]
+
+DISTANCE_SUMS = 5
+"""Sums of each row."""
+
+
+def distance_sums(logprobs_BT: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """Return of each row, float64 [B,5], over its trainable tokens: their number and, with w = p_train / p_rollout, the
+    sums of -ln w, of w - 1 - ln w, of w and of w^2."""
+    mask_BT = batch.mask_BT
+    log_w_BT = torch.where(mask_BT, logprobs_BT.detach() - batch.logprobs_BT, 0.0)
+    log_w_BT = log_w_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
+    w_BT = log_w_BT.exp()
+    k3_BT = w_BT - 1 - log_w_BT  # 0 off the mask
+    w_BT = torch.where(mask_BT, w_BT, 0.0)
+    sums = (mask_BT.double(), -log_w_BT, k3_BT, w_BT, w_BT**2)
+    return torch.stack([values_BT.sum(1) for values_BT in sums], dim=1)
