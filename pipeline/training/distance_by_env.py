@@ -1,4 +1,4 @@
-"""How far the logprobs of rollouts and training are apart, environment by environment, in a report of bounded size.
+"""How far logprobs of rollouts and training are apart, by environment, in a report of bounded size.
 
 Pure, and without torch: a trainer elsewhere sums up its own. `sums` are five of each row, group or environment: its
 trainable tokens and, with w = p_train / p_rollout, the sums of -ln w, of w - 1 - ln w, of w and of w^2.
@@ -29,7 +29,10 @@ def summed_by(names: Iterable[str], sums: Iterable[Sequence[float]]) -> dict[str
 
 
 def mismatch_by_env(shares: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, EnvMismatch]:
-    """Return the figures of each environment from the sums of all ranks; a sum that is None is not a number."""
+    """Return the figures of each environment from the sums of all ranks.
+
+    A sum that is None is not a number.
+    """
     names = [env for one in shares for env in one]
     rows = [[math.nan if value is None else value for value in row] for one in shares for row in one.values()]
     totals = summed_by(names, rows)
