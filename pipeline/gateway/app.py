@@ -35,6 +35,7 @@ from lachesis.pipeline.gateway.body import BodyBudget, BrokenGzipError, SlowBody
 from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import BusyError, Intake
 from lachesis.pipeline.gateway.logic.registry import describe_unmet_allocation, environment_of
+from lachesis.pipeline.gateway.logic.silence import HeardClients
 from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer
 from lachesis.pipeline.gateway.store import GatewayStore
@@ -51,10 +52,6 @@ log = logging.getLogger("lachesis")
 Handler = Callable[[Request], Awaitable[Any]]
 
 _RETRY_AFTER_S = 5
-_START_S = 5.0
-"""Seconds after its start in which nobody need be heard yet."""
-_SILENT_S = 120.0
-"""Seconds in which an environment asks for something; atroposlib's asks for its status all the time."""
 _READERS = 8
 """Bodies unpacked and converted at once, so that what they take in memory is bounded."""
 _SMALL_BODY_BYTES = 64 << 10
@@ -131,8 +128,7 @@ class Gateway:
         self._registering = anyio.Lock()
         self.outstanding: int | None = None
         self.refused = 0
-        self._heard_s: dict[str, float] = {}
-        self._since_s = anyio.current_time()
+        self._heard = HeardClients(anyio.current_time())
 
     def silent_environments(self) -> list[str]:
         """Return the environments that have not asked for anything for long, and have nothing under way here.
@@ -146,16 +142,15 @@ class Gateway:
         return [
             env
             for env in self._intake.envs
-            if not self._intake.held_sequences[env]
-            and now_s > (self._heard_s[env] + _SILENT_S if env in self._heard_s else self._since_s + _START_S)
+            if not self._intake.held_sequences[env] and self._heard.is_silent(env, now_s)
         ]
 
     def was_heard(self, env: str) -> bool:
         """Return whether an environment has asked for anything in this life of the gateway."""
-        return env in self._heard_s
+        return self._heard.was_heard(env)
 
     def _hear(self, env: str) -> None:
-        self._heard_s[env] = anyio.current_time()
+        self._heard.hear(env, anyio.current_time())
 
     def answer(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Turn a handler's value into JSON, and its errors into the API's answers."""

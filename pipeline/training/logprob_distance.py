@@ -19,7 +19,7 @@ DISTANCE_SUMS = 5
 def distance_sums(logprobs_BT: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     """Return the sums of each row over its trainable tokens, float64 [B,5].
 
-    They are the number of tokens and, with w = p_train / p_rollout, the sums of -ln w, of w - 1 - ln w, of w and of w^2.
+    They are the number of tokens and, with w = p_train / p_rollout, the sums of -ln w, w - 1 - ln w, w and w^2.
     """
     mask_BT = batch.mask_BT
     log_w_BT = torch.where(mask_BT, logprobs_BT.detach() - batch.logprobs_BT, 0.0)

@@ -568,7 +568,7 @@ async def test_what_is_sent_and_changes_nothing_is_named_once(world, make_scored
 
 
 async def test_environments_that_nobody_has_started_are_named_with_the_way_to_start_them(world, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.gateway.app._START_S", 0.05)
+    monkeypatch.setattr("lachesis.pipeline.gateway.logic.silence._START_S", 0.05)
     monkeypatch.setattr("lachesis.pipeline.gateway.stage._FIGURES_S", 0.01)
     async with world.gateway() as http:
         vitals = world.service.vitals
@@ -578,8 +578,8 @@ async def test_environments_that_nobody_has_started_are_named_with_the_way_to_st
         number = await world.registered(http)
         await world.until(lambda: vitals.state == "ok")
         assert vitals.waits_for is None
-        monkeypatch.setattr("lachesis.pipeline.gateway.app._SILENT_S", 0.05)
+        monkeypatch.setattr("lachesis.pipeline.gateway.logic.silence._UNKNOWN_S", 0.05)
         await world.until(lambda: vitals.state == "waiting")
-        monkeypatch.setattr("lachesis.pipeline.gateway.app._SILENT_S", 120.0)
+        monkeypatch.setattr("lachesis.pipeline.gateway.logic.silence._UNKNOWN_S", 120.0)
         assert (await http.get("/status-env", params={"env_id": number})).status_code == 200
         await world.until(lambda: vitals.state == "ok")
