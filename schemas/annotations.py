@@ -85,6 +85,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     `term` names the writer's life, `index` counts its subject's commits from 0, `cursors` gives for each input stream
     the last sequence whose effect is in the state, and `delta` (msgpack) turns the state before into the state after.
     `read` names the newest message that the writer had read of each stream, so that a store which lost it is noticed.
+    `crc32` is that of `delta`; None: an older build wrote none.
     """
 
     term: str
@@ -92,6 +93,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     cursors: dict[str, Count]
     delta: bytes
     read: dict[str, StreamMark] = {}
+    crc32: Count | None = None
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -243,7 +243,8 @@ class StateSnapshot(Event, frozen=True, kw_only=True):
     """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream.
 
     A state too large for a message is empty here: it lies in the messages `parts` of the same stream (`StatePart`), in
-    this order, in the set `slot` of subjects, and `sha256` is that of the whole. `read`: as in `Commit`.
+    this order, in the set `slot` of subjects. `sha256` is that of the whole state; empty: an older build wrote none for
+    a state that fits into a message. `read`: as in `Commit`.
     """
 
     stage: str

@@ -6,6 +6,7 @@ Pure but for `stored_bytes` and `StoreLogReader`, which look at the store. nats-
 stream once a write to it has failed, also when there is room again, until it is restarted; it says so in its log alone.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -110,6 +111,8 @@ class StoreLogReader:
         """Take in what was written since."""
         try:
             with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:
+                    self._read = 0  # it was cut
                 file.seek(self._read)
                 text = file.read(_READ_BYTES)
         except OSError:

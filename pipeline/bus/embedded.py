@@ -38,6 +38,7 @@ from lachesis.schemas.values import from_json
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
+    "SERVER_LOG",
     "EmbeddedServer",
     "Endpoint",
     "StoreInUseError",
@@ -47,6 +48,9 @@ __all__ = [
 ]
 
 log = logging.getLogger("lachesis")
+
+SERVER_LOG = "nats-server.log"
+"""The server's log, in its folder."""
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """Largest message that the server takes; it warns above this."""
@@ -163,7 +167,7 @@ class EmbeddedServer:
 
     @property
     def log_path(self) -> Path:
-        return self.store / "nats-server.log"
+        return self.store / SERVER_LOG
 
     async def start(self) -> None:
         """Start the server and wait until it takes connections, also for room on its disk.

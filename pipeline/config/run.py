@@ -290,6 +290,9 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     silent_s: Seconds = 60.0
     """Seconds without a heartbeat (a service sends one each second) after which `lachesis up` takes a process for hung,
     kills it and starts it again; one that starts has `ready_s`. Default 60."""
+    log_bytes: PositiveInt = 64 << 20
+    """Largest log of a process, its children included, bytes. A larger one is cut; its newest quarter stays beside it
+    as `NAME.log.old`. Default 64 MiB."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

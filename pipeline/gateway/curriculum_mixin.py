@@ -30,6 +30,8 @@ __all__ = ["CurriculumMixin"]
 log = logging.getLogger("lachesis")
 
 _TIMEOUT_S = 5.0
+_MAX_ANSWER_BYTES = 64 << 20
+_PART_BYTES = 1 << 16
 _NOT_MODIFIED = 304
 _MAX_NAME_BYTES = 128
 
@@ -135,8 +137,18 @@ def _fetch(url: str, tag: str) -> tuple[Any, str]:
     plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     try:
         with build_opener(ProxyHandler({})).open(Request(plain, headers=headers), timeout=_TIMEOUT_S) as response:  # noqa: S310
-            return json.load(response), response.headers.get("ETag") or ""
+            return json.loads(_read_whole(response)), response.headers.get("ETag") or ""
     except HTTPError as error:
         if error.code == _NOT_MODIFIED:
             return None, tag
         raise ValueError(f"{plain} answers {error.code}: {error.read(500).decode(errors='replace')}") from error
+
+
+def _read_whole(response: Any) -> bytes:
+    """Return the body of an answer. Raises `OSError` where it takes too long as a whole, or is too large."""
+    ends_s, data = time.monotonic() + _TIMEOUT_S, bytearray()
+    while part := response.read1(_PART_BYTES):
+        data += part
+        if len(data) > _MAX_ANSWER_BYTES or time.monotonic() > ends_s:
+            raise OSError(f"no whole answer of at most {_MAX_ANSWER_BYTES} bytes within {_TIMEOUT_S:g} s")
+    return bytes(data)

@@ -92,8 +92,8 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     if not _NAME.fullmatch(name) or not path.is_dir():
         shown = repr(name) if _NAME.fullmatch(name) else "something"  # it may be a link to any file
         raise CheckpointError(
-            f"{folder / POINTER} names {shown}, which is not there. Write the name of another checkpoint of that "
-            "folder into it, or remove it to start over."
+            f"{folder / POINTER} names {shown}, which is not there. Restore it, or `lachesis runs recover` makes the "
+            "run go on from the newest checkpoint that is there"
         )
     return path
 

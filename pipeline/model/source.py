@@ -10,11 +10,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import httpx
 
+from lachesis.pipeline.bounded_http import wait_for_thread
 from lachesis.pipeline.model.weight_headers import check_weight_files
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
@@ -164,12 +166,13 @@ def check_hub(endpoint: str, name: str, token: str | None) -> HubAnswer:
     """Ask once whether the hub has a model's configuration."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.head(
-            f"{endpoint}/{name}/resolve/main/config.json",
-            headers=headers,
-            timeout=_HUB_TIMEOUT_S,
+        place = f"{endpoint}/{name}/resolve/main/config.json"
+        answer = wait_for_thread(
+            partial(httpx.head, place, headers=headers, timeout=_HUB_TIMEOUT_S), 2 * _HUB_TIMEOUT_S
         )
     except httpx.HTTPError:
+        return "unreachable"
+    if answer is None:
         return "unreachable"
     code = answer.headers.get("x-error-code", "")
     if answer.status_code == 403 or code == "GatedRepo":

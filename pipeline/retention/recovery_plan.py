@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.bus.api import StoredMessage
@@ -18,6 +19,7 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
 from lachesis.pipeline.runtime.retention_record import read_record
@@ -92,11 +94,11 @@ async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan 
         trimmed[stream] = max(below, trimmed.get(stream, 1))
     try:
         entry, _, _ = await newest_entry(bus, config.run, config.training.name)
-        change, report, policy = await _training(bus, config, entry, trimmed)
+        change, report, policy, faults = await _training(bus, config, entry, trimmed)
     except DamagedError as error:
         raise StartupError(f"run {config.run} cannot go on, its ledger is damaged itself: {error}") from error
-    problems = list(dict.fromkeys(map(str, found)))
-    if change is not None or report is not None:
+    problems = [*dict.fromkeys(map(str, found)), *faults]
+    if (change is not None or report is not None) and not faults:
         problems.append("the newest checkpoint, the trainer's last report and the ledger do not fit each other")
     if policy is not None:
         problems.append(f"weights of step {policy.policy_version.step} are published, but the ledger holds no batch")
@@ -222,18 +224,21 @@ async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | N
 
 async def _training(
     bus: NatsBus, config: RunConfig, entry: LedgerEntry | None, trimmed: dict[str, int]
-) -> tuple[CheckpointChange | None, TrainReport | None, PolicyRecord | None]:
-    """Return to which checkpoint training goes back, if it has to, the report to delete, and the policy to delete."""
+) -> tuple[CheckpointChange | None, TrainReport | None, PolicyRecord | None, list[str]]:
+    """Return to which checkpoint training goes back, if it has to, the report to delete, and the policy to delete.
+
+    Last come the checkpoints that are damaged, with what is wrong with each.
+    """
     run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
     report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == run)
     if config.mode != "train" or not _is_ours(config, folder, report):
-        return None, None, None
+        return None, None, None, []
     try:
         path = latest_checkpoint(folder)
     except CheckpointError:
         path = None
-    chosen = await _known_checkpoint(bus, config, path)
+    chosen, faults = await _known_checkpoint(bus, config, path)
     name, state = (chosen[0].name, chosen[1]) if chosen is not None else (None, None)
     step = state.step if state is not None else 0
     stale = report is not None and (
@@ -249,7 +254,7 @@ async def _training(
     policy = await _policy(bus)
     if policy is not None and (entry is not None or not policy.policy_version.step):
         policy = None
-    return change, report if stale else None, policy
+    return change, report if stale else None, policy, faults
 
 
 async def _reports_read(bus: NatsBus, config: RunConfig) -> list[int]:
@@ -270,8 +275,14 @@ def _is_ours(config: RunConfig, folder: Path, report: TrainReport | None) -> boo
     return here and (report is None or Path(report.checkpoint).parent.name == CHECKPOINTS)
 
 
-async def _known_checkpoint(bus: NatsBus, config: RunConfig, path: Path | None) -> tuple[Path, TrainerState] | None:
-    """Return the newest checkpoint whose ledger is the run's, the one that `path` names before all others."""
+async def _known_checkpoint(
+    bus: NatsBus, config: RunConfig, path: Path | None
+) -> tuple[tuple[Path, TrainerState] | None, list[str]]:
+    """Return the newest whole checkpoint whose ledger is the run's, and what is wrong with those before it.
+
+    The one that `path` names comes before all others.
+    """
+    faults: list[str] = []
     candidates = known_checkpoints(config.path / CHECKPOINTS)
     for found, state in sorted(candidates, key=lambda one: one[0] != path):
         try:
@@ -280,8 +291,13 @@ async def _known_checkpoint(bus: NatsBus, config: RunConfig, path: Path | None) 
             raise
         except LedgerError:
             continue
-        return found, state
-    return None
+        try:
+            await anyio.to_thread.run_sync(verify_sums, found)
+        except CheckpointError as error:
+            faults.append(str(error))
+            continue
+        return (found, state), faults
+    return None, faults
 
 
 async def _check_payloads(bus: NatsBus, config: RunConfig, state: TrainerState | None, trimmed: dict[str, int]) -> None:

@@ -11,6 +11,7 @@ recovery noted that LEDGER lost newer snapshots: the commits that these covered 
 """
 
 import logging
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
@@ -18,7 +19,7 @@ from typing import Generic, Self, TypeVar
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
-from lachesis.pipeline.runtime.state import StateStore
+from lachesis.pipeline.runtime.state import RESTORE_HINT, StateStore
 from lachesis.pipeline.runtime.stream_marks import StreamMarks, has_lost_after, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, StreamMark
@@ -139,6 +140,11 @@ class CommitLog(Generic[E]):
                                 f"follows: commits are gone from the stream. {recovery_hint(run)}"
                             )
                         has_gap = True
+                    if commit.crc32 is not None and zlib.crc32(commit.delta) != commit.crc32:
+                        raise LedgerError(
+                            f"{subject}: the change of state in commit {commit.index} at sequence {message.seq} is not "
+                            f"what was stored. {RESTORE_HINT}"
+                        )
                     deltas.append(commit.delta)
                     log._weight += len(message.data)
                     cursors, read = dict(commit.cursors), commit.read
@@ -149,7 +155,8 @@ class CommitLog(Generic[E]):
 
     def next_commit(self, cursors: dict[str, int], delta: bytes) -> Commit:
         """Return the commit to put into the next event."""
-        return Commit(term=self._term, index=self.index, cursors=cursors, delta=delta, read=self.marks.newest)
+        crc32, read = zlib.crc32(delta), self.marks.newest
+        return Commit(term=self._term, index=self.index, cursors=cursors, delta=delta, read=read, crc32=crc32)
 
     async def append(self, event: E) -> int:
         """Store the next event and return its sequence.

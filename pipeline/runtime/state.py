@@ -19,13 +19,17 @@ from lachesis.schemas.control import StatePart, StateSnapshot
 from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
 from lachesis.schemas.subjects import LEDGER
 
-__all__ = ["MAX_STATE_BYTES", "PART_BYTES", "StateStore"]
+__all__ = ["MAX_STATE_BYTES", "PART_BYTES", "RESTORE_HINT", "StateStore"]
 
 PART_BYTES = 4 << 20
 """Largest state that is stored as one message, and size of the parts of larger ones."""
 MAX_STATE_BYTES = 256 << 20
 """Largest state at all; a stage holds it in memory as a whole."""
-_RESTORE_HINT = "restore its store, or start another revision"
+RESTORE_HINT = (
+    "Restore its store from a backup, or set `revision` to a new name: the services then start anew with what history "
+    "is left"
+)
+"""What to do about a state that cannot be used."""
 
 
 class StateStore:
@@ -63,6 +67,11 @@ class StateStore:
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
             snapshot = snapshot.replace(state=await store._join(snapshot))
+        if snapshot is not None and snapshot.sha256 and hashlib.sha256(snapshot.state).digest() != snapshot.sha256:
+            raise LedgerError(
+                f"{subject}: {len(snapshot.state)} bytes that are not the state that was stored (LEDGER, sequence "
+                f"{store.snapshot_seq}). {RESTORE_HINT}"
+            )
         return store, snapshot
 
     async def _join(self, snapshot: StateSnapshot) -> bytes:
@@ -71,13 +80,8 @@ class StateStore:
             stored = self._bus.fetch(LEDGER, snapshot.parts)
             data = [decode(StatePart, message.data).data async for message in stored]
         except (NotFoundError, DataError) as error:
-            raise LedgerError(f"{self._subject}: a part of the state is gone: {error}; {_RESTORE_HINT}") from error
-        state = b"".join(data)
-        if hashlib.sha256(state).digest() != snapshot.sha256:
-            raise LedgerError(
-                f"{self._subject}: {len(state)} bytes that are not the state that was stored; {_RESTORE_HINT}"
-            )
-        return state
+            raise LedgerError(f"{self._subject}: a part of the state is gone: {error}. {RESTORE_HINT}") from error
+        return b"".join(data)
 
     async def write(self, event: StateSnapshot) -> None:
         """Store a snapshot, its state in parts if need be. May be repeated with the same after an outage.
@@ -85,13 +89,13 @@ class StateStore:
         Raises `FencedError` when another writer has taken over, `DataError` for a state that is too large.
         """
         state = event.state
+        event = event.replace(sha256=hashlib.sha256(state).digest())
         if len(state) > PART_BYTES:
             if len(state) > MAX_STATE_BYTES:
                 raise DataError(f"{self._subject}: a state of {len(state)} bytes where {MAX_STATE_BYTES} may be stored")
             slot = 1 - self._slot
             parts = await self._write_parts(event, slot)
-            digest = hashlib.sha256(state).digest()
-            event = event.replace(state=b"", parts=parts, slot=slot, sha256=digest)
+            event = event.replace(state=b"", parts=parts, slot=slot)
         msg_id = commit_id(f"state.{self._subject}.{self._term}.{event.index}")
         self._last = await self._bus.commit(self._subject, encode(event), expected=self._last, msg_id=msg_id)
         if event.parts:

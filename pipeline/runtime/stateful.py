@@ -33,18 +33,23 @@ from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.state import RESTORE_HINT
 from lachesis.pipeline.runtime.stream_marks import check_marks
 from lachesis.pipeline.telemetry.spans import Times
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event
-from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, LedgerError, VersionError
 
 __all__ = ["BackgroundTask", "CommitReceipt", "StatefulStage", "run_stateful"]
 
 
 E = TypeVar("E", bound=Event)
 BackgroundTask = Callable[[], Coroutine[Any, Any, None]]
+
+
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a state raises that is not what its writer wrote."""
 
 
 class CommitReceipt(NamedTuple):
@@ -133,7 +138,20 @@ class StatefulStage(ABC, Generic[E]):
         check = service.retrying("check that what was read is still there")
         await check(check_marks, service.bus, service.run, restored.read, writer=f"the {self.name} of {self.env}")
         self.cursors.update(restored.cursors)
-        await self.restore(restored)
+        try:
+            await self.restore(restored)
+        except LachesisError as error:
+            if not isinstance(error, DataError) or isinstance(error, VersionError):
+                raise
+            raise self._unreadable(str(error)) from error
+        except _MALFORMED as error:
+            raise self._unreadable(f"{type(error).__name__}: {error}") from error
+
+    def _unreadable(self, why: str) -> LedgerError:
+        return LedgerError(
+            f"the state of the {self.name} of {self.env}, in LEDGER and {self.subject}, cannot be read: "
+            f"{why[:500].rstrip('.')}. {RESTORE_HINT}"
+        )
 
     async def follow(self) -> None:
         """Take in what comes until the service drains. Raises `FencedError` when another writer takes over."""

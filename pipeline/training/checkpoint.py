@@ -25,13 +25,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.ledger.checkpoint_state import STATE, TrainerState
+from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
 from lachesis.pipeline.model.tensors import matches, policy_tensors, policy_version
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.adapters import adapter_tensors, load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.checkpoint_folder import write_checkpoint
-from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.ranks.gather import optimizer_state

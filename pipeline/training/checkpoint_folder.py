@@ -24,7 +24,7 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     best_checkpoint,
     write_pointer,
 )
-from lachesis.pipeline.training.checksums import write_sums
+from lachesis.pipeline.ledger.checksums import write_sums
 from lachesis.schemas.errors import FencedError
 
 __all__ = ["only_writer", "write_checkpoint"]

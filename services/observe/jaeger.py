@@ -15,6 +15,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from lachesis.pipeline.bounded_http import get_within
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.sampling import REASONS
 from lachesis.schemas import subjects
@@ -25,6 +26,7 @@ from lachesis.services.observe.overview import trace_url
 __all__ = ["Jaeger"]
 
 _TIMEOUT_S = 10.0
+_MAX_ANSWER_BYTES = 64 << 20
 _MAX_TRACES = 200
 """Traces asked for at once."""
 _ROOT = {"query.serviceName": subjects.service_name(subjects.ENVIRONMENT), "query.operationName": "rollout"}
@@ -167,10 +169,11 @@ class Jaeger:
     async def _get(self, path: str, query: dict[str, str], kind: type[T]) -> T:
         url = f"{self._base}/api/v3/{path}"
         try:
-            answer = await self._client.get(url, params=query, timeout=_TIMEOUT_S)
-            answer.raise_for_status()
-            return msgspec.json.decode(answer.content, type=kind)
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+            answer = await get_within(
+                self._client, url, within_s=_TIMEOUT_S, most_bytes=_MAX_ANSWER_BYTES, params=query
+            )
+            return msgspec.json.decode(answer, type=kind)
+        except (InfrastructureError, msgspec.MsgspecError) as error:
             raise InfrastructureError(without_secrets(f"Jaeger at {url}: {error}")) from error
 
 

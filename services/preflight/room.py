@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
+from lachesis.pipeline.bounded_http import get_within
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -24,6 +25,7 @@ __all__ = ["ServerStorage", "check_account", "check_sharing", "check_storage", "
 
 MONITOR_PORT = 8222
 _MONITOR_S = 1.0
+_MAX_MONITOR_BYTES = 1 << 20
 _LOWER = "or lower streams.*_bytes"
 
 
@@ -147,9 +149,10 @@ async def read_monitor(host: str, server_id: str, *, port: int = MONITOR_PORT) -
     """
     try:
         async with httpx.AsyncClient(timeout=_MONITOR_S, trust_env=False) as client:
-            answer = await client.get(f"http://{url_host(host)}:{port}/jsz")
-        found = msgspec.json.decode(answer.content, type=_Monitor)
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, ValueError):
+            url = f"http://{url_host(host)}:{port}/jsz"
+            answer = await get_within(client, url, within_s=_MONITOR_S, most_bytes=_MAX_MONITOR_BYTES)
+        found = msgspec.json.decode(answer, type=_Monitor)
+    except (InfrastructureError, httpx.InvalidURL, msgspec.MsgspecError, ValueError):
         return None
     if found.server_id != server_id or found.config.max_storage <= 0:
         return None

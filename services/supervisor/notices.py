@@ -104,6 +104,10 @@ class RunNotices:
         """Take in how the disk of the run's own server stands."""
         self._board.report("disk", disk_notices(found))
 
+    def report_logs(self, found: list[Notice]) -> None:
+        """Take in which logs are cut."""
+        self._board.report("logs", found)
+
     async def watch_run(self) -> None:
         """Look at the run once a second, until `conclude`."""
         while not self._is_over:

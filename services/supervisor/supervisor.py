@@ -31,7 +31,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_room
@@ -68,12 +68,13 @@ from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import process_state, started_ticks
 from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder
-from lachesis.services.run.supervisor_state import Phase, SupervisorStateWriter
+from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, SupervisorStateWriter
 from lachesis.services.supervisor.child import ServiceProcess
 from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
 from lachesis.services.supervisor.forkserver import ForkRequest
 from lachesis.services.supervisor.hung import SilentProcess, why_hung
 from lachesis.services.supervisor.ledger_check import verify_ledger
+from lachesis.services.supervisor.log_limit import LogLimit, read_tail
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.supervisor.restarts import ProcessLife, Restarts, describe_crash, out_of_memory_kills
@@ -280,6 +281,7 @@ class Supervisor:
             tasks.start_soon(keep_record, bus, self.config)
             tasks.start_soon(self._watch_heartbeats, bus)
             tasks.start_soon(self._end_hung)
+            tasks.start_soon(LogLimit(self.config.services.log_bytes, self._log_files).watch, self._notices.report_logs)
             for watch in self.watches:
                 tasks.start_soon(watch.follow, bus)
             try:
@@ -416,7 +418,7 @@ class Supervisor:
 
     def _last_lines(self, row: _RunningProcess, count: int = _TAIL_LINES) -> str:
         file = self.logs / f"{row.planned.name}.log"
-        return _tail(file, row.log_start, count) if file.exists() else ""
+        return read_tail(file, row.log_start, count) if file.exists() else ""
 
     def _last_words(self, row: _RunningProcess, *, drained: bool) -> str:
         """Return what a process logged last in its life, in one line without time and name.
@@ -468,6 +470,12 @@ class Supervisor:
             with suppress(StartupError):
                 self._listener = self._held.enter_context(open_listener(self.config.gateway))
         return self._listener
+
+    def _log_files(self) -> list[tuple[str, Path]]:
+        """Return what is written by processes for as long as they run, with the name of each."""
+        logs = [(file.stem, file) for file in self.logs.glob("*.log")]
+        own = [("nats-server", self.config.path / NATS_FOLDER / SERVER_LOG), ("up", self.config.path / SUPERVISOR_LOG)]
+        return [*logs, *own]
 
     async def _stop_all(self) -> None:
         for phase in sorted({row.planned.phase for row in self.running}, reverse=True):
@@ -611,8 +619,3 @@ def _works(beat: Heartbeat) -> bool:
 def _send(process: SpawnedProcess | ServiceProcess | None, number: signal.Signals) -> None:
     if process is not None and process.returncode is None:
         process.send_signal(number)
-
-
-def _tail(file: Path, start: int, count: int) -> str:
-    """Return the last lines of what was written to `file` after its first `start` bytes."""
-    return "\n".join(file.read_bytes()[start:].decode(errors="replace").splitlines()[-count:])

@@ -29,6 +29,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, STATE, TrainerState, latest_checkpoint
+from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.runtime.incidents import follow_incidents
@@ -37,7 +38,6 @@ from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint_folder import only_writer, write_checkpoint
-from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.distance_by_env import env_figures, mismatch_by_env, summed_by
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.metrics import latencies, reward_figures

@@ -15,11 +15,11 @@ from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
 from lachesis.pipeline.ledger.checkpoint_state import known_checkpoints, latest_checkpoint
+from lachesis.pipeline.ledger.checksums import SUMS, write_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, write_weights
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
-from lachesis.pipeline.training.checksums import SUMS, write_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.errors import CheckpointError, DataError, NotFoundError

@@ -15,12 +15,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
+from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_weights
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.checkpoint_folder import only_writer
-from lachesis.pipeline.training.checksums import verify_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.tracking import METRICS_FILE, append_row, open_tracking

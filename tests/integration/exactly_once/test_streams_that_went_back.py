@@ -19,6 +19,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint
+from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
 from lachesis.pipeline.retention import recovery
 from lachesis.pipeline.retention.holds import read_record, update_record
@@ -26,11 +28,12 @@ from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import make_plan
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
+from lachesis.pipeline.training.checkpoint_folder import write_checkpoint
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError, LedgerError, SchemaError, StartupError
-from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.errors import CheckpointError, HistoryLostError, LedgerError, SchemaError, StartupError
+from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
 
@@ -271,6 +274,48 @@ async def test_checkpoints_that_are_gone_are_recovered_from_though_a_stage_read_
         assert await bus.last(LEDGER, report) is None
         await refuse_rolled_back(bus, config)
         assert await make_plan(bus, config, "again") is None
+
+
+@pytest.mark.parametrize("harm", ["flipped", "missing", "no sums"])
+async def test_a_damaged_checkpoint_is_named_and_the_newest_whole_one_gone_on_from(copies, harm):
+    """Its steps were reported, so an older one cannot be taken without a recovery."""
+    folder, config = copies.folder / CHECKPOINTS, config_of(copies)
+    for step in (1, 2):
+        state = TrainerState(
+            step=step, lineage="a", policy_version=f"{step}-a-b", ledger_position=0, chain_hash=GENESIS
+        )
+        newest = write_checkpoint(
+            folder, state, lambda part: (part / "weights").write_bytes(bytes(100)) and None, keep=3
+        )
+    match harm:
+        case "flipped":
+            (newest / "weights").write_bytes(bytes(99) + b"x")
+        case "missing":
+            (newest / "weights").unlink()
+        case _:
+            (newest / "SHA256SUMS").unlink()
+    report = subjects.state(RUN, "trainer", subjects.LIVE, "main")
+    made = TrainReport(
+        run=RUN, trainer="main", lineage="a", term="t", step=2, ledger_index=-1, chain=GENESIS, next_batch=2,
+        policy_version="2-a-b", checkpoint=str(newest),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="`lachesis runs recover` makes its run go on"):
+        verify_sums(newest)
+    async with serving(copies.newer) as bus:
+        await bus.publish(report, encode(made), msg_id="report")
+        plan = await make_plan(bus, config, "damaged")
+        assert plan is not None
+        assert [newest.name in problem for problem in plan.problems] == [True]
+        assert plan.checkpoint is not None
+        assert (plan.checkpoint.name, plan.checkpoint.from_step, plan.checkpoint.step) == ("step-00000001", 2, 1)
+        await apply_plan(bus, config, plan)
+        assert await bus.last(LEDGER, report) is None
+        assert latest_checkpoint(folder) == folder / "step-00000001"
+        assert await make_plan(bus, config, "again") is None
+
+
+def _write_weights(folder: Path) -> None:
+    (folder / "weights").write_bytes(bytes(100))
 
 
 async def sweep_chunks(bus: NatsBus) -> None:

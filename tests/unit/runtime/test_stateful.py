@@ -10,9 +10,10 @@ from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage, run_stateful
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import CurriculumEvent, DeadLetter
-from lachesis.schemas.codec import SCHEMA_VERSION
-from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, VersionError
+from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter
+from lachesis.schemas.codec import SCHEMA_VERSION, encode
+from lachesis.schemas.control import StateSnapshot
+from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError, VersionError
 
 INPUT = subjects.event("score", "r", subjects.LIVE, "sums")
 
@@ -30,7 +31,7 @@ class Listing(StatefulStage[CurriculumEvent]):
         self.new = []
 
     async def restore(self, restored):
-        self.words = msgspec.msgpack.decode(restored.state) if restored.state is not None else []
+        self.words = list(msgspec.msgpack.decode(restored.state)) if restored.state is not None else []
         for delta in restored.deltas:
             self.words += msgspec.msgpack.decode(delta)
 
@@ -218,3 +219,38 @@ async def test_a_drain_while_the_broker_is_away_leaves_the_burst_to_the_next_sta
             return await written(lab) == ["one"]
 
         await lab.until(done)
+
+
+async def snapshot_with(lab, state, **changes):
+    """Store a snapshot as the listing stage would, with that state."""
+    event = StateSnapshot(stage="listing", index=0, covers=0, cursors={}, state=state, **changes)
+    await lab.bus.publish(subjects.state("r", "listing", subjects.LIVE, "sums"), encode(event), msg_id="snapshot")
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "words"),
+    [
+        (b"\xc1 no msgpack", {}, "cannot be read"),
+        (msgspec.msgpack.encode(7), {}, "cannot be read: TypeError"),
+        (msgspec.msgpack.encode(["other"]), {"sha256": b"x" * 32}, "not the state that was stored"),
+    ],
+    ids=["no msgpack", "of another shape", "changed"],
+)
+async def test_a_state_that_cannot_be_used_is_an_error_with_a_way_out(lab, state, changes, words):
+    await snapshot_with(lab, state, **changes)
+    await say(lab, "a")
+    with pytest.raises(LedgerError, match=words) as raised:
+        await OneByOne(Service(lab.bus, "listing", "r")).open()
+    assert "set `revision` to a new name" in str(raised.value)
+    assert "rl.state.r.listing" in str(raised.value) or "listing of sums" in str(raised.value)
+
+
+async def test_a_change_of_state_that_is_not_what_was_stored_is_refused(lab):
+    commit = Commit(term="t", index=0, cursors={}, delta=msgspec.msgpack.encode(["b"]), crc32=1)
+    event = CurriculumEvent(
+        run="r", env="sums", revision=subjects.LIVE, strategy="s", snapshot_id="i", observed=[], commit=commit
+    )
+    subject = subjects.event("curriculum", "r", subjects.LIVE, "sums")
+    await lab.bus.publish(subject, encode(event), msg_id="commit")
+    with pytest.raises(LedgerError, match="commit 0 at sequence 1 is not what was stored"):
+        await OneByOne(Service(lab.bus, "listing", "r")).open()

@@ -364,3 +364,27 @@ async def test_what_the_rater_says_itself_is_always_believed():
     runner = EnsembleRunner([member(judge, retries=0, breaker_failures=10_000)])
     for _ in range(2 * MAX_LONE_FAILURES):
         assert (await runner.rate_group(SAMPLES))["r"][2].status == "unavailable"
+
+
+@pytest.mark.parametrize("times", [2, 10_000], ids=["for a moment", "for long"])
+async def test_a_machine_without_threads_is_an_outage_and_rates_nothing(monkeypatch, times):
+    """The group waits, as for a judge that is away; it is not closed as one that cannot be scored."""
+    from anyio._backends._asyncio import WorkerThread
+
+    failures = []
+    start = WorkerThread.start
+
+    def refused(thread):
+        if len(failures) < times:
+            failures.append(1)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(WorkerThread, "start", refused)
+    results = await run(member(number, timeout_s=0.5), samples=SAMPLES[:1])
+    assert failures
+    if times == 2:
+        assert [rating.value for rating in results["r"]] == [0.0]
+    else:
+        assert [rating.status for rating in results["r"]] == ["unavailable"]
+        assert "can't start new thread" in results["r"][0].detail

@@ -17,6 +17,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, Run
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.ledger.checksums import write_sums
 from lachesis.pipeline.model import host_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
@@ -26,7 +27,6 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training import last_evaluation, train_loop
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.checksums import write_sums
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner

@@ -35,28 +35,36 @@ def write_sums(folder: Path) -> None:
 
 
 def verify_sums(folder: Path) -> None:
-    """Raise `CheckpointError` naming what differs from what was sealed."""
+    """Raise `CheckpointError` naming what differs from what was sealed, and how to go on."""
+    fault = _fault(folder)
+    if fault is not None:
+        raise CheckpointError(
+            f"checkpoint {folder}: {fault}. Restore that folder, or `lachesis runs recover` makes its run go on from "
+            "the newest checkpoint that is whole"
+        )
+
+
+def _fault(folder: Path) -> str | None:
     is_old = not (folder / SUMS).exists() and (folder / _OLD_SUMS).exists()
     sums_file = _OLD_SUMS if is_old else SUMS
     try:
         text = read_small_text(folder / sums_file)
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder}: its {sums_file} cannot be read: {error}") from error
+        return f"its {sums_file} cannot be read: {error}"
     found = [_LINE.fullmatch(line) for line in text.splitlines()]
     sums = {match[2]: match[1] for match in found if match is not None}
     if not sums or len(sums) != len(found):
-        raise CheckpointError(f"checkpoint {folder}: its {sums_file} is damaged")
+        return f"its {sums_file} is damaged"
     present = _names(folder) - {sums_file}
     for what, names in (("missing", sums.keys() - present), ("not its own", present - sums.keys())):
         if names:
-            raise CheckpointError(f"checkpoint {folder}: {', '.join(sorted(names)[:5])}: {what}")
+            return f"{', '.join(sorted(names)[:5])}: {what}"
     whole = [name for name in sums if (folder / name).is_file() and not (folder / name).is_symlink()]
     found_digests = dict(zip(whole, _digests(folder, whole, _sha256 if is_old else _blake3), strict=True))
     for name, digest in sums.items():
         if found_digests.get(name) != digest:
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} is not what was written; take an older checkpoint of that folder"
-            )
+            return f"{name} is not what was written"
+    return None
 
 
 def _names(folder: Path) -> set[str]:
