@@ -41,8 +41,10 @@ def cut_log(file: Path, limit_bytes: int) -> int:
             if size <= limit_bytes:
                 return 0
             opened.seek(size - limit_bytes // _KEPT_SHARE)
-            opened.readline()
             newest = opened.read(limit_bytes // _KEPT_SHARE)
+            half_line, _, whole_lines = newest.partition(b"\n")
+            if len(half_line) < len(whole_lines):
+                newest = whole_lines
             old = file.with_name(file.name + OLD_SUFFIX)
             with suppress(OSError):  # a full disk: the lines are lost, and room is made
                 partial = old.with_name(old.name + ".partial")

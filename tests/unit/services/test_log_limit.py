@@ -40,6 +40,14 @@ def test_the_newest_lines_stay_beside_it_and_a_process_writes_on(tmp_path):
     assert sum(len(line) + 1 for line in old) <= 2500
 
 
+@pytest.mark.parametrize("data", [b"x" * 5000, b"x" * 5000 + b"\n"], ids=["no line", "one line"])
+def test_of_a_line_longer_than_what_is_kept_the_end_is_kept(tmp_path, data):
+    log = tmp_path / "a.log"
+    log.write_bytes(data)
+    assert cut_log(log, 1000) == len(data)
+    assert (tmp_path / "a.log.old").read_bytes() == data[-250:]
+
+
 def test_a_full_disk_keeps_no_log_from_being_cut(tmp_path, monkeypatch):
     log = tmp_path / "a.log"
     log.write_bytes(b"x\n" * 1000)
