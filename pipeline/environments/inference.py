@@ -134,10 +134,13 @@ class InferenceRequests:
         config: CollectConfig,
         report: Callable[[RetryWait], None] | None = None,
         run: SamplingParams | None = None,
+        report_request: Callable[[int], None] | None = None,
     ) -> None:
         """`report` is called before a request is repeated; without it, such waits are logged. `run`: how the run
         samples; turns that are sampled otherwise are kept in `otherwise`, with what the difference is.
+        `report_request` is called with 1 where a request begins and with -1 where it has ended, all repeats included.
         """
+        self._report_request = report_request or (lambda change: None)
         self._run = run
         self.otherwise: list[tuple[list[int], str]] = []
         self._report = report or _wait_log
@@ -281,12 +284,15 @@ class InferenceRequests:
                     raise
                 raise InfrastructureError(str(error) or f"no answer within {timeout_s:g} s") from error
 
+        self._report_request(1)
         try:
             answer: T = await retry_outages(f"inference: {what}", self._report, policy=self._policy)(attempt)
         except InfrastructureError as error:
             away = all(isinstance(failure, ServerAwayError) for failure in failures)
             kind = ServerAwayError if away else InfrastructureError
             raise kind(f"inference: {what} failed {len(failures)} times, last: {error}") from error
+        finally:
+            self._report_request(-1)
         return answer
 
 

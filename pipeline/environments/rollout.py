@@ -11,7 +11,8 @@ no kind of answer is sorted out.
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.cures import with_cure
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
-from lachesis.pipeline.environments.group_environment import GroupEnvironment, SequenceExtras
+from lachesis.pipeline.environments.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
 from lachesis.pipeline.environments.inference import Inference, InferenceRequests, derive_seed
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -52,6 +53,8 @@ __all__ = ["ENVIRONMENT_REWARD", "GroupDraft", "SampleFailure", "build_group", "
 ENVIRONMENT_REWARD = "environment"
 """Component under which a reward goes that the environment gave no name."""
 _MAX_TEXT_CHARS = 2000
+_GROUP_S = 1.0
+"""Seconds more that a group has whose environment ends it by itself, and says why."""
 _CANCELLED_S = 10.0
 """Seconds in which a rollout that is cancelled must end."""
 _MAX_REFILLS = 2
@@ -97,12 +100,13 @@ async def collect_group(
     started_ns: int | None = None,
     report: Callable[[RetryWait], None] | None = None,
     report_stuck: Callable[[str], None] | None = None,
+    report_request: Callable[[int], None] | None = None,
 ) -> GroupDraft:
     """Let the model work `n` times on `task`.
 
     `group` is the id of the group to be, a new one where it is None. `report` is called before a request is repeated;
     without it, that is logged. `report_stuck` is called where a rollout goes on after its time limit: it waits for a
-    thread that cannot be cancelled.
+    thread that cannot be cancelled. `report_request` is called with 1 where a request begins, with -1 where it ends.
 
     Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
     when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
@@ -116,8 +120,9 @@ async def collect_group(
     config = config or CollectConfig()
     group = group or new_group_id()
     if isinstance(env, GroupEnvironment):
-        requests = InferenceRequests(inference, config, report, run=sampling)
-        made = await env.generate_group(task, requests, n, sampling)
+        requests = InferenceRequests(inference, config, report, run=sampling, report_request=report_request)
+        generate = partial(env.generate_group, task, requests, n, sampling)
+        made = await _made_by_environment(env, task, generate, report_stuck)
         _check_sampling(env, made.sessions, requests.otherwise)
         return GroupDraft(
             id=group,
@@ -130,7 +135,7 @@ async def collect_group(
             extras=made.extras,
             metadata={**await _opening(requests, made.sessions), **made.metadata},
         )
-    requests = InferenceRequests(inference, config, report)
+    requests = InferenceRequests(inference, config, report, report_request=report_request)
     collected = _GroupSamples(env, task, requests, sampling, report_stuck)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
@@ -241,22 +246,12 @@ class _GroupSamples:
 
         try:
             async with background() as watching:
-                watching.start_soon(self._watch_end)
+                watching.start_soon(_watch_end, self._env, self._task, self._report_stuck)
                 async with anyio.create_task_group() as tasks:
                     for sample in samples:
                         tasks.start_soon(one, sample)
         except ExceptionGroup as errors:
             raise deciding_error(errors) from errors
-
-    async def _watch_end(self) -> None:
-        """Tell when rollouts go on although their time is up and they were cancelled."""
-        limit_s = self._env.rollout_timeout_s
-        await anyio.sleep(limit_s + _CANCELLED_S)
-        if self._report_stuck is not None:
-            self._report_stuck(
-                f"a rollout of {type(self._env).__name__}, item {self._task.item!r:.80}, cannot be cancelled after its "
-                f"{limit_s:g} s (rollout_timeout_s): it waits for a thread that hangs"
-            )
 
     def failures(self) -> list[SampleFailure]:
         """Return the samples that bugs of the environment cost."""
@@ -264,6 +259,33 @@ class _GroupSamples:
             SampleFailure(sample=sample, error=_place(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:])
             for sample, error in sorted(self.bugs.items())
         ]
+
+
+async def _made_by_environment(
+    env: GroupEnvironment,
+    task: Task,
+    generate: Callable[[], Awaitable[GeneratedGroup]],
+    report_stuck: Callable[[str], None] | None,
+) -> GeneratedGroup:
+    """Return what the environment makes. Raises `InfrastructureError` where that takes longer than a rollout may."""
+    async with background() as watching:
+        watching.start_soon(_watch_end, env, task, report_stuck)
+        with anyio.move_on_after(env.rollout_timeout_s + _GROUP_S):
+            return await generate()
+    raise InfrastructureError(
+        f"{type(env).__name__}: a group took longer than {env.rollout_timeout_s:g} s (rollout_timeout_s)"
+    )
+
+
+async def _watch_end(env: Environment, task: Task, report_stuck: Callable[[str], None] | None) -> None:
+    """Tell when a rollout goes on although its time is up and it was cancelled."""
+    limit_s = env.rollout_timeout_s
+    await anyio.sleep(limit_s + _CANCELLED_S)
+    if report_stuck is not None:
+        report_stuck(
+            f"a rollout of {type(env).__name__}, item {task.item!r:.80}, cannot be cancelled after its "
+            f"{limit_s:g} s (rollout_timeout_s): it waits for a thread that hangs"
+        )
 
 
 async def _collect_sample(env: Environment, task: Task, session: Session) -> dict[str, float | None] | Exception:

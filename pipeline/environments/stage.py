@@ -76,6 +76,8 @@ log = logging.getLogger("lachesis")
 
 MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
+_CANCELLED_S = 10.0
+"""Seconds after which a group that was cancelled waits for a thread."""
 _LOOK_S = 2.0
 _CLAIM_TTL_ROLLOUTS = 4.0
 """Times the longest rollout, after which another process takes over the claim of one that does not come back."""
@@ -204,7 +206,9 @@ class _Producer:
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = GroupFailures(service, name, len(env))
-        self.times = GroupTimes(env.rollout_timeout_s)
+        self.times = GroupTimes(env.rollout_timeout_s, env.turn_timeout_s)
+        self._ending: dict[object, tuple[anyio.CancelScope, float | None]] = {}
+        """By group under way what ends it, and when it was told to end."""
         self.lost = 0
         self.declined = 0
         self.largest = settings.largest_bytes
@@ -326,8 +330,23 @@ class _Producer:
         try:
             made = await self._generate(lease, draw)
         finally:
+            self._ending.pop(lease, None)
             self.times.end(lease, time.monotonic(), made=made is not None)
         return made
+
+    def _end_hanging(self) -> None:
+        """End groups whose code hangs, and the process if one of them cannot be cancelled."""
+        now_s = time.monotonic()
+        for one in self.times.hanging(now_s):
+            scope, told_s = self._ending.get(one.group, (None, None))
+            if scope is not None and told_s is None:
+                scope.cancel()
+                self._ending[one.group] = scope, now_s
+            elif told_s is not None and now_s - told_s > _CANCELLED_S:
+                _end_process(
+                    f"a rollout of environment {self.name}, item {one.item}, hangs for {one.age_s:.0f} s and cannot be "
+                    "cancelled: it waits for a thread"
+                )
 
     async def name_late_groups(self) -> None:
         """Say which groups take far longer than others did, again and again."""
@@ -338,6 +357,7 @@ class _Producer:
                 None if late is None else f"environment {self.name}: {late}",
                 mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
             )
+            self._end_hanging()
             await anyio.sleep(_LOOK_S)
 
     async def _draw(self) -> _Draw | None:
@@ -380,18 +400,7 @@ class _Producer:
             client = await self.inference.current()
             task = self._task(draw.item)
             with self._recording(name, started_ns) as spans:
-                draft = await collect_group(
-                    self.env,
-                    task,
-                    client,
-                    self.settings.samples,
-                    self.sampling,
-                    config=self.collect,
-                    group=name,
-                    started_ns=started_ns,
-                    report=self.service.report_wait,
-                    report_stuck=_end_process,
-                )
+                draft = await self._collect(lease, task, client, name, started_ns)
                 await self._compare(client, draft)
                 producer, epoch, counter = self._identity(draw.claim)
                 group = build_group(
@@ -412,7 +421,8 @@ class _Producer:
             if self.single is not None:
                 raise
             self.service.record_call(started_ns, 0, failed=True)
-            self.service.mark_waiting("waiting", f"inference: {error}")
+            where = "" if isinstance(error, _HungCodeError) else "inference: "
+            self.service.mark_waiting("waiting", f"{where}{error}")
             vitals.retried += 1
             await self._give_back(draw.claim)
             return None
@@ -442,6 +452,30 @@ class _Producer:
         self.failures.count_made(thought_calls, [failed.error for failed in draft.failures])
         self.counter += draw.claim is None
         return group, data, spans
+
+    async def _collect(
+        self, lease: str, task: Task, client: InferenceClient, group: str, started_ns: int
+    ) -> GroupDraft:
+        """Return a group's samples. Raises `InfrastructureError` also where it is ended because its code hangs."""
+        with anyio.CancelScope() as scope:
+            self._ending[lease] = scope, None
+            return await collect_group(
+                self.env,
+                task,
+                client,
+                self.settings.samples,
+                self.sampling,
+                config=self.collect,
+                group=group,
+                started_ns=started_ns,
+                report=self.service.report_wait,
+                report_stuck=_end_process,
+                report_request=lambda change: self.times.record_request(lease, change, time.monotonic()),
+            )
+        raise _HungCodeError(
+            f"{type(self.env).__name__}: the code of a group of item {task.item!r:.80} gave no sign for "
+            f"{self.times.end_s:.0f} s, far longer than others, and was ended"
+        )
 
     async def _compare(self, client: InferenceClient, draft: GroupDraft) -> None:
         """Raise `WrongServerError` where what was generated is not of the run's tokenizer, model and policies."""
@@ -541,6 +575,10 @@ class _Producer:
             )  # fmt: skip
             service.tracing.emit([*chats, generated, published])
         return True
+
+
+class _HungCodeError(InfrastructureError):
+    """Raised for a group that is ended because the environment's code hangs."""
 
 
 def _end_process(why: str) -> None:

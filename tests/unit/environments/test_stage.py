@@ -3,7 +3,7 @@
 import random
 import threading
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import anyio
 import msgspec
@@ -14,12 +14,16 @@ from unit.spans import Sink
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.environments import rollout
 from lachesis.pipeline.environments import stage as stage_module
 from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.group_environment import GroupEnvironment
+from lachesis.pipeline.environments.rollout import collect_group
 from lachesis.pipeline.environments.stage import MAX_FAILURES, SingleGroup, run_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
+from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -701,3 +705,67 @@ async def test_an_epoch_goes_on_without_a_prompt_beyond_the_context(lab, env, in
     for epoch in range(3):
         assert sorted(group.dispatch.index for group in groups if group.epoch == epoch) == [0, 1, 3]
     assert 1 <= asked[2] <= 2, "only what was claimed before it was known may meet it again"
+
+
+@pytest.mark.parametrize("kind", ["waits for ever", "cannot be cancelled"])
+async def test_groups_whose_code_hangs_are_ended_by_what_is_usual(lab, env, inference, monkeypatch, kind):
+    """One that cannot be cancelled ends the process, which its supervisor starts again."""
+    monkeypatch.setattr(stage_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(stage_module, "_CANCELLED_S", 0.0 if kind == "cannot be cancelled" else 60.0)
+    ended = []
+    monkeypatch.setattr(stage_module, "_end_process", ended.append)
+    env.turn_timeout_s, env.tool_timeout_s = 0.2, 0.1
+    calls = Counter()
+
+    async def reward(task, session):
+        calls["reward"] += 1
+        if calls["reward"] == 40:
+            with anyio.CancelScope(shield=kind == "cannot be cancelled"):
+                while not ended:  # noqa: ASYNC110 - it stands for a thread
+                    await anyio.sleep(0.01)
+        return 1.0
+
+    env.reward = reward
+    async with Governor(lab).serving(), lab.running(environment, "environment") as service:
+        if kind == "waits for ever":
+            await lab.until(lambda: _true(service.vitals.retried == 1))
+        else:
+            await lab.until(lambda: _true(ended))
+            assert "of environment echo, item " in ended[0]
+        made = len(await stored(lab))
+        await lab.until(at_least(lab, made + 3))
+    assert made >= 8, "others go on, and what is usual is known"
+
+
+async def test_a_group_that_an_environment_makes_by_itself_has_an_end(monkeypatch):
+    class Hangs(GroupEnvironment):
+        rollout_timeout_s = 0.05
+
+        def __len__(self):
+            return 1
+
+        def task(self, index):
+            return Task(item="q", prompt="say")
+
+        def running(self):
+            return nullcontext()
+
+        async def generate_group(self, task, requests, n, sampling):
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(rollout, "_GROUP_S", 0.01)
+    with anyio.fail_after(30):
+        with pytest.raises(InfrastructureError, match=r"Hangs: a group took longer than 0.05 s \(rollout_timeout_s\)"):
+            await collect_group(
+                Hangs(), Hangs().task(0), FakeInference(lambda prompt, call: "x"), 2, SamplingParams(temperature=1.0)
+            )
+
+
+async def test_a_request_under_way_is_told_and_so_is_its_end():
+    changes = []
+    env = Echo()
+    await collect_group(
+        env, env.task(0), FakeInference(lambda prompt, call: "x"), 2, SamplingParams(temperature=1.0),
+        report_request=changes.append,
+    )  # fmt: skip
+    assert changes.count(1) == changes.count(-1) > 2
