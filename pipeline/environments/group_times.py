@@ -1,4 +1,4 @@
-"""Notes for how long groups wait for nothing but the environment's code, and names those that hang. Pure.
+"""Notes how long the code of groups gives no sign, and names groups that hang. Pure.
 
 A rollout may wait in a thread that nobody can interrupt, while the process sends heartbeats as ever: only time tells.
 Times at which a request to the inference server is under way do not count: that may be away, or slow.
@@ -58,7 +58,10 @@ class GroupTimes:
         self._under_way[group] = _UnderWay(item, now_s)
 
     def record_request(self, group: object, change: int, now_s: float) -> None:
-        """Note that a request to the inference server begins (1) or ends (-1); groups that have ended are left out."""
+        """Note that a request to the inference server begins (1) or ends (-1).
+
+        One of a group that has ended is left out.
+        """
         one = self._under_way.get(group)
         if one is not None:
             one.longest_s = max(one.longest_s, one.age_s(now_s))
