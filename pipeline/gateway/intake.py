@@ -23,7 +23,7 @@ from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.gateway.known_posts import KnownPosts
 from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
 from lachesis.pipeline.gateway.logic.registry import Registration
-from lachesis.pipeline.gateway.policies import PolicyVersions
+from lachesis.pipeline.gateway.server_identity import ServerIdentity
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
@@ -73,13 +73,19 @@ class Intake:
     """Takes groups for the environments of `config` whose kind is gateway. Run `renew` beside it."""
 
     def __init__(
-        self, service: Service, config: RunConfig, store: GatewayStore, policies: PolicyVersions, posts: KnownPosts
+        self,
+        service: Service,
+        config: RunConfig,
+        store: GatewayStore,
+        identity: ServerIdentity,
+        posts: KnownPosts,
     ) -> None:
         self._service = service
         self._config = config
         self._store = store
-        self._policies = policies
+        self._policies = identity.policies
         self._posts = posts
+        self._identity = identity
         self._epoch = time.time_ns()
         self._counter = 0
         self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
@@ -122,7 +128,7 @@ class Intake:
         """
         arrived_ns = self._service.now_ns()
         parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
-        origins = [self._origin(data, arrived_ns) for _, data in parsed]
+        origins = [self._origin(data, arrived_ns, await self._tokenizer_hash()) for _, data in parsed]
         items = await anyio.to_thread.run_sync(_convert, parsed, origins, caller, limiter=self._converting)
         for item in items:
             self._name_unused(item.env, item.group)
@@ -169,7 +175,16 @@ class Intake:
             return
         raise BusyError("the governor granted no lease for what is left in the buffer; disconnect again later")
 
-    def _origin(self, data: ScoredData, arrived_ns: int) -> tuple[GroupOrigin, int | None]:
+    async def _tokenizer_hash(self) -> str | None:
+        """Return that of the tokenizer that the policy's server was observed to have, None where nothing was observed.
+
+        Raises `BusyError` where it is another one than the run's for long.
+        """
+        with anyio.move_on_after(self._config.gateway.hold_s):
+            return await self._identity.tokenizer_hash()
+        raise BusyError("the policy's server is not the run's, so no group is taken; its notice says how it differs")
+
+    def _origin(self, data: ScoredData, arrived_ns: int, observed: str | None) -> tuple[GroupOrigin, int | None]:
         registered = self._registered(data.env_id)
         env = registered.env if registered else self._only_env(data.env_id)
         made_ns = arrived_ns - int(self._config.gateway.generation_s * 1e9)
@@ -184,7 +199,7 @@ class Intake:
             epoch=self._epoch,
             counter=0,  # when it is published
             policy_version=policy.version,
-            tokenizer_hash=policy.tokenizer_hash,
+            tokenizer_hash=observed or policy.tokenizer_hash,
             started_ns=made_ns,
             name=registered.name if registered else env,
             longest=self.envs[env].longest_tokens,

@@ -17,6 +17,7 @@ from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.known_posts import KnownPosts
 from lachesis.pipeline.gateway.listener import take_listener
 from lachesis.pipeline.gateway.policies import PolicyVersions
+from lachesis.pipeline.gateway.server_identity import ServerIdentity
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
 from lachesis.pipeline.gateway.trainers import Trainers
@@ -40,15 +41,27 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
     if not envs:
         raise ConfigError('environments: none has kind = "gateway", so the gateway would have nothing to publish for')
     token = gateway_token(config.gateway, config.path)
+    policies = PolicyVersions()
+    async with ServerIdentity.open(service, config, policies) as identity:
+        await _serve(service, config, envs, identity, token)
+
+
+async def _serve(
+    service: Service,
+    config: RunConfig,
+    envs: list[str],
+    identity: ServerIdentity,
+    token: str | None,
+) -> None:
     errors: list[LachesisError] = []
+    policies = identity.policies
     with take_listener(config.gateway) as listener:
         store: GatewayStore = await service.retrying("read the gateway's state")(
             GatewayStore.open, service.bus, service.run, envs
         )
-        policies = PolicyVersions()
         posts = KnownPosts(service.bus, service.run, envs, store)
         await service.retrying("read which posts are stored")(posts.catch_up)
-        intake = Intake(service, config, store, policies, posts)
+        intake = Intake(service, config, store, identity, posts)
         weights = CurriculumWeights(envs, code_name(config.curriculum.strategy))
         trainers = Trainers(service, config, store) if config.mode == "observe" else None
         if trainers is not None:

@@ -143,6 +143,11 @@ class InferenceDirectory:
         with anyio.CancelScope(shield=True):
             await self._clients.aclose()
 
+    @property
+    def present(self) -> InferenceClient | None:
+        """The client of the server that registered last; None: none has yet."""
+        return self._client
+
     async def current(self) -> InferenceClient:
         """Return the client of the server that registered last, waiting until one has."""
         while self._client is None:
