@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "IMPORT_LOCK",
     "argument_problem",
     "describe_ending",
+    "forks_that_returned",
     "is_ending",
     "load_attribute",
     "load_module",
@@ -52,6 +53,10 @@ _CANCELLATIONS = frozenset({"CancelledError", "Cancelled"})
 """Names of what asyncio and trio cancel a task by."""
 _own_process: tuple[int, str] | None = None
 """Pid and name of the service that this process is."""
+_fork_reports: tuple[int, int] | None = None
+"""Ends of the pipe by which a process that was forked, and came back, tells the service."""
+_MAX_REPORTS_BYTES = 1 << 16
+_MAX_WHERE_CHARS = 100
 
 IMPORT_LOCK: Final = threading.RLock()
 """Held while code of a user's, or of a library that cannot be imported by two threads at once, is imported. Python's
@@ -137,8 +142,21 @@ def refuse_ending(where: str) -> Iterator[None]:
 
 def mark_own_process(name: str) -> None:
     """Let no process that a user's code forks from this one go on as if it were the service `name`."""
-    global _own_process  # noqa: PLW0603 - a fact of this process
+    global _own_process, _fork_reports  # noqa: PLW0603 - facts of this process
     _own_process = os.getpid(), name
+    _fork_reports = os.pipe()
+    for end in _fork_reports:
+        os.set_blocking(end, False)
+
+
+def forks_that_returned() -> list[str]:
+    """Return which code has forked this process and come back, once for each time since the last call."""
+    if _fork_reports is None:
+        return []
+    try:
+        return os.read(_fork_reports[0], _MAX_REPORTS_BYTES).decode(errors="replace").splitlines()
+    except BlockingIOError:
+        return []
 
 
 def refuse_forked(where: str) -> None:
@@ -146,6 +164,9 @@ def refuse_forked(where: str) -> None:
     if _own_process is not None and _own_process[0] != os.getpid():
         said = f"{_own_process[1]}: {where} has forked process {os.getpid()}, which came back into the service: it is "
         print(f"{said}ended. What is forked must end by os._exit", file=sys.stderr, flush=True)
+        if _fork_reports is not None:
+            with suppress(OSError):  # there is no room, so enough is known
+                os.write(_fork_reports[1], f"{where[:_MAX_WHERE_CHARS]!s}\n".encode())
         os._exit(FORKED_EXIT)
 
 

@@ -28,7 +28,7 @@ from lachesis.schemas.notices import MAX_NOTICES, Notice
 
 __all__ = ["NoticeBoard"]
 
-_LONG_WAIT_S = 10.0
+_LONG_WAIT_S = 7.0
 """Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
 _TICK_S = 3.0
 """Two looks that are further apart than this: the one who looks was held up, and heard nothing meanwhile."""

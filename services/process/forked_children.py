@@ -10,10 +10,17 @@ import os
 import signal
 from functools import cache
 
-from lachesis.pipeline.stop_signals import stop_signals
-from lachesis.pipeline.user_code import refuse_forked
+import anyio
 
-__all__ = ["separate_forked_children"]
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.stop_signals import stop_signals
+from lachesis.pipeline.user_code import forks_that_returned, refuse_forked
+
+__all__ = ["separate_forked_children", "tell_returned_forks"]
+
+_LOOK_S = 1.0
+_SAID_S = 60.0
+"""Seconds for which a fork that came back is told of."""
 
 _loops: list[asyncio.AbstractEventLoop] = []
 """The event loop of this process, once there is one."""
@@ -39,6 +46,22 @@ def _separate() -> None:
         if ready is not None and selector is not None:  # asyncio's own; what is forked runs none of its callbacks
             ready.clear()
             selector.select = _end
+
+
+async def tell_returned_forks(service: Service) -> None:
+    """Say by a notice which code forks the service and comes back. Runs until cancelled."""
+    total = 0
+    while True:
+        if found := forks_that_returned():
+            total += len(found)
+            processes = "a process" if total == 1 else f"{total} processes"
+            service.set_problem(
+                "forked",
+                f"{found[-1]} has forked {processes} that came back into the service, and that were ended",
+                mend="what is forked must end by os._exit; use subprocess or multiprocessing instead of os.fork",
+                for_s=_SAID_S,
+            )
+        await anyio.sleep(_LOOK_S)
 
 
 def _end(_: object = None) -> None:

@@ -56,7 +56,7 @@ from lachesis.schemas.errors import (
     leaves,
 )
 from lachesis.services.process.drain_limit import limited_drain
-from lachesis.services.process.forked_children import separate_forked_children
+from lachesis.services.process.forked_children import separate_forked_children, tell_returned_forks
 from lachesis.services.process.micro import join_micro
 from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
@@ -250,6 +250,7 @@ async def _serve(
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(flush_output)
+        tasks.start_soon(tell_returned_forks, service)
         tasks.start_soon(join_micro, bus, service, role.spec.about, place)
         tasks.start_soon(follow_clock, bus, tracing.clock)
         tasks.start_soon(bus.keep_served)
