@@ -31,9 +31,9 @@ PARTS = (
     Part("weights", 40, 300, "Weights out and in, beside plain copies"),
     Part("inference", 60, 300, "The reference server's engine beside transformers' generate"),
     Part("learner", 130, 300, "The learner's speed and memory beside a bare loop's"),
-    Part("pipeline", 100, 300, "From publishers to the trainer's tensors, flat out"),
     Part("smollm2", 80, 300, "The demo on SmolLM2-135M-Instruct"),
     Part("demo", 80, 300, "The demo"),
+    Part("pipeline", 100, 300, "From publishers to the trainer's tensors, flat out"),
 )
 
 
