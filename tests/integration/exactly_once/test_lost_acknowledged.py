@@ -22,6 +22,7 @@ from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import HistoryLostError
 from lachesis.schemas.subjects import BUCKET, STREAMS
+from lachesis.services.cli.recover import describe_plan
 
 from .conftest import SUMS
 
@@ -102,6 +103,7 @@ async def test_a_newest_message_that_nobody_read_is_missed_and_recovered_from(
                 plan = await make_plan(bus, config, f"cut-{stream}")
                 assert plan is not None
                 assert [(loss.stream, loss.last) for loss in plan.losses] == [(stream, end)]
+                assert f"  {stream}, sequences {end} to {end}: " in "\n".join(describe_plan(plan, begun=False))
                 await apply_plan(bus, config, plan)
                 await refuse_rolled_back(bus, config)
                 watch = EndWatch(bus, RUN, folder)
