@@ -21,6 +21,7 @@ from opentelemetry.trace import Link as OTelLink
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, OtlpEndpoint, otlp_endpoints
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.metrics import metrics_data
 from lachesis.pipeline.telemetry.spans import Span
@@ -110,7 +111,10 @@ class OtlpExporter:
                 exporter.shutdown()
         if self.dropped:
             log.warning(
-                "%d spans were dropped, %d exported: the receiver was too slow or away", self.dropped, self.exported
+                "%d spans were dropped, %d exported: the receiver was too slow or away, or refused them (lines above; "
+                "`lachesis doctor` tries it)",
+                self.dropped,
+                self.exported,
             )
 
     def _work(self) -> None:
@@ -175,65 +179,37 @@ def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> OtlpExpor
 
     Raises `ConfigError` on a protocol or an exporter that is not known.
     """
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    spans = metrics = None
-    if _wanted("TRACES", config):
-        spans = _span_exporter(_protocol("TRACES", config), config)
-    if _wanted("METRICS", config):
-        metrics = _metric_exporter(_protocol("METRICS", config), config)
+    by_signal = {one.signal: one for one in otlp_endpoints(config)}
+    spans = _span_exporter(by_signal["TRACES"]) if "TRACES" in by_signal else None
+    metrics = _metric_exporter(by_signal["METRICS"]) if "METRICS" in by_signal else None
     return OtlpExporter(resource, spans, metrics, config.close_s) if spans or metrics else None
 
 
-def _wanted(signal: str, config: TelemetryConfig) -> bool:
-    exporter = os.environ.get(f"OTEL_{signal}_EXPORTER", "otlp")
-    if exporter not in {"otlp", "none"}:
-        raise ConfigError(f"OTEL_{signal}_EXPORTER is {exporter!r}; use otlp or none")
-    return exporter == "otlp" and _endpoint(signal, config) is not None
+def _given(endpoint: OtlpEndpoint) -> str | None:
+    """Return the endpoint to hand to an exporter: None where a variable names it, which exporters read alone."""
+    if endpoint.source != "telemetry.endpoint":
+        return None
+    return endpoint.url if endpoint.protocol == HTTP else endpoint.address
 
 
-def _endpoint(signal: str, config: TelemetryConfig) -> str | None:
-    environ = os.environ
-    return (
-        environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
-        or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-        or config.endpoint
-    )
-
-
-def _protocol(signal: str, config: TelemetryConfig) -> str:
-    environ = os.environ
-    protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    protocol = protocol or config.protocol
-    if protocol not in {"grpc", "http/protobuf"}:
-        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; use grpc or http/protobuf")
-    return protocol
-
-
-def _configured(signal: str, config: TelemetryConfig, path: str) -> str | None:
-    """Return the endpoint to hand to an exporter: None where the variables name one, which exporters read alone."""
-    named = any(os.environ.get(f"OTEL_EXPORTER_OTLP_{part}ENDPOINT") for part in (f"{signal}_", ""))
-    return None if named or config.endpoint is None else config.endpoint.rstrip("/") + path
-
-
-def _span_exporter(protocol: str, config: TelemetryConfig) -> SpanExporter:
-    if protocol == "grpc":
+def _span_exporter(endpoint: OtlpEndpoint) -> SpanExporter:
+    if endpoint.protocol == GRPC:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter(endpoint=_configured("TRACES", config, ""))
+        return OTLPSpanExporter(endpoint=_given(endpoint))
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HTTPSpanExporter
 
-    return HTTPSpanExporter(endpoint=_configured("TRACES", config, "/v1/traces"))
+    return HTTPSpanExporter(endpoint=_given(endpoint))
 
 
-def _metric_exporter(protocol: str, config: TelemetryConfig) -> MetricExporter:
-    if protocol == "grpc":
+def _metric_exporter(endpoint: OtlpEndpoint) -> MetricExporter:
+    if endpoint.protocol == GRPC:
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
-        return OTLPMetricExporter(endpoint=_configured("METRICS", config, ""))
+        return OTLPMetricExporter(endpoint=_given(endpoint))
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HTTPMetricExporter
 
-    return HTTPMetricExporter(endpoint=_configured("METRICS", config, "/v1/metrics"))
+    return HTTPMetricExporter(endpoint=_given(endpoint))
 
 
 def _number(variable: str, default: int) -> int:

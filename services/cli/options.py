@@ -68,6 +68,14 @@ class Options:
     def _name(self) -> str | None:
         return self.run or os.environ.get("LACHESIS_RUN")
 
+    def _own_name(self) -> str | None:
+        """Return the name that `--run` gives: of a folder that was renamed, that of the run in it."""
+        if self.run is None or self.file is not None or not (Path("runs") / self.run).is_dir():
+            return self.run
+        from lachesis.services.run.known_runs import run_in
+
+        return run_in(Path("runs") / self.run) or self.run
+
     def load(self) -> "LoadedConfig[RunConfig]":
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
         import msgspec
@@ -161,7 +169,7 @@ class Options:
 
     def texts(self) -> list[str]:
         """Return all that is set on the command line, as texts of `--set`."""
-        sugar = {"nats.url": self.nats, "run": self.run}
+        sugar = {"nats.url": self.nats, "run": self._own_name()}
         return [*self.sets, *(_assign(path, value) for path, value in sugar.items() if value is not None)]
 
 

@@ -29,14 +29,28 @@ from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.plan import plan
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
+from lachesis.services.preflight.otlp import check_otlp
 
-__all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key", "webhook"]
+__all__ = [
+    "binary",
+    "budgets",
+    "check_machine",
+    "disk",
+    "files",
+    "packages",
+    "ports",
+    "vllm_interpreters",
+    "wandb_key",
+    "webhook",
+]
 
 _MIN_FREE_BYTES = 1 << 30
 """Room below which a run should not be begun."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
 _BUSY_HINT = "start again; if it stays so, look for what kills it or keeps the machine busy (too little memory, say)"
 _FOR_DEVELOPERS = "dev"
+_FIND_VLLM = "import importlib.metadata as found; print(found.version('vllm'))"
+_PYTHON_S = 30
 
 
 def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding]:
@@ -53,6 +67,8 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding
     if not running:
         yield from ports(config)
     yield from webhook(config)
+    yield from vllm_interpreters(config)
+    yield from check_otlp(config)
     if config.training.wandb.project is not None:
         yield wandb_key()
     if config.mode == "train" and config.training.backend == "tinker":
@@ -70,6 +86,9 @@ def needed_extras(config: RunConfig) -> set[str]:
     needs = {
         "train": bool(config.environments) and (trained_here or served_here),
         "tinker": config.mode == "train" and config.training.backend == "tinker",
+        "vllm": any(
+            config.role(role).kind == "vllm" and config.role(role).python is None for role in servers
+        ),  # with an interpreter of its own, `vllm_interpreters` looks there
         "gateway": any(env.is_foreign for env in config.environments.values()),
         "otel": config.telemetry.wanted(),
         "wandb": config.training.wandb.project is not None,
@@ -183,6 +202,29 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
             else:
                 yield fail("secrets", f"there is no file {path}", "create it, or correct nats.*_file")
     yield from (_mode(path) for path in secrets if path.is_file())
+
+
+def vllm_interpreters(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Check that the interpreters that are to run vLLM have it: it is found there, and not imported."""
+    for row in plan(config):
+        settings = config.role(row.part) if row.service == "inference" else None
+        if settings is None or settings.kind != "vllm" or settings.python is None:
+            continue
+        setting, python = f"inference.{row.part}.python", settings.python
+        mend = f"{python} -m pip install vllm, or name another interpreter"
+        try:
+            done = subprocess.run(
+                [python, "-c", _FIND_VLLM], capture_output=True, text=True, timeout=_PYTHON_S, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            yield fail(setting, f"{python} does not run: {error}", "name an interpreter that has vLLM")
+            continue
+        version = done.stdout.strip()
+        if done.returncode != 0 or not version:
+            said = (done.stderr.strip().splitlines() or ["no version"])[-1]
+            yield fail(setting, f"{python} has no vLLM ({said})", mend)
+        else:
+            yield ok(setting, f"vLLM {version}, {python}; not started")
 
 
 def webhook(config: RunConfig) -> Iterator[DoctorFinding]:

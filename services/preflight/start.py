@@ -11,8 +11,17 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.loading import LoadFinding, check_loads
-from lachesis.services.preflight.machine import binary, budgets, needed_extras, packages, ports, webhook
+from lachesis.services.preflight.machine import (
+    binary,
+    budgets,
+    needed_extras,
+    packages,
+    ports,
+    vllm_interpreters,
+    webhook,
+)
 from lachesis.services.preflight.named import Problem, named_problems
+from lachesis.services.preflight.otlp import check_otlp
 
 __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
@@ -59,6 +68,7 @@ async def check_start(
 def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield what of this machine keeps the run from starting, if its own server does not run yet."""
     checks = [*packages(needed_extras(config)), binary(config), budgets(config), *ports(config), *webhook(config)]
+    checks += [*vllm_interpreters(config), *check_otlp(config)]
     yield from (finding for finding in checks if finding.level == "FAIL")
 
 

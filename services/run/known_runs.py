@@ -7,19 +7,21 @@ folder and nothing else: a run works without it, and a record whose folder is go
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.small_files import read_small_file, read_small_text
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
-from lachesis.services.run.file import is_written_here
+from lachesis.services.run.file import is_written_here, run_file
 from lachesis.services.run.trusted import check_trusted
 
-__all__ = ["KnownRun", "find_run", "forget_run", "has_stored", "known_runs", "register_run", "state_folder"]
+__all__ = ["KnownRun", "find_run", "forget_run", "has_stored", "known_runs", "register_run", "run_in", "state_folder"]
 
 log = logging.getLogger("lachesis")
 
@@ -74,22 +76,21 @@ def forget_run(folder: Path) -> None:
 
 def known_runs() -> list[KnownRun]:
     """Return the recorded runs whose folders are there, sorted by name."""
-    found = []
-    state = state_folder(os.environ)
-    for path in state.glob("*.json") if state is not None else ():
-        try:
-            record = from_json(path.name, KnownRun, read_small_file(path))
-        except (OSError, SchemaError):
-            continue  # removed meanwhile, or damaged: the run is only not found by its name
-        if Path(record.folder).is_dir():
-            found.append(record)
+    found = [record for record in _records() if Path(record.folder).is_dir()]
     return sorted(found, key=lambda record: (record.run, record.folder))
 
 
-def find_run(name: str, file: Path | None = None) -> Path | None:
-    """Return the folder of the run called `name`: runs/NAME here, else the recorded one.
+def _records() -> Iterator[KnownRun]:
+    state = state_folder(os.environ)
+    for path in state.glob("*.json") if state is not None else ():
+        with suppress(OSError, SchemaError):  # removed meanwhile, or damaged: the run is only not found by its name
+            yield from_json(path.name, KnownRun, read_small_file(path))
 
-    None if there is none.
+
+def find_run(name: str, file: Path | None = None) -> Path | None:
+    """Return the folder of the run called `name`: runs/NAME here, else the recorded one, else one that was renamed.
+
+    None if there is none. What a folder's own configuration says counts, whatever the folder is called.
 
     With the configuration `file` that it is asked for, only a run that was started with that file. Raises `ConfigError`
     where several runs of that name are recorded, and where others may have written what is in its folder.
@@ -106,10 +107,42 @@ def find_run(name: str, file: Path | None = None) -> Path | None:
             f"there are {len(found)} runs called {name!r}: {', '.join(record.folder for record in found)}; say which "
             "one by its own configuration, --config FOLDER/run.toml"
         )
-    if not found:
+    folder = Path(found[0].folder) if found else None if file is not None else _renamed(name)
+    if folder is not None:
+        check_trusted(folder)
+    return folder
+
+
+def run_in(folder: Path) -> str | None:
+    """Return the name of the run whose configuration was written into a folder, None if there is none."""
+    file = run_file(folder)
+    if file is None or not is_written_here(file):
         return None
-    check_trusted(Path(found[0].folder))
-    return Path(found[0].folder)
+    try:
+        name = tomllib.loads(read_small_text(file)).get("run")
+    except (OSError, ValueError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _renamed(name: str) -> Path | None:
+    """Return the folder beside where a run lay, or in runs/ here, that holds it under another name.
+
+    Raises `ConfigError` where there are several, copies of one run.
+    """
+    places = dict.fromkeys(
+        [Path("runs").absolute(), *(Path(one.folder).parent for one in _records() if one.run == name)]
+    )
+    found: dict[Path, None] = {}
+    for place in places:
+        with suppress(OSError):
+            found |= dict.fromkeys(folder for folder in sorted(place.iterdir()) if run_in(folder) == name)
+    if len(found) > 1:
+        raise ConfigError(
+            f"the run {name!r} lies in {len(found)} folders, none of which has its name: {', '.join(map(str, found))}; "
+            "say which one by its own configuration, --config FOLDER/run.toml"
+        )
+    return next(iter(found), None)
 
 
 def _configuration_in(record: Path) -> str | None:

@@ -276,3 +276,24 @@ def test_a_server_that_was_killed_is_not_called_badly_installed(
     found = machine.binary(RunConfig())
     assert found.level == "FAIL"
     assert mend in found.mend
+
+
+@pytest.mark.parametrize(("python", "level"), [("/bin/false", "FAIL"), ("/no/such/python", "FAIL"), (None, None)])
+def test_vllm_is_looked_for_before_a_run_starts(python: str | None, level: str | None) -> None:
+    role = InferenceConfig(kind="vllm", python=python)
+    config = RunConfig(environments={"a": EnvironmentConfig(kind="a.py:A")}, inference={"policy": role})
+    assert ("vllm" in machine.needed_extras(config)) is (python is None)
+    found = [one for one in machine.vllm_interpreters(config) if one.check == "inference.policy.python"]
+    assert [one.level for one in found] == [level] * (level is not None)
+
+
+def test_vllm_in_an_interpreter_of_its_own_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 0.32.1\n")
+    python.chmod(0o755)
+    config = RunConfig(
+        environments={"a": EnvironmentConfig(kind="a.py:A")},
+        inference={"policy": InferenceConfig(kind="vllm", python=str(python))},
+    )
+    (finding,) = machine.vllm_interpreters(config)
+    assert (finding.level, finding.text) == ("OK", f"vLLM 0.32.1, {python}; not started")

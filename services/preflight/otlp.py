@@ -1,0 +1,66 @@
+"""Checks that what receives traces and metrics is there and speaks the protocol that is configured."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, OtlpEndpoint, otlp_endpoints
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
+
+__all__ = ["check_otlp"]
+
+_ANSWER_S = 2.0
+_HTTP_PORT, _GRPC_PORT = 4318, 4317
+_PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+def check_otlp(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Yield a finding for each address that traces or metrics go to. An empty message is sent there over HTTP."""
+    try:
+        endpoints = list(otlp_endpoints(config.telemetry))
+    except ConfigError as error:
+        yield fail("telemetry", str(error), "correct it, or leave it out: nothing is exported then")
+        return
+    seen = set()
+    for endpoint in endpoints:
+        tried = (endpoint.address, endpoint.protocol) if endpoint.protocol == GRPC else endpoint.url
+        if tried not in seen:
+            seen.add(tried)
+            yield _try(endpoint)
+
+
+def _try(endpoint: OtlpEndpoint) -> DoctorFinding:
+    """Ask by HTTP: a receiver of gRPC breaks off, or answers what is no HTTP."""
+    shown = without_secrets(endpoint.address)
+    parts = urlsplit(endpoint.url)
+    url = endpoint.url if endpoint.protocol == HTTP else f"{parts.scheme}://{parts.netloc}/v1/traces"
+    try:
+        answer = httpx.post(url, content=b"", headers=_PROTOBUF, timeout=_ANSWER_S, trust_env=False)
+    except (httpx.RemoteProtocolError, httpx.ReadError):
+        if endpoint.protocol == GRPC:
+            return ok("telemetry", f"{shown} takes connections and speaks no HTTP/1.1, as gRPC does")
+        mend = f'set telemetry.protocol = "{GRPC}", or the address of its port for HTTP (usually {_HTTP_PORT})'
+        return fail("telemetry", f"{shown} ({endpoint.source}) does not speak HTTP, as {HTTP} needs", mend)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        text = f"{shown} ({endpoint.source}) does not answer ({type(error).__name__}: {without_secrets(str(error))})"
+        return warn(
+            "telemetry", f"{text}; what it does not take is dropped", "start the receiver, or correct the address"
+        )
+    if endpoint.protocol == GRPC:
+        mend = f'set telemetry.protocol = "{HTTP}", or the address of its port for gRPC (usually {_GRPC_PORT})'
+        return fail("telemetry", f"{shown} ({endpoint.source}) speaks HTTP, not gRPC", mend)
+    return _answered(endpoint, without_secrets(url), answer.status_code)
+
+
+def _answered(endpoint: OtlpEndpoint, url: str, status: int) -> DoctorFinding:
+    text = f"{url} answers {status}"
+    if status in {404, 405}:
+        mend = f"correct {endpoint.source}: it is the base of /v1/traces and /v1/metrics"
+        return fail("telemetry", f"{text}: no receiver of OTLP is there", mend)
+    if status in {401, 403}:
+        return ok("telemetry", f"{text} without the headers of OTEL_EXPORTER_OTLP_HEADERS, which were not tried")
+    return ok("telemetry", text)
