@@ -1,4 +1,4 @@
-"""Names the signals that end a process in order: those of people and systems, and the end of its terminal."""
+"""Names the signals that end a process in order; the end of its terminal is one of them."""
 
 import signal
 

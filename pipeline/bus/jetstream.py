@@ -156,7 +156,10 @@ class NatsBus:
         return await streams.reserved_bytes(self._link)
 
     async def try_reservation(self, max_bytes: int, replicas: int) -> str | None:
-        """Return why the server makes no stream of so many bytes, None if it does; see `streams.try_reservation`."""
+        """Return why the server makes no stream of so many bytes, None if it does.
+
+        See `streams.try_reservation`.
+        """
         return await streams.try_reservation(self._link, max_bytes, replicas)
 
     async def delete_stream(self, stream: str) -> None:

@@ -307,9 +307,10 @@ async def reserved_bytes(link: ServerLink) -> dict[str, int]:
 
 
 async def try_reservation(link: ServerLink, max_bytes: int, replicas: int) -> str | None:
-    """Return why the server makes no stream of so many bytes; None: it does. An empty one is made and deleted.
+    """Return why the server makes no stream of so many bytes; None: it does.
 
-    Raises `InfrastructureError` where it cannot be known: nothing answers, or this identity may make no streams.
+    An empty one is made and deleted. Raises `InfrastructureError` where it cannot be known: nothing answers, or this
+    identity may make no streams.
     """
     name = f"lachesis-probe-{secrets.token_hex(8)}"
     definition = {

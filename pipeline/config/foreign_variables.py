@@ -1,4 +1,4 @@
-"""Leaves out variables that Kubernetes and Docker set beside a service called `lachesis`, and that are no settings.
+"""Leaves out variables that Kubernetes and Docker set for services, which are no settings.
 
 Kubernetes gives every pod of a namespace variables for each service in it: for one called `lachesis`,
 LACHESIS_SERVICE_HOST, LACHESIS_SERVICE_PORT, LACHESIS_PORT=tcp://10.0.0.1:80, LACHESIS_PORT_80_TCP_ADDR and more; for
@@ -15,7 +15,7 @@ _SUFFIX = r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?
 
 
 def without_service_variables(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the variables without those of services whose names begin with `prefix` (LACHESIS_ or VLLM_, say).
+    """Return the variables without those of services whose names begin with `prefix`, LACHESIS_ say.
 
     A service is known by NAME_SERVICE_HOST, or by NAME_PORT with an address as its value: LACHESIS_PORT=8080 stays, so
     that it is named as a setting that is not known.

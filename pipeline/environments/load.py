@@ -41,7 +41,10 @@ def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Envi
         classes = [key for key, value in vars(module).items() if _is_environment(value)]
         raise ConfigError(f"environment {name!r}: {place} has no {attribute!r}{nearest(attribute, classes)}")
     if not _is_environment(kind):
-        raise ConfigError(f"environment {name!r}: {attribute} is not a subclass of lachesis.Environment")
+        hint = ""
+        if all(callable(getattr(kind, method, None)) for method in ("reset", "step")):
+            hint = f'; it has reset and step, as gem and gym have: set kind = "steps" and params.place = "{name}"'
+        raise ConfigError(f"environment {name!r}: {attribute} is not a subclass of lachesis.Environment{hint}")
     try:
         arguments = bind_arguments(kind, params or {}, strict=True)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Finds where spans and figures go over OTLP, and what is wrong with an address before anything is sent.
+"""Finds where spans and figures go over OTLP, and what is wrong with an address.
 
 The standard variables go before the settings. An address for all signals is the base of theirs: over HTTP /v1/traces
 and /v1/metrics are added to it, and not to one that a variable gives for a single signal.
@@ -30,7 +30,10 @@ class OtlpEndpoint(NamedTuple):
 
 
 def otlp_endpoints(config: TelemetryConfig, environ: Mapping[str, str] = os.environ) -> Iterator[OtlpEndpoint]:
-    """Yield the endpoint of each signal that is exported. Raises `ConfigError` on what is not known or no address."""
+    """Yield the endpoint of each signal that is exported.
+
+    Raises `ConfigError` on an exporter or a protocol that is not known, and on what is no address.
+    """
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
     for signal, path in _PATHS.items():

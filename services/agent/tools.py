@@ -24,14 +24,16 @@ from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.private_file import write_private
-from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
+from lachesis.pipeline.small_files import read_small_file
+from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.values import from_json
 from lachesis.services.agent.catalog import CatalogEntry, list_environments, select_environment
 from lachesis.services.agent.commands import call_command
 from lachesis.services.agent.draft import RunDraft, values_by_path
 from lachesis.services.observe.run_logs import log_files
 from lachesis.services.observe.run_results import results_of
 from lachesis.services.observe.runs import RunOverview, look_at_folder, look_at_runs
-from lachesis.services.observe.summary import read_steps
+from lachesis.services.observe.summary import SUMMARY_FILE, read_steps
 from lachesis.services.supervisor.detached import start_run, stop_run
 
 __all__ = ["MAX_RUNS", "AgentTools"]
@@ -365,10 +367,24 @@ def _models(models: Sequence[str] | None, server: str | None, own: str | None, k
     return arguments
 
 
+def _minutes(found: RunOverview, begun_s: float) -> float | None:
+    """Return how long a run has gone on since its last start, or, once it has ended, how long it went on in all."""
+    if found.is_live:
+        return (datetime.now(UTC).timestamp() - begun_s) / 60
+    try:
+        return from_json(SUMMARY_FILE, _RunTime, read_small_file(Path(found.folder) / SUMMARY_FILE)).wall_s / 60
+    except (OSError, SchemaError):
+        return None
+
+
+class _RunTime(msgspec.Struct, frozen=True):
+    wall_s: float
+
+
 def _status(found: RunOverview) -> dict[str, Any]:
     successes = [one.success for one in found.rewards.values() if one.success is not None]
     begun = None if found.started_ns is None else found.started_ns / _NANOSECONDS
-    running = None if begun is None or not found.is_live else (datetime.now(UTC).timestamp() - begun) / 60
+    running = None if begun is None else _minutes(found, begun)
     return {
         "run_id": found.run,
         "status": found.state,

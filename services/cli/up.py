@@ -271,7 +271,10 @@ async def _announce(supervisor: Supervisor, name: str) -> None:
 
 
 async def stop_on_signals(supervisor: Supervisor) -> None:
-    """Stop in order at the first SIGINT, SIGTERM or SIGHUP (the terminal's end), at once at a second of the former."""
+    """Stop in order at the first SIGINT, SIGTERM or SIGHUP (the end of the terminal).
+
+    A second SIGINT or SIGTERM stops at once.
+    """
     with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for number in signals:
             log.info("%s: stopping; once more to stop without draining", signal.Signals(number).name)

@@ -19,7 +19,10 @@ _PROTOBUF = {"content-type": "application/x-protobuf"}
 
 
 def check_otlp(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Yield a finding for each address that traces or metrics go to. An empty message is sent there over HTTP."""
+    """Yield a finding for each address that traces or metrics go to.
+
+    An empty message is sent there over HTTP.
+    """
     try:
         endpoints = list(otlp_endpoints(config.telemetry))
     except ConfigError as error:

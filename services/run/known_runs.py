@@ -88,9 +88,9 @@ def _records() -> Iterator[KnownRun]:
 
 
 def find_run(name: str, file: Path | None = None) -> Path | None:
-    """Return the folder of the run called `name`: runs/NAME here, else the recorded one, else one that was renamed.
+    """Return the folder of the run called `name`: runs/NAME here, the recorded or a renamed one.
 
-    None if there is none. What a folder's own configuration says counts, whatever the folder is called.
+    None if there is none. A renamed folder is known by its own configuration.
 
     With the configuration `file` that it is asked for, only a run that was started with that file. Raises `ConfigError`
     where several runs of that name are recorded, and where others may have written what is in its folder.

@@ -14,7 +14,7 @@ _NEEDED = 1 << _CHOWN | 1 << _SETGID | 1 << _SETUID
 
 
 def can_become(uid: int, *, proc: Path = Path("/proc/self")) -> bool:
-    """Return whether this process is root and can become the user and the group `uid`, without further groups."""
+    """Return whether this process is root and can become the user and the group `uid` alone."""
     if os.getuid() != 0:
         return False
     try:

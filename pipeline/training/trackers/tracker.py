@@ -129,14 +129,13 @@ class Outbox:
     async def _call(self, call: Callable[[], None]) -> str | None:
         """Make a call until the tracker is there. Return what it says where it refuses it."""
         retrying = retry_outages(f"send figures to {self.tracker.name}", self._report_wait, policy=_POLICY)
+        refused: str | None = None
         try:
             await retrying(partial(anyio.to_thread.run_sync, call, abandon_on_cancel=True))
         except DataError as error:
             refused = str(error)
         except Exception as error:  # noqa: BLE001 - another project's code; no tracker ends a trainer
             refused = without_secrets(f"{type(error).__name__}: {error}")[:_MAX_TEXT]
-        else:
-            refused = None
         if refused is not None:
             log.warning("%s refuses what it was sent, which is left out: %s", self.tracker.name, refused)
         self._set_note(self.tracker.name, None)
