@@ -144,6 +144,11 @@ class Dataset(Environment):
             try:
                 task = self._task(row, "")
                 asked = self._asked(row, task)
+                msgspec.msgpack.encode(task.messages)
+                judged = msgspec.msgpack.encode(task.task, order="deterministic")
+            except UnicodeEncodeError:
+                report.leave_out(number + 1, "it holds half of a character, which no tokenizer takes")
+                continue
             except ConfigError as error:
                 report.leave_out(number + 1, str(error).removeprefix(": "))
                 continue
@@ -154,7 +159,7 @@ class Dataset(Environment):
             places.append(number)
             keys.append(prompt_key(asked))
             exact.append(int(task.item, 16))
-            answers.append(exact_key(msgspec.msgpack.encode(task.task, order="deterministic")))
+            answers.append(exact_key(judged))
         if not places:
             report.refuse_all_left_out()
         kept = self._without_repeats(report, places, *(np.array(one, np.uint64) for one in (keys, exact, answers)))

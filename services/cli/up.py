@@ -39,6 +39,7 @@ from lachesis.services.observe.progress import newest_figures, progress_line
 from lachesis.services.observe.run_record import RunSummaryWriter
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.output import printable
+from lachesis.services.preflight.first_model import note_model
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.lease import refuse_half_deleted
@@ -225,14 +226,16 @@ class EvaluationWatch(RunWatcher):
 
 
 class PolicyAddress(RunWatcher):
-    """Prints where the policy's server answers, and where its key lies, whenever that changes."""
+    """Prints where the policy's server answers and its key lies, whenever that changes; notes the run's model."""
 
     def __init__(self, config: RunConfig) -> None:
+        self._config = config
         path = key_path(config, "policy")
         self._key = "" if path is None else f"; its key is in {path}"
 
     async def follow(self, bus: Bus) -> None:
         """See `RunWatcher`."""
+        await anyio.to_thread.run_sync(note_model, self._config)
         async with bus.watch(keys.inference("policy")) as entries:
             async for entry in entries:
                 url = printable(entry.value.decode(errors="replace"))

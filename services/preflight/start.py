@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
+from lachesis.services.preflight.first_model import changed_model
 from lachesis.services.preflight.loading import LoadFinding, check_loads
 from lachesis.services.preflight.machine import (
     binary,
@@ -55,6 +56,8 @@ async def check_start(
             "empty, so nothing would be generated",
             "add [environments.NAME] with its kind, or name the file that has them with --config",
         )
+    for changed in changed_model(config):
+        yield changed
     found = named_problems(config)
     for problem in found:
         yield fail(problem.setting, problem.text, problem.mend)

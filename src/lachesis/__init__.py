@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.steps.step_env import StepEnv
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
+    from lachesis.pipeline.inference.client import GeneratedSample, InferenceClient
+    from lachesis.pipeline.inference.protocol import WeightVersionSpan
     from lachesis.pipeline.library.ensemble import RewardEnsemble, krippendorff_alpha
     from lachesis.pipeline.library.health import HealthChecks
     from lachesis.pipeline.library.performance import PerformanceTracker
@@ -32,7 +34,9 @@ __all__ = [
     "CurriculumMixin",
     "CurriculumScheduler",
     "Environment",
+    "GeneratedSample",
     "HealthChecks",
+    "InferenceClient",
     "Message",
     "ModelInput",
     "PerformanceTracker",
@@ -46,6 +50,7 @@ __all__ = [
     "StepEnv",
     "Task",
     "ToolError",
+    "WeightVersionSpan",
     "WelfordAccumulator",
     "batches",
     "estimator",
@@ -56,6 +61,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "WeightVersionSpan": "lachesis.pipeline.inference.protocol",
+    "InferenceClient": "lachesis.pipeline.inference.client",
+    "GeneratedSample": "lachesis.pipeline.inference.client",
     "WelfordAccumulator": "lachesis.pipeline.rewards.welford",
     "krippendorff_alpha": "lachesis.pipeline.library.ensemble",
     "RewardEnsemble": "lachesis.pipeline.library.ensemble",

@@ -136,11 +136,12 @@ def test_rows_that_cannot_be_asked_or_judged_are_left_out_and_told(tmp_path: Pat
     rows = [
         *PAIRS, {"prompt": "a", "answer": None}, {"prompt": "b", "answer": float("nan")}, {"prompt": "c"},
         {"prompt": None, "answer": "1"}, {"prompt": " ", "answer": "1"}, {"prompt": "d", "answer": ""},
+        {"prompt": "half \ud800", "answer": "1"}, {"prompt": "f", "answer": "half \ud800"},
     ]  # fmt: skip
     env = made(tmp_path, rows)
     assert len(env) == 2
     (text,) = env.doubts
-    assert "6 of 8 rows are left out, and neither asked nor judged" in text
+    assert "8 of 10 rows are left out, and neither asked nor judged" in text
     assert "row 3: its answer is None" in text
 
 
@@ -154,6 +155,12 @@ def test_contradictions_are_told_with_their_rows(tmp_path: Path) -> None:
     assert "1 prompts differ from an earlier one in blanks alone, 1 of them with another answer" in blanks
     keys = env.item_keys()
     assert keys[1] == keys[2] != keys[0], "on one side of the held-out split"
+
+
+def test_blanks_alone_are_no_other_answer(tmp_path: Path) -> None:
+    env = made(tmp_path, [*PAIRS, {"prompt": "six  and six?", "answer": "12"}])
+    assert len(env) == 3
+    assert "1 prompts differ from an earlier one in blanks alone; both are asked" in env.doubts[0]
 
 
 def test_equal_repeats_are_no_contradiction(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

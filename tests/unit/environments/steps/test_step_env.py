@@ -1,5 +1,6 @@
 """Our environments as reset and step: ids equal to the engine's, in any thread and process, without replay."""
 
+import importlib.util
 import multiprocessing
 import queue
 import signal
@@ -37,6 +38,22 @@ def said(text: str, finish_reason: str = "stop") -> GeneratedSample:
         finish_reason=finish_reason,
         weight_versions=[WeightVersionSpan(version="0-fake-0000", start=0, end=len(ids))],
     )
+
+
+def test_the_loop_of_the_page_plays_an_episode() -> None:
+    spec = importlib.util.spec_from_file_location("step_bridge", EXAMPLES / "step_bridge.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    env = StepEnv("spell_backward", FAKE.tokenize, params={"size": 4, "own_reward": True})
+    word = env.environment.task(1).task["answer"]
+
+    def engine(prompt_ids: list[int]) -> tuple[Any, Any, str]:
+        given = said(word)
+        return given.token_ids, given.logprobs, given.text
+
+    assert module.play(env, engine, 1) == 1.0
 
 
 def play(environment: str, params: dict[str, Any]) -> int:
