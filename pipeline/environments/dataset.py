@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.item_keys import Keys, exact_key, prompt_key
@@ -180,7 +181,7 @@ class Dataset(Environment):
 
     def _without_repeats(
         self, report: RowReport, places: "array[int]", keys: Keys, exact: Keys, answers: Keys
-    ) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    ) -> NDArray[np.int64]:
         """Return the first row of each prompt, and tell where several do not agree."""
         first = first_of_each(exact)
         own = first == np.arange(len(first))
