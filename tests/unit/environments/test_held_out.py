@@ -314,16 +314,24 @@ async def test_an_environment_that_cannot_be_evaluated_never_ends_the_run(lab, w
 
 async def test_a_task_that_a_bug_costs_is_not_judged_and_the_others_are(lab, world):
     class Odd(Pool):
+        broken = 0
+
         def task(self, index):
-            if index == HELD_OUT[0]:
+            if index == self.broken:
                 raise KeyError(index)
             return super().task(index)
 
+    def held_out(broken):
+        Odd.broken = broken
+        return held_out_tasks(CONFIG, "sums", Odd().item_keys()).tasks.tolist()
+
+    Odd.broken = next(broken for broken in range(100) if broken in held_out(broken))
+    place = held_out(Odd.broken).index(Odd.broken)
     world.envs["x"] = Odd
     await publish(lab, 0)
     async with lab.running(evaluator(CONFIG), "evaluator"):
         with anyio.fail_after(60):
             await lab.until(evaluated(lab, 0, "sums"))
     (event,) = await measured(lab, "sums")
-    assert event.task_judged == [0] + [2] * 9
+    assert event.task_judged == [0 if n == place else 2 for n in range(10)]
     assert event.unjudged == 3  # two sampled answers and the greedy one
