@@ -142,6 +142,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         key=sampling_key(config, "policy"),
         timeout_s=settings.timeout_s,
         requested=service.requested,
+        report_slow=lambda text: service.set_problem("slow server", text, held_up=["scorer", "trainer"]),
     ) as directory:
         producer = _Producer(
             service,

@@ -1,4 +1,4 @@
-"""The tokenizer that the policy's server is observed to have, for groups of environments that ask it themselves.
+"""Observes the tokenizer of the policy's server for the groups of environments that ask it themselves.
 
 Guarantees that no group is stored under the hash of a tokenizer that was never seen: the server is compared with the
 run's before each post is taken, and while it differs posts wait. A client that asks another server is not seen here.

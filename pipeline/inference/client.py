@@ -39,6 +39,7 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeResponse,
     WeightVersionSpan,
 )
+from lachesis.pipeline.inference.request_times import RequestTimes
 from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -172,6 +173,8 @@ class InferenceClient:
         told of every request for tokens or logprobs once it has ended; its items are samples.
         """
         self.config = config
+        self.times = RequestTimes()
+        """How long its requests take; a directory shares one between the clients of its servers."""
         self.guard: IdentityGuard | None = None
         self._requested = requested
 
@@ -558,6 +561,8 @@ class InferenceClient:
                 await self._compare(info["return_value"])
             elif event.endswith(".send_request_headers.started"):
                 scope.deadline = anyio.current_time() + self.config.timeout
+                if http is None:
+                    self.times.begin(scope, self.where, path, time.monotonic())
 
         scope = anyio.CancelScope()
         status, body, is_html = 0, b"", False
@@ -577,6 +582,8 @@ class InferenceClient:
             slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
             kind = InfrastructureError if slow else ServerAwayError
             raise kind(f"{self.where}, {path}: {type(error).__name__} {error}".rstrip()) from error
+        finally:
+            self.times.end(scope, time.monotonic(), answered=200 <= status < 300 and not scope.cancelled_caught)
         if scope.cancelled_caught:
             raise InfrastructureError(f"{self.where}, {path}: no whole answer within {self.config.timeout:g} s")
         if not 200 <= status < 300:

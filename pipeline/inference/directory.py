@@ -8,6 +8,7 @@ once it is gone, one that stayed registers again, so a role is never left to a s
 """
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard
+from lachesis.pipeline.inference.request_times import RequestTimes
 from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
@@ -43,6 +45,7 @@ __all__ = [
 
 log = logging.getLogger("lachesis")
 
+_LOOK_S = 1.0
 _POLL_S = 0.5
 _SILENT_S = 2.0
 """Without an answer for so long another server counts as gone."""
@@ -130,6 +133,7 @@ class InferenceDirectory:
         """`requested`: see `InferenceClient`."""
         self.guard = IdentityGuard()
         """Compares the servers that its clients ask with the run's, once it is told of these."""
+        self.times = RequestTimes()
         self._timeout_s = timeout_s
         self._requested = requested
         self._clients = AsyncExitStack()
@@ -174,7 +178,7 @@ class InferenceDirectory:
         # The old client stays open: requests may be under way on it.
         config = ClientConfig(url=url, timeout=self._timeout_s)
         client = InferenceClient(config, token=token, requested=self._requested)
-        client.guard = self.guard
+        client.guard, client.times = self.guard, self.times
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
@@ -201,16 +205,25 @@ async def open_role(
     token: str | None = None,
     timeout_s: float = 120.0,
     requested: Callable[[CallRecord], None] | None = None,
+    report_slow: Callable[[str | None], None] | None = None,
 ) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus.
 
     `key`: what they want of who samples (`sampling_key`). `token`: what the run's own servers want of who changes their
     state (`control_token`), which opens what the key opens; a server at `url` is not told. `requested`: see
-    `InferenceClient`.
+    `InferenceClient`. `report_slow` is told again and again which server is far slower than usual; None: none is.
     """
     async with InferenceDirectory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:
             await directory.use(url, key)
         else:
             tasks.start_soon(directory.follow, bus, run, role, token or key)
+        if report_slow is not None:
+            tasks.start_soon(_tell_slow, directory.times, report_slow)
         yield directory
+
+
+async def _tell_slow(times: RequestTimes, report: Callable[[str | None], None]) -> None:
+    while True:
+        report(times.describe_slow(time.monotonic()))
+        await anyio.sleep(_LOOK_S)

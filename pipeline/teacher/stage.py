@@ -29,6 +29,10 @@ from lachesis.schemas.plan import ROLLOUT_HEADER
 __all__ = ["run_teacher"]
 
 
+def _say_slow(service: Service, role: str, text: str | None) -> None:
+    service.set_problem(f"slow server {role}", text, held_up=["batcher", "trainer"])
+
+
 async def run_teacher(service: Service, config: RunConfig) -> None:
     """Run one replica of the teacher stage until the service drains.
 
@@ -45,6 +49,7 @@ async def run_teacher(service: Service, config: RunConfig) -> None:
                     url=config.role(role).url,
                     key=sampling_key(config, role),
                     requested=service.requested,
+                    report_slow=partial(_say_slow, service, role),
                 )
             )
             found = await _probe(service, config, role, directory)
