@@ -54,10 +54,10 @@ async def tell_returned_forks(service: Service) -> None:
     while True:
         if found := forks_that_returned():
             total += len(found)
-            processes = "a process" if total == 1 else f"{total} processes"
+            processes = "1 process" if total == 1 else f"{total} processes"
             service.set_problem(
                 "forked",
-                f"{found[-1]} has forked {processes} that came back into the service, and that were ended",
+                f"{found[-1]} has forked {processes} that came back into the service; such are ended",
                 mend="what is forked must end by os._exit; use subprocess or multiprocessing instead of os.fork",
                 for_s=_SAID_S,
             )
