@@ -36,11 +36,13 @@ class FitWish(msgspec.Struct, frozen=True, kw_only=True):
     """Layers are to be computed again."""
     hopeless: str | None = None
     """Why nothing helps: one sequence alone does not fit."""
+    is_tight: bool = False
+    """The passes went well, but the device had no memory left between them, which takes time."""
 
     @property
     def is_content(self) -> bool:
         """Whether no other attempt is needed."""
-        return self == FitWish()
+        return self == FitWish(is_tight=self.is_tight)
 
 
 class StepFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,16 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
         if any(wish.recompute for wish in wishes):
             return msgspec.structs.replace(self, tokens=self.configured, recomputes=True)
         return msgspec.structs.replace(self, tokens=min(wish.tokens for wish in wishes if wish.tokens is not None))
+
+    def after_step(self, wishes: Sequence[FitWish], longest: int) -> StepFit:
+        """Return how the next step is divided, given what the ranks wish after one whose passes went well.
+
+        `longest`: tokens of the longest sequence of all ranks, which have to fit into a micro-batch.
+        """
+        half = self.tokens // 2
+        if longest > half or not any(wish.is_tight for wish in wishes):
+            return self
+        return msgspec.structs.replace(self, tokens=half)
 
 
 def describe_fit(fit: StepFit, configured_recompute: bool | Literal["auto"]) -> str | None:

@@ -32,6 +32,7 @@ from lachesis.pipeline.training.logprob_distance import DISTANCE_SUMS, distance_
 from lachesis.pipeline.training.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.memory import (
     RandomState,
+    allocator_retries,
     how_to_save_memory,
     is_out_of_memory,
     release_memory,
@@ -95,6 +96,10 @@ class Learner:
         self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context in which the weights change: others may compute with them outside of it."""
         self.config, self.fit = config, self._fit_of(config)
+        self._next_fit: StepFit | None = None
+        self.spares_memory = True
+        """Whether the steps after one that filled the memory are divided more finely; recorded ones are taken as they
+        were."""
         self._last_size: StepSize | None = None
         self.packing: PackingChoice | None = None
         """Whether rows are computed in one, without padding; None: no step has needed to know yet."""
@@ -107,7 +112,7 @@ class Learner:
         So does what was found to fit into memory, where the settings that it follows from are the same.
         """
         if self._fit_of(config) != self._fit_of(self.config):
-            self.fit = self._fit_of(config)
+            self.fit, self._next_fit = self._fit_of(config), None
         if config.packing != self.config.packing:
             self.packing = None
         self.config = config
@@ -149,6 +154,7 @@ class Learner:
         divided: the process has to end then, since AdamW may have moved some weights already.
         """
         started = time.perf_counter()
+        self.fit, self._next_fit = self._next_fit or self.fit, None
         self._check(batch)
         rate = self.learning_rate
         random_state = torch.get_rng_state()
@@ -283,10 +289,14 @@ class Learner:
         """
         random_state = RandomState.now(self.device)
         while True:
+            retries = allocator_retries(self.device)
             passes, failed = self._passes(batch, denominator)
             wish = self.fit.wish_after(failed, self._memory_help())
+            if passes is not None and self.spares_memory and allocator_retries(self.device) > retries:
+                wish = msgspec.structs.replace(wish, is_tight=True)
             wishes = [msgspec.json.decode(one, type=FitWish) for one in self.ranks.gather(msgspec.json.encode(wish))]
             if passes is not None and all(one.is_content for one in wishes):
+                self._next_fit = self.fit.after_step(wishes, self.ranks.largest(batch.tokens_BT.shape[1]))
                 return passes
             passes = None
             self.optimizer.zero_grad(set_to_none=True)

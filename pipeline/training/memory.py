@@ -20,6 +20,7 @@ from lachesis.schemas.errors import OutOfMemoryError
 __all__ = [
     "MemoryShortage",
     "RandomState",
+    "allocator_retries",
     "how_to_save_memory",
     "is_out_of_memory",
     "release_memory",
@@ -78,6 +79,14 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.gpu is not None:
             torch.cuda.set_rng_state(self.gpu, self.device)
+
+
+def allocator_retries(device: torch.device) -> int:
+    """Return how often torch gave all its free memory on a GPU back to get some of another size; 0 on a CPU.
+
+    Each time waits for the GPU. A step that does it every time takes up to half as long again.
+    """
+    return torch.cuda.memory_stats(device).get("num_alloc_retries", 0) if device.type == "cuda" else 0
 
 
 def release_memory(device: torch.device) -> None:

@@ -28,7 +28,7 @@ PARTS = (
     Part("resume", 110, 300, "A trainer killed, gone on with, and reproduced", times=False),
     Part("vllm", 150, 600, "Real vLLM as policy", times=False),
     Part("suite", 130, 300, "The tests of training, model and inference", times=False),
-    Part("weights", 40, 300, "Weights out and in, beside plain copies"),
+    Part("weights", 60, 300, "Weights out and in, beside plain copies"),
     Part("inference", 60, 300, "The reference server's engine beside transformers' generate"),
     Part("learner", 130, 300, "The learner's speed and memory beside a bare loop's"),
     Part("smollm2", 80, 300, "The demo on SmolLM2-135M-Instruct"),

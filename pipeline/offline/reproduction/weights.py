@@ -142,6 +142,7 @@ class _RecordedSettings:
             learner_config = msgspec.structs.replace(
                 learner_config, max_tokens_per_microbatch=tokens, packing=recorded.packed
             )
+        learner.spares_memory = False
         learner.configure(learner_config)
         return shuffle_seed
 

@@ -21,7 +21,7 @@ def measure(*, small: bool) -> None:
     shape, rows, tokens = ("tiny", 4, 16) if small else ("0.135B", 64, 64)
     ways = [("cpu", "float32")] + [("cuda", dtype) for dtype in ("float32", "bfloat16") if DEVICE == "cuda"]
     for device, dtype in ways:
-        given = (rows, tokens) if device == "cuda" or small else (16, 32)
+        given = (rows, tokens) if device == "cuda" or small else (8, 16)
         policy = PolicyModel(model_of(shape, "cpu", sharpened=3.0), None, "")
         place(policy, InferenceConfig(device=device, dtype=dtype, threads=THREADS), "policy")  # type: ignore[arg-type]
         prompts = torch.randint(5, 500, (given[0], 16), generator=torch.Generator().manual_seed(0)).tolist()

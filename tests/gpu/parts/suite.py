@@ -37,7 +37,7 @@ def measure(*, small: bool) -> None:
 def _run(name: str, places: tuple[str, ...], options: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="lachesis suite ") as place:
         report = Path(place) / "report.xml"
-        without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+        without = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "gpu.failure_lines"]
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *without, *options]
         command += [f"--junitxml={report}", *(str(_TESTS / each) for each in places)]
         code = subprocess.run(command, cwd=_TESTS.parent, stdout=sys.stderr, check=False).returncode

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
+from lachesis.pipeline.training import learner as learner_module
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.training.learner import Learner
@@ -200,3 +201,32 @@ def test_sizes_are_recorded_from_the_step_on_that_they_are_of():
     halved = with_microbatch(with_microbatch(numerics, 3, 32), 7, 16)
     assert with_microbatch(halved, 8, 16) is halved
     assert [microbatch_at(halved, step) for step in (0, 2, 3, 6, 7, 100)] == [64, 64, 32, 32, 16, 16]
+
+
+def test_steps_after_one_that_filled_the_memory_are_divided_more_finely(small_policy, batch, monkeypatch):
+    """torch's allocator then gives memory back and asks again, which waits for the GPU each time."""
+    retries = iter([0, 3, 3, 4, 4, 5, 5, 5])  # before and after the passes of each step
+    monkeypatch.setattr(learner_module, "allocator_retries", lambda _device: next(retries))
+    given = batch(small_policy(), 0)
+    longest = given.tokens_BT.shape[1]
+    learner = Learner(small_policy().model, LearnerConfig(max_tokens_per_microbatch=5 * longest))
+    sizes = [learner.step(given).microbatch_tokens for _ in range(4)]
+    assert sizes == [5 * longest, 5 * longest // 2, 5 * longest // 4, 5 * longest // 4], "never less than a sequence"
+
+
+def test_a_recorded_step_is_not_divided_more_finely(small_policy, batch, monkeypatch):
+    retries = iter(range(9))
+    monkeypatch.setattr(learner_module, "allocator_retries", lambda _device: next(retries))
+    learner = Learner(small_policy().model, LearnerConfig(max_tokens_per_microbatch=1000))
+    learner.spares_memory = False
+    assert [learner.step(batch(small_policy(), seed)).microbatch_tokens for seed in range(2)] == [1000, 1000]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "longest", "expected"),
+    [([False, True], 40, 50), ([False, False], 40, 100), ([True, True], 50, 50), ([True], 51, 100)],
+)
+def test_all_ranks_go_by_the_one_whose_memory_was_full(wishes, longest, expected):
+    fit = StepFit(configured=100, tokens=100, recomputes=False, may_recompute=True)
+    assert fit.after_step([FitWish(is_tight=one) for one in wishes], longest).tokens == expected
+    assert all(FitWish(is_tight=one).is_content for one in wishes)
