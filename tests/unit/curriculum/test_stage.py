@@ -33,8 +33,8 @@ def a_reward(n, **changes):
     success, index = rng.randint(0, 4) / 4, rng.randrange(9)
     fields = {
         "group": f"{n:032x}", "seq": n + 1, "item": item_at(changes.get("index", index)), "policy_step": 0,
-        "verdict": "trainable", "scores": [0.0] * 4, "rewards": [0.0] * 4, "advantages": [0.0] * 4, "snapshot": "s", "mean": 0.0, "std": 0.0,
-        "range": 0.0, "n_valid": 4, "success": success, "index": index,
+        "verdict": "trainable", "scores": [0.0] * 4, "rewards": [0.0] * 4, "advantages": [0.0] * 4, "snapshot": "s",
+        "mean": 0.0, "std": 0.0, "range": 0.0, "n_valid": 4, "success": success, "index": index,
     }  # fmt: skip
     return GroupReward(**fields | changes)
 
