@@ -220,7 +220,8 @@ class SampledLogprobs:
     def _row_bytes(self, kind: str, inputs: Mapping[str, torch.Tensor]) -> int:
         """Return the bytes of a row of logits on a device of this kind: float32, or as a GPU's kernel takes them."""
         assert self._head is not None  # noqa: S101 - who asks has one
-        by_kernel = kind == "cuda" and not self.entropy_gradient and inputs.keys() == {"hidden_NH", "targets_N"}
+        targets_only = inputs.keys() == {"hidden_NH", "targets_N"}
+        by_kernel = kind == "cuda" and targets_only and self._picks_by_row(inputs["targets_N"].device)
         in_bfloat16 = by_kernel and self.precision is torch.bfloat16
         return self._head.weight.shape[0] * (2 if in_bfloat16 else 4)  # type: ignore[no-any-return]
 

@@ -24,7 +24,8 @@ def forward(
     entropy_N, normalizer_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
     if positions:
         given = (logits_NV, targets_N.contiguous(), logprobs_N, entropy_N, normalizer_N, temperature)
-        _forward[(positions,)](*given, VOCABULARY=vocabulary, BLOCK=_block(vocabulary), num_warps=_WARPS)
+        with torch.cuda.device_of(logits_NV):  # Triton starts kernels on the thread's device, whichever has the tensors
+            _forward[(positions,)](*given, VOCABULARY=vocabulary, BLOCK=_block(vocabulary), num_warps=_WARPS)
     return logprobs_N, entropy_N, normalizer_N
 
 
@@ -42,7 +43,8 @@ def backward(
         given = (logits_NV, targets_N.contiguous(), normalizer_N, gradient_N.contiguous(), found_NV)
         block = _block(vocabulary)
         grid = (positions, triton.cdiv(vocabulary, block))
-        _backward[grid](*given, temperature, VOCABULARY=vocabulary, BLOCK=block, num_warps=_WARPS)
+        with torch.cuda.device_of(logits_NV):
+            _backward[grid](*given, temperature, VOCABULARY=vocabulary, BLOCK=block, num_warps=_WARPS)
     return found_NV
 
 

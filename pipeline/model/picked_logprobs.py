@@ -9,15 +9,20 @@ Dimension suffixes: N positions, V vocabulary, n some of the positions.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["has_kernel", "pick_logprobs"]
+
+log = logging.getLogger("lachesis")
 
 _BLOCK_BYTES = 1 << 20
 """Float32 logits of the rows that a CPU computes at a time."""
@@ -35,8 +40,36 @@ def pick_logprobs(
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Return whether a GPU's kernel is there: torch's CUDA builds bring Triton, which makes it."""
-    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and find_spec("triton") is not None
+    """Return whether a GPU's kernel is there: torch's CUDA builds bring Triton, which makes it with a C compiler.
+
+    The first call for a GPU tries it.
+    """
+    if device.type == "cuda":
+        return _is_made(device)
+    return os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+
+
+@cache
+def _is_made(device: torch.device) -> bool:
+    if find_spec("triton") is None:
+        return False
+    logits_NV, targets_N = torch.zeros(1, 64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    try:
+        from lachesis.pipeline.model.picked_kernels import backward, forward
+
+        logprobs_N, _, normalizer_N = forward(logits_NV, targets_N, 1.0)
+        backward(logits_NV, targets_N, normalizer_N, logprobs_N, 1.0)
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
+        log.warning(
+            "logprobs are computed by a softmax, which takes more memory and time: Triton cannot make the kernel for "
+            "them (%s: %s). It needs a C compiler, Python's headers and a folder for its cache (TRITON_CACHE_DIR)",
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
 
 
 _log_softmax_backward = torch.ops.aten._log_softmax_backward_data  # noqa: SLF001 - the one that autograd takes

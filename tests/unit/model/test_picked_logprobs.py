@@ -1,5 +1,9 @@
 """Logprobs and entropies by row: on a CPU to the bit those of a softmax of all rows, on a GPU within rounding."""
 
+import sys
+from subprocess import CalledProcessError
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -57,6 +61,35 @@ def test_no_rows_are_no_logprobs():
     logprobs.sum().backward()
     assert logprobs.shape == entropies.shape == (0,)
     assert logits.grad.shape == (0, 37)
+
+
+CANNOT_BUILD = [RuntimeError("Failed to find C compiler."), PermissionError("/.triton"), CalledProcessError(1, "gcc")]
+
+
+@pytest.mark.parametrize("error", CANNOT_BUILD, ids=["no compiler", "no cache", "no headers"])
+def test_where_the_kernel_cannot_be_made_there_is_none_and_the_log_says_why(monkeypatch, caplog, error):
+    def fail(*_):
+        raise error
+
+    kernels = SimpleNamespace(forward=fail, backward=fail)
+    monkeypatch.setitem(sys.modules, "lachesis.pipeline.model.picked_kernels", kernels)
+    monkeypatch.setattr(picked_logprobs, "find_spec", lambda _: True)
+    for _ in range(2):
+        assert not picked_logprobs._is_made(torch.device("cpu"))
+    picked_logprobs._is_made.cache_clear()
+    [line] = caplog.messages
+    assert f"Triton cannot make the kernel for them ({type(error).__name__}: {error})" in line
+
+
+def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    kernels = SimpleNamespace(forward=fail, backward=fail)
+    monkeypatch.setitem(sys.modules, "lachesis.pipeline.model.picked_kernels", kernels)
+    monkeypatch.setattr(picked_logprobs, "find_spec", lambda _: True)
+    with pytest.raises(torch.OutOfMemoryError):
+        picked_logprobs._is_made(torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
