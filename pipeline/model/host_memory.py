@@ -14,7 +14,7 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,10 @@ class HostCopies:
         copies = self._slots[self._next]
         if {name: (copy.shape, copy.dtype) for name, copy in copies.items()} != forms:
             copies = self._slots[self._next] = {}  # what was there goes before there is as much again
-            copies |= allocate(forms, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+            on_gpu = next((tensor for tensor in tensors.values() if tensor.is_cuda), None)
+            # else CUDA would take memory of the thread's own device, which may be another
+            with nullcontext() if on_gpu is None else torch.cuda.device_of(on_gpu):
+                copies |= allocate(forms, pinned=on_gpu is not None)
         self._next = (self._next + 1) % len(self._slots)
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -125,7 +128,16 @@ def _pinned(size: int) -> NDArray[np.uint8]:
 
 
 def _new_pages(size: int) -> mmap.mmap:
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Return new memory. Raises `MemoryError` where there is none, also without the spare one."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        pages = mmap.mmap(-1, size, flags=flags)
+    except OSError:  # under `ulimit -v` and strict overcommit spare memory counts
+        _SPARE.clear()
+        try:
+            pages = mmap.mmap(-1, size, flags=flags)
+        except OSError as error:
+            raise MemoryError(f"{size:,} bytes of main memory cannot be had: {error}") from error
     with suppress(OSError):  # a system without
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages

@@ -1,7 +1,10 @@
 """Copies of tensors: what they hold while the tensors go on changing."""
 
+import errno
 import gc
 import math
+import mmap
+import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -128,6 +131,25 @@ def test_memory_is_used_again_once_nothing_uses_it(monkeypatch):
     del blocks, other, again
     gc.collect()
     assert len(host_memory._SPARE) == 2
+
+
+def test_spare_memory_goes_where_there_is_no_other(monkeypatch):
+    monkeypatch.setattr(host_memory, "_SPARE", deque(maxlen=2))
+    of_system, limit = mmap.mmap, 3 << 20
+    held = weakref.WeakSet()
+
+    def limited(descriptor, size, flags):
+        if sum(map(len, held)) + size > limit:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        held.add(pages := of_system(descriptor, size, flags=flags))
+        return pages
+
+    monkeypatch.setattr(mmap, "mmap", limited)
+    allocate({"first": ((2 << 20,), torch.uint8)})
+    assert sum(map(len, host_memory._SPARE)) == 2 << 20
+    assert allocate({"second": ((3 << 20,), torch.uint8)})["second"].fill_(1).sum() == 3 << 20
+    with pytest.raises(MemoryError, match="4,194,304 bytes of main memory cannot be had"):
+        allocate({"third": ((4 << 20,), torch.uint8)})
 
 
 def test_threads_never_share_memory():
