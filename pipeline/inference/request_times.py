@@ -44,4 +44,5 @@ class RequestTimes:
             return None
         age_s, where, route, usual_s = max(slow)
         usual = f"the slowest of the last ones took {usual_s:.1f} s" if usual_s else "none was answered yet"
-        return f"{where} does not answer: {len(slow)} requests hang, the longest ({route}) for {age_s:.0f} s; {usual}"
+        hang = "1 request hangs" if len(slow) == 1 else f"{len(slow)} requests hang"
+        return f"{where} does not answer: {hang}, the longest ({route}) for {age_s:.0f} s; {usual}"
