@@ -5,8 +5,8 @@
     weights  "k", then the BLAKE3 of all tensors' digests, in the order of the tensors' names: 64 hex digits
 
 The "k" names this form. Policy versions of the forms before can be checked as well: "t" has SHA-256 where this one has
-BLAKE3, which takes a third of its time; without a letter it is one SHA-256 over the label and the bytes of each tensor
-in turn. Guarantees that the digest depends on names, dtypes, shapes and bytes alone, whatever the number of threads.
+BLAKE3, which takes less than half its time; without a letter it is one SHA-256 over label and bytes of each tensor in
+turn. Guarantees that the digest depends on names, dtypes, shapes and bytes alone, whatever the number of threads.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ class RandomState:
 
 
 def allocator_retries(device: torch.device) -> int:
-    """Return how often torch gave all its free memory on a GPU back to get some of another size; 0 on a CPU.
+    """Return how often torch gave back all its free memory on a GPU to get some of another size.
 
-    Each time waits for the GPU. A step that does it every time takes up to half as long again.
+    0 on a CPU. Each time waits for the GPU. A step that does it every time takes up to half as long again.
     """
     return torch.cuda.memory_stats(device).get("num_alloc_retries", 0) if device.type == "cuda" else 0
 
