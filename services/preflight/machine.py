@@ -49,7 +49,13 @@ _MIN_FREE_BYTES = 1 << 30
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
 _BUSY_HINT = "start again; if it stays so, look for what kills it or keeps the machine busy (too little memory, say)"
 _FOR_DEVELOPERS = "dev"
-_FIND_VLLM = "import importlib.metadata as found; print(found.version('vllm'))"
+_BESIDE_VLLM = ("blake3", "msgspec", "numpy", "safetensors", "torch")
+"""What this project's own code imports inside vLLM; releases of vLLM that it speaks bring them all."""
+_FIND_VLLM = f"""
+from importlib.metadata import version
+from importlib.util import find_spec
+print(version("vllm"), *(name for name in {_BESIDE_VLLM} if find_spec(name) is None))
+"""
 _PYTHON_S = 30
 
 
@@ -219,10 +225,13 @@ def vllm_interpreters(config: RunConfig) -> Iterator[DoctorFinding]:
         except (OSError, subprocess.SubprocessError) as error:
             yield fail(setting, f"{python} does not run: {error}", "name an interpreter that has vLLM")
             continue
-        version = done.stdout.strip()
+        version, *missing = done.stdout.split() or [""]
         if done.returncode != 0 or not version:
             said = (done.stderr.strip().splitlines() or ["no version"])[-1]
             yield fail(setting, f"{python} has no vLLM ({said})", mend)
+        elif missing:
+            text = f"{python} has vLLM {version} without {', '.join(missing)}, which its part of this project needs"
+            yield fail(setting, text, f"{python} -m pip install {' '.join(missing)}")
         else:
             yield ok(setting, f"vLLM {version}, {python}; not started")
 

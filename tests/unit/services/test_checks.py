@@ -1,5 +1,6 @@
 import importlib.metadata
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,22 @@ def test_vllm_in_an_interpreter_of_its_own_is_named(tmp_path: Path) -> None:
     )
     (finding,) = machine.vllm_interpreters(config)
     assert (finding.level, finding.text) == ("OK", f"vLLM 0.32.1, {python}; not started")
+
+
+def test_vllm_without_what_its_part_of_this_project_imports_is_refused(tmp_path: Path) -> None:
+    packages, python = tmp_path / "packages", tmp_path / "python"
+    for name in ("vllm-0.32.1.dist-info", "msgspec", "safetensors", "torch"):
+        (packages / name).mkdir(parents=True)
+    (packages / "vllm-0.32.1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.1\n")
+    for name in ("msgspec", "safetensors", "torch"):
+        (packages / name / "__init__.py").touch()
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={packages}\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    config = RunConfig(
+        environments={"a": EnvironmentConfig(kind="a.py:A")},
+        inference={"policy": InferenceConfig(kind="vllm", python=str(python))},
+    )
+    (finding,) = machine.vllm_interpreters(config)
+    assert finding.level == "FAIL"
+    assert "has vLLM 0.32.1 without blake3, numpy, which its part of this project needs" in finding.text
+    assert finding.mend == f"{python} -m pip install blake3 numpy"
