@@ -51,7 +51,7 @@ class HostCopies:
             copies = self._slots[self._next] = {}  # what was there goes before there is as much again
             on_gpu = next((tensor for tensor in tensors.values() if tensor.is_cuda), None)
             # else CUDA would take memory of the thread's own device, which may be another
-            with nullcontext() if on_gpu is None else torch.cuda.device_of(on_gpu):
+            with nullcontext() if on_gpu is None else torch.cuda.device(on_gpu.device):
                 copies |= allocate(forms, pinned=on_gpu is not None)
         self._next = (self._next + 1) % len(self._slots)
         with torch.no_grad():

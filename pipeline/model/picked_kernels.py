@@ -5,6 +5,8 @@ Sums run over blocks of fixed size in their order, so that the same logits give 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ def forward(
     entropy_N, normalizer_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
     if positions:
         given = (logits_NV, targets_N.contiguous(), logprobs_N, entropy_N, normalizer_N, temperature)
-        with torch.cuda.device_of(logits_NV):  # Triton starts kernels on the thread's device, whichever has the tensors
+        with _device_of(logits_NV):
             _forward[(positions,)](*given, VOCABULARY=vocabulary, BLOCK=_block(vocabulary), num_warps=_WARPS)
     return logprobs_N, entropy_N, normalizer_N
 
@@ -43,9 +45,14 @@ def backward(
         given = (logits_NV, targets_N.contiguous(), normalizer_N, gradient_N.contiguous(), found_NV)
         block = _block(vocabulary)
         grid = (positions, triton.cdiv(vocabulary, block))
-        with torch.cuda.device_of(logits_NV):
+        with _device_of(logits_NV):
             _backward[grid](*given, temperature, VOCABULARY=vocabulary, BLOCK=block, num_warps=_WARPS)
     return found_NV
+
+
+def _device_of(logits_NV: torch.Tensor) -> AbstractContextManager[None]:
+    """Return a context in which the logits' GPU is the thread's own, on which Triton starts kernels."""
+    return torch.cuda.device_of(logits_NV)  # type: ignore[no-untyped-call]
 
 
 def _block(vocabulary: int) -> int:

@@ -40,9 +40,9 @@ def pick_logprobs(
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Return whether a GPU's kernel is there: torch's CUDA builds bring Triton, which makes it with a C compiler.
+    """Return whether a GPU's kernel is there; the first call for a GPU tries it.
 
-    The first call for a GPU tries it.
+    torch's CUDA builds bring Triton, which makes it with a C compiler.
     """
     if device.type == "cuda":
         return _is_made(device)
