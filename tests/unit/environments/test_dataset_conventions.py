@@ -262,10 +262,11 @@ def test_semicolons_long_cells_and_chats_as_python_writes_them(tmp_path: Path) -
     [
         ("a.csv", "prompt,answer\né,1\n".encode("latin-1"), "save it as UTF-8"),
         ("a.jsonl.gz", b"no gzip", "no whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(lines(PAIRS).encode())[:-9], "no whole gzip file"),
+        ("a.jsonl.gz", gzip.compress(lines(PAIRS).encode(), mtime=0)[:-9], "no whole gzip file"),
         ("a.jsonl", b'[\n{"prompt": "a"}]', "its name must end in .json"),
         ("a.json", b'{"prompt": "a", "answer": 1}', "no JSON list of objects"),
     ],
+    ids=["Latin-1", "no gzip", "half of a gzip file", "a list over lines", "no list"],
 )
 def test_what_cannot_be_read_says_what_to_do(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
