@@ -172,9 +172,10 @@ class _AckFile:
             if self._closed or (self._descriptor < 0 and not self._open()):
                 return
             if ack.stream not in self._rows:
-                if len(self._rows) >= _MAX_STREAMS:
+                row = next((row for row in range(_MAX_STREAMS) if row not in self._rows.values()), None)
+                if row is None:
                     return
-                self._rows[ack.stream], self._at[ack.stream] = len(self._rows), 0
+                self._rows[ack.stream], self._at[ack.stream] = row, 0
             self._used.add(ack.stream)
             packed = _SLOT.pack(ack.stream.encode()[:8], ack.seq, ack.acked_ns, ack.digest)
             self._write(ack.stream, self._at[ack.stream], packed)
@@ -222,7 +223,6 @@ class _AckFile:
                 for at in range(_CONNECTIONS)
             ]
             known = [(one[0].acked_ns, at, one[0].stream) for at, one in enumerate(slots) if one]
-            if not known:
-                return
-            _, at, stream = max(known)
-            self._rows[stream], self._at[stream] = row, (at + 1) % _CONNECTIONS
+            if known:  # else the stream was deleted, or none is behind
+                _, at, stream = max(known)
+                self._rows[stream], self._at[stream] = row, (at + 1) % _CONNECTIONS

@@ -9,7 +9,7 @@ import pytest
 from lachesis.pipeline.bus.acknowledged import ACKNOWLEDGED, AcknowledgedEnds, digest_of, read_acknowledged
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.schemas.errors import HistoryLostError
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
 
 def kept_in(folder: Path, name: str = "scorer") -> AcknowledgedEnds:
@@ -53,6 +53,18 @@ def test_a_stream_that_was_deleted_begins_anew(tmp_path):
     assert sequences(tmp_path) == {"scorer": [(EVENTS, 5)]}
     record(ends, 1)
     assert sequences(tmp_path) == {"scorer": [(EVENTS, 5), (ROLLOUTS, 1)]}
+
+
+def test_what_is_behind_a_deleted_stream_stays_known(tmp_path):
+    ends = kept_in(tmp_path)
+    record(ends, 9)
+    record(ends, 4, EVENTS)
+    ends.forget(ROLLOUTS)
+    ends.close()
+    later = kept_in(tmp_path)
+    record(later, 7, LEDGER)
+    record(later, 5, EVENTS)
+    assert sequences(tmp_path) == {"scorer": [(EVENTS, 4), (EVENTS, 5), (LEDGER, 7)]}
 
 
 def test_what_earlier_connections_and_processes_had_acknowledged_stays_known(tmp_path):
