@@ -283,14 +283,14 @@ class _Follower:
             except (InfrastructureError, NotFoundError) as error:  # nothing is granted without them
                 self.service.set_problem("sizes", f"stream sizes unknown: {error}")
             else:
-                await self._mark_ends(found)
+                await self._mark_ends(found, asked_s)
             self.show()
             await self.publish_status()
             await anyio.sleep(_USAGE_S)
 
-    async def _mark_ends(self, found: Mapping[str, StreamUsage]) -> None:
+    async def _mark_ends(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
         """Write how far the streams go, unless one went back. Raises `HistoryLostError` where one did."""
-        lost = self.peers.describe_lost(found, time.monotonic())
+        lost = self.peers.describe_lost(found, asked_s)
         self.service.set_problem("acknowledged", lost, mend=_PEER_HINT)
         try:
             await self.ends.update(found, self.newest)

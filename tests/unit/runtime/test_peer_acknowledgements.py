@@ -43,8 +43,18 @@ def test_a_service_that_is_silent_or_says_what_is_so_is_not_told_of():
     assert all(peers.describe_lost(found(7), now_s) is None for now_s in range(100))
 
 
+def test_what_is_stored_while_the_streams_are_asked_is_not_missed():
+    peers = PeerAcknowledgements()
+    for asked_s in range(100):
+        peers.hear(beat(asked_s + 8), asked_s + 0.5)
+        assert peers.describe_lost(found(asked_s + 7), asked_s) is None
+
+
 def test_what_services_say_is_bounded():
     peers = PeerAcknowledgements()
+    for number in range(5000):
+        peers.hear(beat(9, stream=f"NONE{number}"), 0.0)
+    assert not peers._claims, "one service leaves room for the others"
     for number in range(5000):
         peers.hear(beat(9, f"service-{number}"), 0.0)
     assert len(peers._claims) <= 1024
