@@ -60,7 +60,10 @@ def _fault(folder: Path) -> str | None:
         if names:
             return f"{', '.join(sorted(names)[:5])}: {what}"
     whole = [name for name in sums if (folder / name).is_file() and not (folder / name).is_symlink()]
-    found_digests = dict(zip(whole, _digests(folder, whole, _sha256 if is_old else _blake3), strict=True))
+    try:
+        found_digests = dict(zip(whole, _digests(folder, whole, _sha256 if is_old else _blake3), strict=True))
+    except OSError as error:
+        return f"{error.filename or 'one of its files'} cannot be read: {error.strerror}"
     for name, digest in sums.items():
         if found_digests.get(name) != digest:
             return f"{name} is not what was written"

@@ -1,10 +1,12 @@
 """Checksums of a folder: sealed in the form of b3sum, and read in that of sha256sum as well."""
 
+import errno
 from hashlib import sha256
 
 import pytest
 from blake3 import blake3
 
+from lachesis.pipeline.ledger import checksums
 from lachesis.pipeline.ledger.checksums import verify_sums, write_sums
 from lachesis.schemas.errors import CheckpointError
 
@@ -64,4 +66,15 @@ def test_sums_that_are_none(folder, text):
         verify_sums(folder)
     (folder / "B3SUMS").write_text(text)
     with pytest.raises(CheckpointError, match=r"its B3SUMS is damaged|is not what was written"):
+        verify_sums(folder)
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_named(folder, monkeypatch):
+    write_sums(folder)
+
+    def fail(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checksums, "_blake3", fail)
+    with pytest.raises(CheckpointError, match="cannot be read: Input/output error"):
         verify_sums(folder)
