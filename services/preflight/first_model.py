@@ -15,6 +15,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.fsync import replace_file
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.services.preflight.finding import DoctorFinding, warn
+from lachesis.services.run.file import MODEL_FILE
 
 __all__ = ["FirstModel", "changed_model", "note_model"]
 
@@ -45,11 +46,11 @@ def changed_model(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield a finding where the model is not the one that the run began with."""
     try:
         first = msgspec.json.decode(read_small_file(_record_path(config)), type=FirstModel)
-    except (OSError, msgspec.MsgspecError):
+        now = _described(config.model) if config.model is not None else None
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return  # a model that cannot be read is named by what loads it
+    if now is None:
         return
-    if config.model is None:
-        return
-    now = _described(config.model)
     if now.files == first.files and (now.files or now.model == first.model):
         return
     names = [name for name in sorted({*now.files, *first.files}) if now.files.get(name) != first.files.get(name)]
@@ -63,7 +64,7 @@ def changed_model(config: RunConfig) -> Iterator[DoctorFinding]:
 
 
 def _record_path(config: RunConfig) -> Path:
-    return config.path / "first_model.json"
+    return config.path / MODEL_FILE
 
 
 def _described(model: str) -> FirstModel:

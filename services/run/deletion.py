@@ -4,6 +4,7 @@ Guarantees: nothing goes while a supervisor, a service or a reader of the run is
 finishes, and meanwhile `lachesis up` refuses what is left; of the folder only what a run makes goes, other files stay.
 """
 
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
@@ -28,12 +29,12 @@ from lachesis.pipeline.retention.recovery import RECOVERIES
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.training.tracked_alerts import TRACKED_ALERTS_FILE
 from lachesis.pipeline.training.tracking import METRICS_FILE
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, server_config_for_history
-from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
+from lachesis.services.run.file import EFFECTIVE_FILE, MODEL_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.known_runs import forget_run, has_stored
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
 from lachesis.services.run.notices_file import NOTICES_FILE
@@ -50,12 +51,15 @@ _ENTRIES = frozenset({
     "tensorboard", "trainers", "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
     TRACKED_ALERTS_FILE, f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     NOTICES_FILE, f".{NOTICES_FILE}.partial",
-    SUPERVISOR_LOG, STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
+    ".summary.json.partial", MODEL_FILE, f".{MODEL_FILE}.partial",
+    SUPERVISOR_LOG, f"{SUPERVISOR_LOG}.old", f"{SUPERVISOR_LOG}.old.partial",
+    STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
     MARKS_FILE, f".{MARKS_FILE}.partial", RECOVERY_FILE, f".{RECOVERY_FILE}.partial", RECOVERIES,
     "forkserver-plain.sock", "forkserver-torch.sock", STORE_FILE, f".{STORE_FILE}.partial",
     f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip
 """What a run makes in its folder, but for what says that it is one, which goes last."""
+_HELD_OUT = re.compile(rf"\.?{re.escape(keys.held_out(''))}[^/]+\.msgpack(?:\.partial)?")
 _LAST = (EFFECTIVE_FILE, RUN_FILE, LOCK_FILE, DELETION_MARK)
 _RECONNECT_S = 2.0
 """Seconds in which services that outlived their supervisor connect to a server that is started in its place."""
@@ -231,4 +235,4 @@ def _is_own(entry: Path) -> bool:
         return (entry / MODEL_MARK).exists()
     if entry.name == RUN_FILE:
         return is_written_here(entry)
-    return entry.name in _ENTRIES or entry.name in _LAST
+    return entry.name in _ENTRIES or entry.name in _LAST or _HELD_OUT.fullmatch(entry.name) is not None

@@ -20,10 +20,12 @@ from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["EFFECTIVE_FILE", "RUN_FILE", "is_written_here", "run_file", "run_file_of", "write_run_file"]
+__all__ = ["EFFECTIVE_FILE", "MODEL_FILE", "RUN_FILE", "is_written_here", "run_file", "run_file_of", "write_run_file"]
 
 RUN_FILE = "run.toml"
 EFFECTIVE_FILE = "run.effective.toml"
+MODEL_FILE = "first_model.json"
+"""Notes the model of the first start."""
 _MARK = "# The configuration of run "
 _HEADER = """\
 # The configuration of run {run} as it was started last: file, variables and --set together; written by `lachesis up`.

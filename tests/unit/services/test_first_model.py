@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.services.preflight import first_model
 from lachesis.services.preflight.first_model import changed_model, note_model
 
 
@@ -46,3 +47,15 @@ def test_another_name_of_the_hub_is_told(config: RunConfig) -> None:
     note_model(hub)
     assert not list(changed_model(hub))
     assert list(changed_model(msgspec.structs.replace(config, model="org/two")))
+
+
+def test_a_model_that_cannot_be_read_is_left_to_what_loads_it(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_model(config)
+
+    def refuse(_: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(first_model, "_digest", refuse)
+    assert not list(changed_model(config))
