@@ -59,21 +59,27 @@ def check_endpoints(config: TelemetryConfig) -> None:
 
 
 def _check(source: str, address: str, protocol: str, *, is_base: bool) -> None:
-    scheme = address.partition("://")[0].lower()
+    scheme, shown = address.partition("://")[0].lower(), _without_credentials(address)
     if "://" not in address or scheme not in {"http", "https"}:
-        written = address.rpartition("://")[2]
+        written = shown.rpartition("://")[2]
         raise ConfigError(
-            f"{source} is {address!r}: it begins with http:// or https:// (http://{written}), also for grpc"
+            f"{source} is {shown!r}: it begins with http:// or https:// (http://{written}), also for grpc"
         )
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"{source} is {address!r}: {error}") from error
+        raise ConfigError(f"{source} is {shown!r}: its host or port cannot be read") from error
     if not host:
-        raise ConfigError(f"{source} is {address!r}: it names no host")
+        raise ConfigError(f"{source} is {shown!r}: it names no host")
     path = parts.path.rstrip("/")
     if is_base and path.endswith(_ALL_PATHS):
-        base = address.rstrip("/").removesuffix(next(one for one in _ALL_PATHS if path.endswith(one)))
+        base = shown.rstrip("/").removesuffix(next(one for one in _ALL_PATHS if path.endswith(one)))
         way = f"set it to {base}" if protocol == HTTP else f'set it to {base}, with protocol "{HTTP}" if that is meant'
-        raise ConfigError(f"{source} is {address!r}: the signal's own path is added to it, so {way}")
+        raise ConfigError(f"{source} is {shown!r}: the signal's own path is added to it, so {way}")
+
+
+def _without_credentials(address: str) -> str:
+    scheme, separator, rest = address.rpartition("://") if "://" not in address else address.partition("://")
+    _, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}{'***' if at else ''}{at}{place}"

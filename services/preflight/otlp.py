@@ -1,10 +1,12 @@
 """Checks that what receives traces and metrics is there and speaks the protocol that is configured."""
 
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
 
+from lachesis.pipeline.bounded_http import wait_for_thread
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, OtlpEndpoint, otlp_endpoints
@@ -42,21 +44,31 @@ def _try(endpoint: OtlpEndpoint) -> DoctorFinding:
     parts = urlsplit(endpoint.url)
     url = endpoint.url if endpoint.protocol == HTTP else f"{parts.scheme}://{parts.netloc}/v1/traces"
     try:
-        answer = httpx.post(url, content=b"", headers=_PROTOBUF, timeout=_ANSWER_S, trust_env=False)
+        status = wait_for_thread(partial(_status, url), 2 * _ANSWER_S)
     except (httpx.RemoteProtocolError, httpx.ReadError):
         if endpoint.protocol == GRPC:
             return ok("telemetry", f"{shown} takes connections and speaks no HTTP/1.1, as gRPC does")
         mend = f'set telemetry.protocol = "{GRPC}", or the address of its port for HTTP (usually {_HTTP_PORT})'
         return fail("telemetry", f"{shown} ({endpoint.source}) does not speak HTTP, as {HTTP} needs", mend)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        text = f"{shown} ({endpoint.source}) does not answer ({type(error).__name__}: {without_secrets(str(error))})"
-        return warn(
-            "telemetry", f"{text}; what it does not take is dropped", "start the receiver, or correct the address"
-        )
+        return _away(endpoint, f"does not answer ({type(error).__name__}: {without_secrets(str(error))})")
+    if status is None:
+        return _away(endpoint, f"does not answer within {2 * _ANSWER_S:g} s")
     if endpoint.protocol == GRPC:
         mend = f'set telemetry.protocol = "{HTTP}", or the address of its port for gRPC (usually {_GRPC_PORT})'
         return fail("telemetry", f"{shown} ({endpoint.source}) speaks HTTP, not gRPC", mend)
-    return _answered(endpoint, without_secrets(url), answer.status_code)
+    return _answered(endpoint, without_secrets(url), status)
+
+
+def _status(url: str) -> int:
+    """Return the status of the answer, whose body is not read."""
+    with httpx.stream("POST", url, content=b"", headers=_PROTOBUF, timeout=_ANSWER_S, trust_env=False) as answer:
+        return answer.status_code
+
+
+def _away(endpoint: OtlpEndpoint, problem: str) -> DoctorFinding:
+    text = f"{without_secrets(endpoint.address)} ({endpoint.source}) {problem}; what it does not take is dropped"
+    return warn("telemetry", text, "start the receiver, or correct the address")
 
 
 def _answered(endpoint: OtlpEndpoint, url: str, status: int) -> DoctorFinding:
@@ -66,4 +78,6 @@ def _answered(endpoint: OtlpEndpoint, url: str, status: int) -> DoctorFinding:
         return fail("telemetry", f"{text}: no receiver of OTLP is there", mend)
     if status in {401, 403}:
         return ok("telemetry", f"{text} without the headers of OTEL_EXPORTER_OTLP_HEADERS, which were not tried")
+    if status >= 500:
+        return _away(endpoint, f"answers {status}")
     return ok("telemetry", text)

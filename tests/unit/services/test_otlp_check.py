@@ -1,8 +1,11 @@
 """What `doctor` and `up` say of the address that traces and metrics go to."""
 
+import select
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
@@ -12,6 +15,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, otlp_endpoints
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.preflight import otlp
 from lachesis.services.preflight.otlp import check_otlp
 
 
@@ -71,6 +75,42 @@ def test_a_receiver_that_is_away_stops_nothing() -> None:
     ((level, text),) = levels("http://127.0.0.1:9", GRPC)
     assert level == "WARN"
     assert "does not answer" in text
+
+
+def test_an_answer_that_trickles_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "_ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        trickling = pool.submit(trickle, server)
+        ((level, text),) = levels(f"http://127.0.0.1:{server.getsockname()[1]}", GRPC)
+        assert not trickling.done()
+        server.shutdown(socket.SHUT_RDWR)
+    assert level == "WARN"
+    assert "does not answer within 0.4 s" in text
+
+
+def trickle(server: socket.socket) -> None:
+    """Answer with headers without end, until somebody has shut the server down."""
+    client, _ = server.accept()
+    with client, suppress(OSError):
+        client.recv(1 << 16)
+        client.sendall(b"HTTP/1.1 200 OK\r\n")
+        while server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            client.sendall(b"x: y\r\n")
+            select.select([client], [], [], 0.05)
+
+
+@pytest.mark.parametrize(("status", "level"), [(200, "OK"), (400, "OK"), (500, "WARN"), (503, "WARN")])
+def test_a_receiver_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, status: int, level: str) -> None:
+    monkeypatch.setattr(otlp, "_status", lambda _: status)
+    assert [one for one, _ in levels("http://host:4318", HTTP)] == [level, level]
+
+
+@pytest.mark.parametrize("endpoint", ["http://me:hunter2@host:port", "me:hunter2@host:4317", "http://me:hunter2@"])
+def test_an_address_that_is_refused_is_quoted_without_its_password(endpoint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(otlp_endpoints(TelemetryConfig(), {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}))
+    assert "hunter2" not in str(caught.value)
+    assert "***@" in str(caught.value)
 
 
 @pytest.mark.parametrize(
