@@ -120,7 +120,7 @@ def run_in(folder: Path) -> str | None:
         return None
     try:
         name = tomllib.loads(read_small_text(file)).get("run")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return name if isinstance(name, str) else None
 

@@ -57,3 +57,10 @@ def test_another_configuration_with_the_name_of_a_folder_begins_a_run_of_that_na
     file = renamed.parent.parent / "other.toml"
     file.write_text("seed = 9\n")
     assert Options(file=file, run="after").config().run == "after"
+
+
+def test_a_folder_whose_configuration_is_nested_too_deeply_is_no_run(renamed: Path) -> None:
+    other = renamed.parent / "other"
+    other.mkdir()
+    (other / "run.toml").write_text(f"# The configuration of run before\nx = {'[' * 5000}")
+    assert Options(run="before").config().path == renamed
