@@ -46,10 +46,13 @@ def cut_log(file: Path, limit_bytes: int) -> int:
             if len(half_line) < len(whole_lines):
                 newest = whole_lines
             old = file.with_name(file.name + OLD_SUFFIX)
-            with suppress(OSError):  # a full disk: the lines are lost, and room is made
-                partial = old.with_name(old.name + ".partial")
+            partial = old.with_name(old.name + ".partial")
+            try:
                 partial.write_bytes(newest)
                 partial.replace(old)
+            except OSError:  # a full disk: the lines are lost, and room is made
+                with suppress(OSError):
+                    partial.unlink(missing_ok=True)
             opened.truncate(0)
     except OSError:
         return 0  # it is gone, or there is none yet
@@ -76,26 +79,23 @@ class LogLimit:
     def __init__(self, limit_bytes: int, files: Callable[[], Iterable[tuple[str, Path]]]) -> None:
         self._limit_bytes = limit_bytes
         self._files = files
-        self._cut: dict[str, tuple[float, int]] = {}  # by process: when its log was cut first, and bytes since then
-        self._last_s: dict[str, float] = {}
+        self._cut_s: dict[str, float] = {}  # by process: when its log was cut last
 
     async def watch(self, report: Callable[[list[Notice]], None]) -> None:
         """Look at the logs again and again, and `report` those that are cut. Runs until cancelled."""
         while True:
             for name, file in list(self._files()):
-                if size := await anyio.to_thread.run_sync(cut_log, file, self._limit_bytes):
-                    self._record(name, size, time.monotonic())
+                if await anyio.to_thread.run_sync(cut_log, file, self._limit_bytes):
+                    self._record(name, time.monotonic())
             report(self.notices(time.monotonic()))
             await anyio.sleep(_LOOK_S)
 
-    def _record(self, name: str, size: int, now_s: float) -> None:
-        first_s, before = self._cut.get(name, (now_s, 0))
-        self._cut[name], self._last_s[name] = (first_s, before + size), now_s
+    def _record(self, name: str, now_s: float) -> None:
+        self._cut_s[name] = now_s
 
     def notices(self, now_s: float) -> list[Notice]:
         """Return a notice of each process whose log was cut lately."""
-        for name in [name for name, last_s in self._last_s.items() if now_s - last_s > _SAID_S]:
-            del self._cut[name], self._last_s[name]
+        self._cut_s = {name: cut_s for name, cut_s in self._cut_s.items() if now_s - cut_s <= _SAID_S}
         return [
             Notice(
                 key=f"log/{name}",
@@ -104,5 +104,5 @@ class LogLimit:
                 why=f"it had more than services.log_bytes = {self._limit_bytes} bytes; the newest lines are kept",
                 mend="see what it prints: what its code prints, and what the servers say that it starts, is in it",
             )
-            for name in self._cut
+            for name in self._cut_s
         ]

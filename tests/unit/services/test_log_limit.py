@@ -65,7 +65,7 @@ def test_the_tail_of_a_life_is_found_also_where_the_log_was_cut_since(tmp_path, 
 
 def test_the_process_is_named_for_a_while(monkeypatch):
     limit = LogLimit(10, list)
-    limit._record("environment-a", 500, 100.0)
+    limit._record("environment-a", 100.0)
     (notice,) = limit.notices(100.0 + log_limit._SAID_S)
     assert (notice.source, notice.stops) == ("environment-a", False)
     assert "services.log_bytes = 10 " in notice.why
