@@ -66,7 +66,7 @@ _JOIN_S = 10.0
 _JOIN_POLL_S = 0.25
 _FIXED = ("storage", "retention")
 _MAX_OWNERS_SHOWN = 6
-_PROBE_S = 3.0
+_PROBE_S, _PROBE_END_S = 3.0, 10.0
 _MAX_LISTED = 200_000
 """Sequences that the server is asked to list: they come in one answer."""
 
@@ -331,7 +331,7 @@ async def try_reservation(link: ServerLink, max_bytes: int, replicas: int) -> st
         return None if error is None else error.description
     finally:
         if subject not in link.refused:
-            with anyio.CancelScope(shield=True), suppress(LachesisError):
+            with anyio.move_on_after(_PROBE_END_S, shield=True), suppress(LachesisError):
                 await delete(link, name)
 
 

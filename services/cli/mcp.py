@@ -11,6 +11,7 @@ from typing import Annotated
 import anyio
 import typer
 
+from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy, load_policy
 from lachesis.pipeline.config.run import RunConfig
@@ -87,8 +88,7 @@ def _load_run(name: str, sets: Sequence[str]) -> LoadedConfig[RunConfig]:
 
 
 def _print_address(host: str, path: str, token: Path, port: int) -> None:
-    shown = f"[{host}]" if ":" in host else host
-    print(f"tools at http://{shown}:{port}{path}; the token is in {token}", file=sys.stderr, flush=True)
+    print(f"tools at http://{url_host(host)}:{port}{path}; the token is in {token}", file=sys.stderr, flush=True)
 
 
 def _token(file: Path | None) -> tuple[str, Path]:

@@ -12,7 +12,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
-from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError, read_endpoint
+from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer, StoreInUseError, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
@@ -239,7 +239,7 @@ def _unanswering(config: RunConfig, in_use: StoreInUseError) -> StartupError:
         endpoint = read_endpoint(config.path / NATS_FOLDER)
     except StartupError:
         return in_use
-    log_file = config.path / NATS_FOLDER / "nats-server.log"
+    log_file = config.path / NATS_FOLDER / SERVER_LOG
     return StartupError(
         f"the run's server (pid {endpoint.pid}, {endpoint.url}) runs and does not answer. If it was stopped, "
         f"`kill -CONT {endpoint.pid}` lets it go on; else its log, {log_file}, says more"

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Container
 from ipaddress import ip_address
 
+from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
@@ -70,8 +71,7 @@ def _token(config: RunConfig) -> str:
 
 def _url(host: str, port: int, token: str) -> str:
     named = socket.gethostname() if host in {"0.0.0.0", "::"} else host  # noqa: S104 - it is only compared
-    shown = f"[{named}]" if ":" in named else named
-    return f"http://{shown}:{port}/?token={token}"
+    return f"http://{url_host(named)}:{port}/?token={token}"
 
 
 def _listen(host: str, port: int) -> socket.socket:
