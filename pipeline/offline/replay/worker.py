@@ -38,6 +38,7 @@ from lachesis.pipeline.offline.replay.inflight import MAX_IN_FLIGHT_BYTES, Coope
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.offline.replay.scoring import ReplayScorer, ScoreOrReason, collect_seldom
 from lachesis.pipeline.offline.replay.selected import fetched
+from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.schemas.errors import ConfigError, LachesisError, leaves
 
 _starts = msgspec.msgpack.Decoder(WorkerStart)
@@ -49,7 +50,7 @@ def main() -> None:
     arm = die_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
     if arm is not None:
         arm()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda *_: None)  # not ignored: what a rater starts would ignore it too
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(levelname)s replay worker %(process)d %(message)s"

@@ -131,6 +131,8 @@ async def test_workers_and_their_replay_may_be_killed_and_paused(world: World) -
         workers = workers_of(process)
         for pid in (process.pid, *workers):  # as a service manager tells all of a group
             os.kill(pid, signal.SIGTERM)
+        for pid in (process.pid, *workers):  # as a terminal that ends does
+            os.kill(pid, signal.SIGHUP)
         code, out, err = await world.ended(process)
         assert code == 130, err
         assert b"another takes its place" not in err
