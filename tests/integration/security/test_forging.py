@@ -37,6 +37,10 @@ CHOSEN = b"{}"
 async def secured(make_secured: Callable[[], AbstractAsyncContextManager[Secured]]) -> AsyncIterator[Secured]:
     """A server of this module's own: each key stores on its own subjects what no service would."""
     async with make_secured() as server:
+        async with await server.bus(OPERATOR) as operator:
+            before = await stored(operator, "forged")
+            await operator.publish(FORGED[2], CHOSEN, msg_id="forged by the operator")
+            assert await stored(operator, "forged") == before + 1, "what is forged would be seen"
         yield server
 
 

@@ -50,6 +50,8 @@ WRITES = {
     "evaluator": {"eval"},
     "trainer": set(),
     "inference": set(),
+    "governor": set(),
+    "gateway": set(),
     "environment-words": set(),
     OBSERVER: set(),
 }
