@@ -21,7 +21,7 @@ from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import HeldOutRecord
-from lachesis.schemas.errors import FencedError
+from lachesis.schemas.errors import FencedError, SchemaError, VersionError
 
 __all__ = ["keep_record", "kept_record", "read_held_out", "settle_held_out"]
 
@@ -44,11 +44,19 @@ def keep_record(run: Path, env: str, record: HeldOutRecord | None) -> None:
 
 
 def kept_record(run: Path, env: str) -> HeldOutRecord | None:
-    """Return the copy that `keep_record` made; None without one."""
+    """Return the copy that `keep_record` made; None without one.
+
+    Raises `SchemaError`, with its name, for one that is damaged.
+    """
+    file = _copy(run, env)
     try:
-        return decode(HeldOutRecord, read_small_file(_copy(run, env)))
+        return decode(HeldOutRecord, read_small_file(file))
     except OSError:
         return None
+    except VersionError as error:
+        raise VersionError(f"{file}: {error}", error.version) from error
+    except SchemaError as error:
+        raise SchemaError(f"{file}: {error}. Delete it: the run writes it again when it is started") from error
 
 
 def _copy(run: Path, env: str) -> Path:

@@ -19,11 +19,14 @@ import pytest
 from fuzz.oracle import limited
 from integration.archive.world import a_group
 
+from lachesis.pipeline.bus.acknowledged import AcknowledgedEnds, read_acknowledged
+from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environments.held_out import keep_record, kept_record
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.token import gateway_token
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
@@ -41,6 +44,7 @@ from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoi
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking
+from lachesis.schemas.control import HeldOutRecord
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.auth import _new_seed, _public_key
 from lachesis.services.cli.selection import _read_groups
@@ -51,6 +55,7 @@ from lachesis.services.observe.progress import (
     step_times,
     training_rewards,
 )
+from lachesis.services.preflight.first_model import changed_model, note_model
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.file import is_written_here
 from lachesis.services.run.known_runs import known_runs, register_run
@@ -61,7 +66,7 @@ MOST_BYTES = 2 << 30
 NO_SERVER = "tls://127.0.0.1:1"
 """Where nobody listens; what reads its credentials first is done with them when it says so."""
 TRACEBACK = "this would be a traceback"
-UNFIT = {"token", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"}
+UNFIT = {"token", "password", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"}
 """Files whose good state is not worth making: no server checks them here."""
 SECRET = "canary-2f81b7"
 """What lies outside of the folder that a reader is given; nothing may show it."""
@@ -101,13 +106,26 @@ def make_world(folder: Path) -> None:
     (run / "nats").mkdir()
     (run / "nats" / "endpoint.json").write_bytes(msgspec.json.encode(Endpoint("nats://127.0.0.1:1", "t", 1)))
     (folder / "state" / "lachesis" / "runs").mkdir(parents=True)
+    note_model(RunConfig(model="org/m", folder=str(run)))
+    keep_record(run, "sums", HeldOutRecord(seed=1, limit=9))
+    store_one(run)
     shared_token(run / "gateway.token")
     shared_token(run / "inference" / "policy.key")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         register_run(RunConfig(run="r", folder=str(run)), run / "run.toml")
     next((folder / "state").rglob("*.json")).rename(folder / "state" / "lachesis" / "runs" / "one.json")
-    for name in ("token", "gateway.token", "sampling.key", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"):
+    for name in (
+        "token",
+        "password",
+        "gateway.token",
+        "sampling.key",
+        "nkey",
+        "creds",
+        "ca.pem",
+        "cert.pem",
+        "key.pem",
+    ):
         (folder / name).write_text("abc\n")
     (folder / "seed.nk").write_bytes(_new_seed())
     (folder / "groups").write_text(f"{1:032x}\n{2:032x}\n")
@@ -130,6 +148,19 @@ def run_apart(call: Callable[[], Awaitable[object]]) -> None:
     """Run `call` in an event loop and thread of its own: fixtures of other tests keep a loop in this one."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(anyio.run, call).result()
+
+
+def store_one(run: Path) -> None:
+    ends = AcknowledgedEnds()
+    ends.keep_in(run, "scorer")
+    ends.record(PubAck("ROLLOUTS", 1, duplicate=False), "id", after=0)
+    ends.close()
+
+
+def acknowledged(world: World) -> None:
+    """Read what was acknowledged, as the governor does, and go on with the file, as the next process does."""
+    read_acknowledged(world.run)
+    store_one(world.run)
 
 
 def connected(**settings: str) -> Callable[[World], None]:
@@ -198,6 +229,9 @@ READERS: dict[str, Callable[[World], object]] = {
     "run/pids.json": lambda world: has_survivors(world.run),
     "run/nats/endpoint.json": lambda world: read_endpoint(world.run / "nats"),
     f"run/{METRICS_FILE}": figures,
+    "run/first_model.json": lambda world: list(changed_model(RunConfig(model="org/m", folder=str(world.run)))),
+    "run/held_out.sums.msgpack": lambda world: kept_record(world.run, "sums"),
+    "run/acknowledged/scorer.0": acknowledged,
     "state/lachesis/runs/one.json": registered,
     "run/checkpoints/latest": pointers,
     "run/checkpoints/best": pointers,
@@ -215,6 +249,7 @@ READERS: dict[str, Callable[[World], object]] = {
     "run/inference/policy.key": lambda world: shared_token(world.run / "inference" / "policy.key"),
     "sampling.key": lambda world: given_token(world.folder / "sampling.key", "inference.policy.key_file"),
     "token": connected(token_file="token"),
+    "password": connected(user="me", password_file="password"),
     "nkey": connected(nkey_file="nkey"),
     "creds": connected(creds_file="creds"),
     "ca.pem": connected(ca_file="ca.pem"),
