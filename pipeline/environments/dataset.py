@@ -42,6 +42,8 @@ _ANSWER = "answer"
 _PICTURES = {"<image>": ("images", "image"), "<video>": ("videos", "video")}
 """Marks in a prompt, and the columns of what they stand for."""
 _MAX_EXAMPLES = 3
+_MAX_TEMPLATE_ROWS = 64
+"""Rows in which a column that the template names is looked for."""
 
 
 class Dataset(Environment):
@@ -106,14 +108,15 @@ class Dataset(Environment):
         self._last = len(self._rows) if size is None else min(size, len(self._rows))
         if self._last < 1:
             raise ConfigError(f"{self._where}: size is {size}; it must be at least 1")
+        self._asked_columns: list[str] = []
+        if template is not None:
+            try:
+                self._asked_columns = template_columns(template, list(islice(self._first_rows(), _MAX_TEMPLATE_ROWS)))
+            except ConfigError as error:
+                raise ConfigError(f"{self._where} row 1: {error}") from error
         self._refuse_repeated_columns()
         if tests is not None and answer == _ANSWER and not any(_ANSWER in row for row in self._first_rows()):
             self._answer = None
-        if template is not None:
-            try:
-                template_columns(template, self._rows[0])
-            except ConfigError as error:
-                raise ConfigError(f"{self._where} row 1: {error}") from error
         if index is None:
             index = self._look_through()
             save_index(kept, index)
@@ -217,7 +220,7 @@ class Dataset(Environment):
     def _read_columns(self) -> list[str]:
         """Return the outermost columns that are read."""
         inner = [self._tests, self._skill, self._difficulty, *self._metadata, *self._extra.values()]
-        asked = template_columns(self._template, self._rows[0]) if self._template is not None else [self._prompt]
+        asked = self._asked_columns or [self._prompt]
         named = [name for name in (self._answer, *asked, *inner) if name is not None]
         return list(dict.fromkeys(part for name in named for part in {name, name.partition(".")[0]}))
 
@@ -234,7 +237,7 @@ class Dataset(Environment):
     def _asked(self, row: DatasetRow, task: Task) -> str:
         """Return what a row asks, which stays the same with another template or system message."""
         if self._template is not None:
-            values = {name: column(row, name, "") for name in template_columns(self._template, row)}
+            values = {name: column(row, name, "") for name in self._asked_columns}
             if len(values) == 1:
                 return str(next(iter(values.values())))
             return "\n".join(str(value) for _, value in sorted(values.items()))
@@ -277,7 +280,7 @@ class Dataset(Environment):
             return None
         try:
             number = float("" if isinstance(value, bool) else value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(f"{where}: its difficulty {value!r:.60} is no number") from None
         if math.isnan(number):  # the text "nan"
             return None
@@ -287,7 +290,7 @@ class Dataset(Environment):
 
     def _conversation(self, row: DatasetRow, where: str) -> Conversation:
         if self._template is not None:
-            text = fill_template(self._template, row, where)
+            text = fill_template(self._template, row, where, self._asked_columns)
             return Conversation([Message(role="user", content=text)])
         try:
             found = read_conversation(column(row, self._prompt, where))

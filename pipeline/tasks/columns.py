@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -77,51 +77,56 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{name}.{key}" for key in inner)
 
 
-def template_columns(template: str, row: Mapping[str, Any]) -> list[str]:
-    """Return the columns of the row that a template names.
+def template_columns(template: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that a template names and one of the rows has.
 
-    Raises `ConfigError` where it names none, or one that a column is nearly called.
+    Raises `ConfigError` where it names none, or one that a column of the first row is nearly called.
     """
-    found = []
+    found: dict[str, None] = {}
     for match in _BRACES.finditer(template):
         given = match["boxed"] or match["name"]
         if given is None:
             continue
-        name = _column_of(given, row)
+        name = next((name for row in rows if (name := _column_of(given, row)) is not None), None)
         if name is not None:
-            found.append(name)
-        elif _WORD.fullmatch(given) and "did you mean" in nearest(given, _names(row)):
-            column(row, given, "template")
+            found[name] = None
+        elif _WORD.fullmatch(given) and "did you mean" in nearest(given, _names(rows[0])):
+            column(rows[0], given, "template")
     if not found:
         words = [
             match["name"] for match in _BRACES.finditer(template) if match["name"] and _WORD.fullmatch(match["name"])
         ]
         if words:
-            column(row, words[0], "template")
+            column(rows[0], words[0], "template")
         raise ConfigError(f"template {template!r:.80} cannot be filled: it names no column in braces")
-    return found
+    return list(found)
 
 
-def fill_template(template: str, row: Mapping[str, Any], where: str) -> str:
-    r"""Return the template with the row's columns for `{column}`; other braces stay, `\boxed{}` say.
+def fill_template(template: str, row: Mapping[str, Any], where: str, columns: Sequence[str]) -> str:
+    r"""Return the template with the row's `columns` for `{column}`; other braces stay, `\boxed{}` say.
 
-    `{{` and `}}` around a text stand for single braces. Raises `ConfigError` where a column's value is missing.
+    `{{` and `}}` around a text stand for single braces. Raises `ConfigError` where the row has no value in a column.
     """
 
     def fill(match: re.Match[str]) -> str:
         if match["escaped"] is not None:
             return "{" + match["escaped"] + "}"
         given = match["boxed"] or match["name"]
-        name = _column_of(given, row)
+        name = given if given in columns else _without_format(given, columns)
         if name is None:
             return match[0]
-        value = _find(row, name)
+        value = column(row, name, where)
         if is_missing(value):
             raise ConfigError(f"{where}: its {name!r}, of which the template makes the prompt, is missing")
         text = _formatted(given[len(name) :], value, where)
         return "{" + text + "}" if match["boxed"] is not None else text
 
     return _BRACES.sub(fill, template)
+
+
+def _without_format(given: str, columns: Sequence[str]) -> str | None:
+    name = re.split(r"[!:]", given, maxsplit=1)[0]
+    return name if name in columns else None
 
 
 def _column_of(given: str, row: Mapping[str, Any]) -> str | None:

@@ -96,7 +96,7 @@ def _of_object(value: Mapping[str, Any]) -> Any:
         )
     instructions = value.get("instructions") or value.get("system")
     if isinstance(instructions, str) and instructions:
-        turns = [{"role": "user", "content": inner}] if isinstance(inner, str) else list(inner)
+        turns = inner if isinstance(inner, list) else [{"role": "user", "content": inner}]
         return [{"role": "system", "content": instructions}, *turns]
     return inner
 
@@ -109,7 +109,8 @@ def _message(value: Any) -> Message:
     if not isinstance(role, str) or not role:
         raise ConfigError(f"its prompt has a turn without role (or from): {dict(value)!r:.80}")
     role = _ROLES.get(role.lower(), role.lower())
-    calls = [_call(one) for one in value.get("tool_calls") or ()]
+    given = _opened_calls(value.get("tool_calls"))
+    calls = [_call(one) for one in given]
     if kind == "function_call":
         calls = [_call({"function": value, "id": value.get("call_id")})]
     content = _first(value, _CONTENT)
@@ -124,6 +125,18 @@ def _message(value: Any) -> Message:
         tool_calls=calls,
         tool_call_id=call_id if isinstance(call_id, str) else None,
     )
+
+
+def _opened_calls(value: Any) -> list[Any]:
+    """Return the tool calls of a turn, which a table may hold as JSON."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value or "[]")
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"its prompt has tool calls that are no JSON: {value!r:.80}") from error
+    if value is not None and not isinstance(value, list):
+        raise ConfigError(f"its prompt has tool calls that are no list: {value!r:.80}")
+    return value or []
 
 
 def _text(content: Any) -> str:

@@ -184,12 +184,10 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
     try:
         return _decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        found = None
-        if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-            try:
-                found = json.loads(data)
-            except (ValueError, RecursionError):
-                found = None
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
         if isinstance(found, dict):
             return found
         cure = (

@@ -130,7 +130,8 @@ def _frame(found: Any) -> list[Any] | None:
         return None
     data, columns = found.get("data"), found.get("columns")
     if isinstance(data, list) and isinstance(columns, list):
-        return [dict(zip(columns, row, strict=True)) for row in data]
+        whole = all(isinstance(row, list) and len(row) == len(columns) for row in data)
+        return [dict(zip(map(str, columns), row, strict=True)) for row in data] if whole else None
     if isinstance(data, list):
         return data
     if len(found) == 1 and isinstance(only := next(iter(found.values())), list):

@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -98,6 +99,39 @@ def test_any_of_several_answers(tmp_path: Path) -> None:
 def test_only_columns_are_filled_into_a_template(tmp_path: Path, template: str, text: str) -> None:
     env = made(tmp_path, [{"problem": "q", "answer": "1", "level": {"n": 3.0}}], template=template)
     assert said(env) == [("user", text)]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_row_without_a_column_of_the_template_is_left_out(tmp_path: Path, place: int) -> None:
+    rows = [{"q": "a", "hint": "h", "answer": "1"}, {"q": "c", "hint": "i", "answer": "3"}]
+    rows.insert(place, {"q": "b", "answer": "2"})
+    env = made(tmp_path, rows, template="{hint}: {q} \\boxed{}")
+    assert [said(env, index)[0][1] for index in range(len(env))] == ["h: a \\boxed{}", "i: c \\boxed{}"]
+    assert f"row {place + 1}: it has no column 'hint'" in env.doubts[0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [{"role": "user", "content": "x", "tool_calls": 3}], "answer": "1"},
+        {"prompt": [{"role": "user", "content": "x", "tool_calls": "[{"}], "answer": "1"},
+        {"prompt": {"instructions": "i", "input": 3}, "answer": "1"},
+        {"prompt": "x", "answer": "1", "level": 10**400},
+        {"prompt": "x", "answer": "1", "level": float("inf")},
+    ],
+)
+def test_odd_values_leave_out_their_row_alone(tmp_path: Path, row: dict[str, Any]) -> None:
+    env = made(tmp_path, [row, {"prompt": "y", "answer": "2", "level": 1}], difficulty="level")
+    assert [said(env, index) for index in range(len(env))] == [[("user", "y")]]
+    assert "1 of 2 rows are left out" in env.doubts[0]
+
+
+@pytest.mark.parametrize("data", [[["x", "1"], ["y"]], ["xy", 3], [["x", "1"], None]])
+def test_a_frame_with_broken_rows_is_refused(tmp_path: Path, data: list[Any]) -> None:
+    path = tmp_path / "frame.json"
+    path.write_text(json.dumps({"columns": ["prompt", "answer"], "data": data}))
+    with pytest.raises(ConfigError, match="none of pandas' forms"):
+        Dataset(path=str(path))
 
 
 def test_what_a_template_fills_with_braces_in_it_is_not_filled_again(tmp_path: Path) -> None:
