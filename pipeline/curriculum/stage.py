@@ -25,7 +25,7 @@ from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.held_out import read_held_out
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.load import item_keys_of, load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.item_keys import exact_key, unique_keys
 from lachesis.pipeline.runtime.commitlog import RestoredState
@@ -94,14 +94,14 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
         skills=skills,
         held_out=np.empty(0, np.int64) if held_out is None else held_out,
         features=features if difficulty is None else None,
-        keys=unique_keys(env.item_keys(), names),
+        keys=unique_keys(item_keys_of(env), names),
         names=names,
     )
 
 
 def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
     env = load_environment(settings.kind, settings.params)
-    return items_of(env, held_out_tasks(config, name, env.item_keys(), record).tasks)
+    return items_of(env, held_out_tasks(config, name, item_keys_of(env), record).tasks)
 
 
 async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.environments.session import Reply, Session
 from lachesis.pipeline.environments.tools import describe_tools, run_tools, tools_of
 from lachesis.pipeline.item_keys import Keys
@@ -35,7 +36,8 @@ Reward = float | None | Mapping[str, float | None]
 class Environment:
     """A finite pool of tasks and the way a model works on one.
 
-    `reward`, `turn_reward` and `respond` may be plain or async; plain ones run on the event loop and must be quick.
+    `reward`, `score` and `respond` may be plain or async. Plain ones must be quick: while one runs, nothing else of the
+    process does, and one that takes a second is named (`plain_hooks`).
     One instance serves many samples at a time: keep a sample's state in `session.state`.
     """
 
@@ -82,7 +84,7 @@ class Environment:
                 if reply.tool_calls:
                     session.finish_reason = "tool"
                 return
-            messages = await self._timed(self.respond(task, session, reply))
+            messages = await self._timed(await HOOKS.call(self.respond, task, session, reply))
             if not messages:
                 return
             session.add(*messages)
@@ -106,7 +108,7 @@ class Environment:
 
         Raises ConfigError when it is not, ValueError when that is no finite number.
         """
-        value = await resolve_awaitable(self.reward(task, session))
+        value = await resolve_awaitable(await HOOKS.call(self.reward, task, session))
         if isinstance(value, Mapping):
             if len(value) != 1:
                 raise ConfigError(

@@ -14,7 +14,7 @@ from lachesis.pipeline.environments.collecting import collect_config, max_contex
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.evaluate import EvalResult, GroupScorer, evaluate
 from lachesis.pipeline.environments.inference import Inference
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.load import item_keys_of, load_environment
 from lachesis.pipeline.environments.success import can_be_judged, success_scorer
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import held_out_tasks, is_held_out
@@ -108,7 +108,7 @@ def load_evaluated_env(
     """
     env = load_environment(settings.kind, settings.params)
     own = is_held_out(config, name)
-    keys = env.item_keys()
+    keys = item_keys_of(env)
     split = held_out_tasks(config, name, keys, record) if own else None
     tasks = range(min(config.evaluate.items, len(env))) if split is None else split.tasks.tolist()
     scoring = settings.scoring or config.scoring

@@ -1,18 +1,21 @@
 """Loads an environment by name: built-in, `module:Class`, or `path/to/file.py:Class`.
 
-Its parameters are checked.
+Its parameters are checked, and so are the keys of its tasks.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.item_keys import Keys
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.user_code import load_module, refuse_ending
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["BUILTIN", "load_environment"]
+__all__ = ["BUILTIN", "item_keys_of", "load_environment"]
 
 BUILTIN = {
     "atropos": "lachesis.pipeline.environments.atropos.source:AtroposSource",
@@ -55,6 +58,23 @@ def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Envi
     if tasks < 1:
         raise ConfigError(f"environment {name!r} has no tasks")
     return env
+
+
+def item_keys_of(env: Environment) -> Keys:
+    """Return the keys of an environment's tasks.
+
+    Raises `ConfigError` where its own `item_keys` returns something else.
+    """
+    name = f"{type(env).__name__}.item_keys"
+    with refuse_ending(name):
+        given = env.item_keys()
+    whole = isinstance(given, list) and all(isinstance(one, int) and 0 <= one < 1 << 64 for one in given)
+    keys = np.array(given, np.uint64) if whole else np.asarray(given)
+    if keys.dtype.kind not in "iu" or keys.shape != (len(env),):
+        raise ConfigError(
+            f"{name} returns {given!r:.60}: it must return a whole number of 64 bits for each of the {len(env)} tasks"
+        )
+    return keys.astype(np.uint64)
 
 
 def _is_environment(value: object) -> bool:

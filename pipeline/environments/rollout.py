@@ -26,6 +26,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
 from lachesis.pipeline.environments.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
 from lachesis.pipeline.environments.inference import Inference, InferenceRequests, derive_seed
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.outages import is_outage
@@ -311,7 +312,7 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
 async def _reward(env: Environment, task: Task, session: Session) -> Reward:
     """Return the environment's reward. Raises `InfrastructureError` when a judge that it asks is away."""
     try:
-        return await resolve_awaitable(env.reward(task, session))  # type: ignore[no-any-return]
+        return await resolve_awaitable(await HOOKS.call(env.reward, task, session))  # type: ignore[no-any-return]
     except Exception as error:
         if isinstance(error, LachesisError) or not is_outage(error):
             raise

@@ -34,7 +34,8 @@ from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.group_times import GroupTimes
 from lachesis.pipeline.environments.held_out import settle_held_out
 from lachesis.pipeline.environments.leases import ProducerLeases
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.load import item_keys_of, load_environment
+from lachesis.pipeline.environments.plain_hooks import HOOK_CURE, HOOKS
 from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
 from lachesis.pipeline.environments.sampler import Sampler
 from lachesis.pipeline.environments.traces import traced_if_abandoned
@@ -118,7 +119,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     await service.starts_with(f"loading environment {name} ({settings.kind})")
     env = await anyio.to_thread.run_sync(load_environment, settings.kind, settings.params)  # heartbeats go on
-    keys_of_items = await anyio.to_thread.run_sync(env.item_keys)
+    keys_of_items = await anyio.to_thread.run_sync(item_keys_of, env)
     for doubt in env.doubts:
         log.warning("environment %s: %s", name, doubt)
     service.set_note(f"{name} tasks", "; ".join(env.doubts) or None)
@@ -319,21 +320,11 @@ class _Producer:
         while (lease := await self._acquire()) is not None:
             with self.service.vitals.working(1):
                 draw = await self._draw()
-                made = None if draw is None else await self._generate_timed(lease, draw)
+                made = None if draw is None else await self._generate(lease, draw)
                 if draw is not None and made is not None and await self._publish(*made, draw.claim):
                     self.leases.settled(lease)
                 else:
                     await self.leases.release(lease)
-
-    async def _generate_timed(self, lease: str, draw: _Draw) -> tuple[RolloutGroup, bytes, list[Span]] | None:
-        self.times.begin(lease, str(draw.item), time.monotonic())
-        made = None
-        try:
-            made = await self._generate(lease, draw)
-        finally:
-            self._ending.pop(lease, None)
-            self.times.end(lease, time.monotonic(), made=made is not None)
-        return made
 
     def _end_hanging(self) -> None:
         """End groups whose code hangs, and the process if one of them cannot be cancelled."""
@@ -350,13 +341,19 @@ class _Producer:
                 )
 
     async def name_late_groups(self) -> None:
-        """Say which groups take far longer than others did, again and again."""
+        """Say which groups take far longer than others did, and which code holds all up, again and again."""
         while True:
             late = self.times.describe_late(time.monotonic())
             self.service.set_problem(
                 f"{self.name} late groups",
                 None if late is None else f"environment {self.name}: {late}",
                 mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
+            )
+            slow = HOOKS.describe(type(self.env).__name__)
+            self.service.set_problem(
+                f"{self.name} slow code",
+                None if slow is None else f"environment {self.name}: {slow}",
+                mend=HOOK_CURE,
             )
             self._end_hanging()
             await anyio.sleep(_LOOK_S)
@@ -401,7 +398,7 @@ class _Producer:
             client = await self.inference.current()
             task = self._task(draw.item)
             with self._recording(name, started_ns) as spans:
-                draft = await self._collect(lease, task, client, name, started_ns)
+                draft = await self._collect(lease, draw.item, task, client, group=name, started_ns=started_ns)
                 await self._compare(client, draft)
                 producer, epoch, counter = self._identity(draw.claim)
                 group = build_group(
@@ -455,24 +452,32 @@ class _Producer:
         return group, data, spans
 
     async def _collect(
-        self, lease: str, task: Task, client: InferenceClient, group: str, started_ns: int
+        self, lease: str, item: int, task: Task, client: InferenceClient, *, group: str, started_ns: int
     ) -> GroupDraft:
         """Return a group's samples. Raises `InfrastructureError` also where it is ended because its code hangs."""
-        with anyio.CancelScope() as scope:
-            self._ending[lease] = scope, None
-            return await collect_group(
-                self.env,
-                task,
-                client,
-                self.settings.samples,
-                self.sampling,
-                config=self.collect,
-                group=group,
-                started_ns=started_ns,
-                report=self.service.report_wait,
-                report_stuck=_end_process,
-                report_request=lambda change: self.times.record_request(lease, change, time.monotonic()),
-            )
+        made = False
+        self.times.begin(lease, str(item), time.monotonic())
+        try:
+            with anyio.CancelScope() as scope:
+                self._ending[lease] = scope, None
+                draft = await collect_group(
+                    self.env,
+                    task,
+                    client,
+                    self.settings.samples,
+                    self.sampling,
+                    config=self.collect,
+                    group=group,
+                    started_ns=started_ns,
+                    report=self.service.report_wait,
+                    report_stuck=_end_process,
+                    report_request=lambda change: self.times.record_request(lease, change, time.monotonic()),
+                )
+                made = True
+                return draft
+        finally:
+            del self._ending[lease]
+            self.times.end(lease, time.monotonic(), made=made)
         raise _HungCodeError(
             f"{type(self.env).__name__}: the code of a group of item {task.item!r:.80} gave no sign for "
             f"{self.times.end_s:.0f} s, far longer than others, and was ended"
@@ -522,7 +527,8 @@ class _Producer:
 
     def _task(self, index: int) -> Task:
         try:
-            with refuse_ending(f"{type(self.env).__name__}.task({index})"):
+            name = type(self.env).__name__
+            with refuse_ending(f"{name}.task({index})"), HOOKS.timed(f"{name}.task"):
                 return self.env.task(index)
         except EnvironmentCodeError:
             raise

@@ -24,7 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.load import item_keys_of, load_environment
 from lachesis.pipeline.environments.probe import probe_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.installation import install_command
@@ -194,7 +194,7 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
             if env.doubts:
                 raise _DoubtError("; ".join([*env.doubts, f"{len(env)} tasks"]))
             return f"{len(env)} tasks"
-        held_out = len(held_out_tasks(config, name, env.item_keys()).tasks)
+        held_out = len(held_out_tasks(config, name, item_keys_of(env)).tasks)
         text = f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
         if len(env) > _MANY_TASKS and first.difficulty is None and config.curriculum.strategy == "irt":
             text += '; so many without a difficulty are learned faster with curriculum.strategy = "epoch" than with irt'

@@ -1,12 +1,14 @@
 """Environments by name, and errors that name what is wrong."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.environments.load import load_environment
+from lachesis import Environment, Task
+from lachesis.pipeline.environments.load import item_keys_of, load_environment
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 
@@ -54,3 +56,29 @@ def test_an_import_error_inside_a_users_module_is_shown_as_it_is(tmp_path: Path)
     path.write_text("import not_installed_at_all\n")
     with pytest.raises(ModuleNotFoundError, match="not_installed_at_all"):
         load_environment(f"{path}:Mine")
+
+
+class OwnKeys(Environment):
+    def __init__(self, keys: object) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return 2
+
+    def task(self, index: int) -> Task:
+        return Task(item=str(index), prompt="q")
+
+    def item_keys(self):  # type: ignore[no-untyped-def]
+        return sys.exit(3) if self.keys == "exit" else self.keys
+
+
+@pytest.mark.parametrize("keys", [[1], [1.5, 2.0], ["a", "b"], None])
+def test_keys_of_an_environments_own_are_checked(keys: object) -> None:
+    with pytest.raises(ConfigError, match=r"OwnKeys.item_keys returns .* for each of the 2 tasks"):
+        item_keys_of(OwnKeys(keys))
+
+
+def test_whole_numbers_are_keys_and_an_end_of_the_process_is_named() -> None:
+    assert item_keys_of(OwnKeys([7, 2**64 - 1])).tolist() == [7, 2**64 - 1]
+    with pytest.raises(EnvironmentCodeError, match=r"OwnKeys.item_keys ends the process"):
+        item_keys_of(OwnKeys("exit"))

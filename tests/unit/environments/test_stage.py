@@ -14,7 +14,7 @@ from unit.spans import Sink
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.environments import rollout
+from lachesis.pipeline.environments import plain_hooks, rollout
 from lachesis.pipeline.environments import stage as stage_module
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.group_environment import GroupEnvironment
@@ -735,6 +735,15 @@ async def test_groups_whose_code_hangs_are_ended_by_what_is_usual(lab, env, infe
         made = len(await stored(lab))
         await lab.until(at_least(lab, made + 3))
     assert made >= 8, "others go on, and what is usual is known"
+
+
+async def test_a_plain_reward_that_holds_the_event_loop_is_a_problem_by_name(lab, env, inference, monkeypatch):
+    monkeypatch.setattr(stage_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(plain_hooks, "_SLOW_S", 0.0)
+    monkeypatch.setattr(plain_hooks, "_LONG_S", 0.0)
+    async with Governor(lab).serving(), lab.running(environment, "environment") as service:
+        await lab.until(lambda: _true("echo slow code" in service.vitals.problems))
+    assert "Echo.reward takes up to" in service.vitals.problems["echo slow code"]
 
 
 async def test_a_group_that_an_environment_makes_by_itself_has_an_end(monkeypatch):
