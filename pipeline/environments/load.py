@@ -67,7 +67,7 @@ def item_keys_of(env: Environment) -> Keys:
     """
     name = f"{type(env).__name__}.item_keys"
     with refuse_ending(name):
-        given = env.item_keys()
+        given: Any = env.item_keys()
     whole = isinstance(given, list) and all(isinstance(one, int) and 0 <= one < 1 << 64 for one in given)
     keys = np.array(given, np.uint64) if whole else np.asarray(given)
     if keys.dtype.kind not in "iu" or keys.shape != (len(env),):
