@@ -1,5 +1,6 @@
 """Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
 
+import hashlib
 import inspect
 import os
 import signal
@@ -19,6 +20,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.subjects import BUCKET, STREAMS
 
 __all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
@@ -51,6 +53,26 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """What tests start is recorded in a folder of theirs, not in the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_runs_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run whose configuration names no folder has one of its test, not one below the folder that pytest runs in.
+
+    But for the tests of that default.
+    """
+    base, by_default = tmp_path_factory.mktemp("runs"), RunConfig.path.fget
+
+    def path(config: RunConfig) -> Path:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        if test.startswith("tests/unit/cli/test_options.py"):
+            return by_default(config)
+        own = hashlib.sha256(test.encode()).hexdigest()[:12]
+        return Path(config.folder or base / own / config.run).absolute()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunConfig, "path", property(path))
         yield
 
 
