@@ -69,7 +69,7 @@ def test_the_file_written_loads_to_the_same_configuration(
     config = demo_config(DemoOptions(run="r"))
     odd = msgspec.structs.replace(
         config,
-        training=msgspec.structs.replace(config.training, wandb=WandbConfig(project=title)),
+        training=msgspec.structs.replace(config.training, wandb=WandbConfig(project="p", entity=title)),
         normalization=msgspec.structs.replace(config.normalization, decay=decay),
         batching=msgspec.structs.replace(config.batching, mix={"words": 2.0}),
     )

@@ -15,6 +15,7 @@ class Pool(list):
     """An environment of two tasks, of which nothing else is asked."""
 
     rollout_timeout_s = 900.0
+    turn_timeout_s = 60.0
 
 
 def snapshot(name, weights):
