@@ -118,7 +118,7 @@ async def test_everything_takes_effect_once(nats_server, nats_bus, make_lab, see
         for number, (name, main) in enumerate(STAGES):
             tasks.start_soon(live, number, name, main)
         for n in range(32):
-            group = lab.group(n, env=ENV, samples=4)
+            group = lab.group(n, env=ENV, samples=4, item=f"0+{n}")
             firsts[await lab.store(group)] = group
             if n % 4 == 3:  # once more under its id, which the broker drops, and under another one, which it stores
                 assert await lab.store(group) in firsts

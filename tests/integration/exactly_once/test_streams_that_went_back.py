@@ -293,7 +293,7 @@ async def test_a_damaged_checkpoint_is_named_and_the_newest_whole_one_gone_on_fr
         case "missing":
             (newest / "weights").unlink()
         case _:
-            (newest / "SHA256SUMS").unlink()
+            (newest / "B3SUMS").unlink()
     report = subjects.state(RUN, "trainer", subjects.LIVE, "main")
     made = TrainReport(
         run=RUN, trainer="main", lineage="a", term="t", step=2, ledger_index=-1, chain=GENESIS, next_batch=2,
