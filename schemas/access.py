@@ -304,7 +304,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
             hears=everybody if over_http else (subjects.heartbeat(run, "governor"),),
             reads=(ROLLOUTS, *((LEDGER,) if over_http else ())),  # which groups of its clients are stored
-            watches=(policy, *(keys.curriculum(revision, env) for env in scope.foreign)),
+            watches=(policy, policy_server, *(keys.curriculum(revision, env) for env in scope.foreign)),
             gets=(BUCKET, *((TEACHER,) if over_http else ())),
             sets=(keys.gateway(), *((policy,) if over_http else ())),
         ),
