@@ -20,7 +20,7 @@ from lachesis.pipeline.environments.held_out import keep_record, read_held_out
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_out, may_be_evaluated
-from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, sampling_key
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_configured_role
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
@@ -68,12 +68,10 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
     """
     async with (
         service.until_drained(),  # an evaluation cut short leaves nothing behind
-        open_role(
+        open_configured_role(
             service.bus,
-            config.run,
+            config,
             "eval",
-            url=config.role("eval").url,
-            key=sampling_key(config, "eval"),
             token=control_token(config.path, "eval"),
             requested=service.requested,
         ) as directory,

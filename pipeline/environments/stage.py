@@ -42,7 +42,7 @@ from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.client import InferenceClient
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.item_keys import Keys
 from lachesis.pipeline.runtime.service import Service
@@ -127,7 +127,6 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         held_out = await settle_held_out(service, config, name, keys_of_items)
     else:
         held_out = held_out_tasks(config, name, keys_of_items).tasks
-    if single is not None:
         if not 0 <= single.task < len(env):
             raise ConfigError(f"task {single.task}: environment {name} has the tasks 0 to {len(env) - 1}")
         if single.task in held_out:
@@ -135,12 +134,10 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
                 "task %d is held out for evaluation: a run does not train on it (evaluate.held_out)", single.task
             )
     await service.starts_with("waiting for the policy's inference server")
-    async with open_role(
+    async with open_configured_role(
         service.bus,
-        config.run,
+        config,
         "policy",
-        url=config.role("policy").url,
-        key=sampling_key(config, "policy"),
         timeout_s=settings.timeout_s,
         requested=service.requested,
         report_slow=lambda text: service.set_problem("slow server", text, held_up=["scorer", "trainer"]),

@@ -12,7 +12,7 @@ import anyio
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.policies import PolicyVersions
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import AccessError, InfrastructureError, WrongServerError
 
@@ -37,14 +37,7 @@ class ServerIdentity:
     @asynccontextmanager
     async def open(cls, service: Service, config: RunConfig, policies: PolicyVersions) -> AsyncIterator[Self]:
         """Yield it, following which server there is."""
-        async with open_role(
-            service.bus,
-            config.run,
-            "policy",
-            url=config.role("policy").url,
-            key=sampling_key(config, "policy"),
-            timeout_s=_TIMEOUT_S,
-        ) as directory:
+        async with open_configured_role(service.bus, config, "policy", timeout_s=_TIMEOUT_S) as directory:
             yield cls(service, policies, directory)
 
     async def tokenizer_hash(self) -> str | None:
@@ -62,10 +55,7 @@ class ServerIdentity:
             except WrongServerError:
                 await anyio.sleep(_RETRY_S)
                 continue
-            except (
-                InfrastructureError,
-                AccessError,
-            ):  # it is away, or keeps its routes to others: the last time counts
+            except (InfrastructureError, AccessError):  # away, or its routes are kept to others: the last time counts
                 if self._guard.problem is not None:
                     await anyio.sleep(_RETRY_S)
                     continue

@@ -35,6 +35,7 @@ __all__ = [
     "check_url",
     "control_token",
     "key_path",
+    "open_configured_role",
     "open_role",
     "register",
     "registered_servers",
@@ -220,6 +221,35 @@ async def open_role(
             tasks.start_soon(directory.follow, bus, run, role, token or key)
         if report_slow is not None:
             tasks.start_soon(_tell_slow, directory.times, report_slow)
+        yield directory
+
+
+@asynccontextmanager
+async def open_configured_role(
+    bus: Bus,
+    config: RunConfig,
+    role: str,
+    *,
+    token: str | None = None,
+    timeout_s: float = 120.0,
+    requested: Callable[[CallRecord], None] | None = None,
+    report_slow: Callable[[str | None], None] | None = None,
+) -> AsyncIterator[InferenceDirectory]:
+    """Yield the directory of a role by the address and the key that the run is configured with.
+
+    All else is as in `open_role`. Raises as `sampling_key`.
+    """
+    async with open_role(
+        bus,
+        config.run,
+        role,
+        url=config.role(role).url,
+        key=sampling_key(config, role),
+        token=token,
+        timeout_s=timeout_s,
+        requested=requested,
+        report_slow=report_slow,
+    ) as directory:
         yield directory
 
 

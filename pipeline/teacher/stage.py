@@ -13,7 +13,7 @@ import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, sampling_key
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.requests import Teacher, TeacherAnswer
@@ -42,12 +42,10 @@ async def run_teacher(service: Service, config: RunConfig) -> None:
         teachers: dict[str, Teacher] = {}
         for role in config.teacher.roles(config.environments):
             directory = await stack.enter_async_context(
-                open_role(
+                open_configured_role(
                     service.bus,
-                    config.run,
+                    config,
                     role,
-                    url=config.role(role).url,
-                    key=sampling_key(config, role),
                     requested=service.requested,
                     report_slow=partial(_say_slow, service, role),
                 )

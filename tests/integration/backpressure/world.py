@@ -266,8 +266,8 @@ class World:
             patch.setattr(
                 environment_stage, "load_environment", lambda kind, _: Echo(kind, self.extra.get(kind, bytes))
             )
-            patch.setattr(environment_stage, "open_role", partial(_role, self.inference))
-            patch.setattr(teacher_stage, "open_role", partial(_role, self.teacher))
+            patch.setattr(environment_stage, "open_configured_role", partial(_role, self.inference))
+            patch.setattr(teacher_stage, "open_configured_role", partial(_role, self.teacher))
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self.trainer.run)

@@ -138,7 +138,7 @@ def world(monkeypatch):
     async def role(*_, **__):
         yield World.server
 
-    monkeypatch.setattr(evaluator_module, "open_role", role)
+    monkeypatch.setattr(evaluator_module, "open_configured_role", role)
     monkeypatch.setattr(evaluated_env, "load_environment", lambda kind, _: World.envs[kind]())
     return World
 

@@ -134,7 +134,7 @@ async def inference(lab, monkeypatch):
     async def role(*_, **__):
         yield made
 
-    monkeypatch.setattr(stage_module, "open_role", role)
+    monkeypatch.setattr(stage_module, "open_configured_role", role)
     record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1)
     await lab.bus.put(keys.POLICY, encode(record))
     return made
@@ -419,7 +419,7 @@ async def test_a_drain_ends_the_wait_for_a_policy_and_its_server(lab, env, monke
     async def role(*_, **__):
         yield Never()
 
-    monkeypatch.setattr(stage_module, "open_role", role)
+    monkeypatch.setattr(stage_module, "open_configured_role", role)
     governor = Governor(lab)
     with anyio.fail_after(5):
         async with governor.serving(), lab.running(environment, "environment"):

@@ -92,7 +92,7 @@ def server(monkeypatch):
     async def role(*_, **__):
         yield made
 
-    monkeypatch.setattr(evaluator_module, "open_role", role)
+    monkeypatch.setattr(evaluator_module, "open_configured_role", role)
     monkeypatch.setattr(evaluated_env, "load_environment", lambda *_: Held())
     return made
 

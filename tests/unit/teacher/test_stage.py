@@ -65,7 +65,7 @@ def server(monkeypatch):
         async def __aexit__(self, *_):
             return None
 
-    monkeypatch.setattr(stage_module, "open_role", Role)
+    monkeypatch.setattr(stage_module, "open_configured_role", Role)
     return found
 
 
@@ -89,7 +89,7 @@ def servers(monkeypatch):
     async def open_role(_bus, _run, role, **_):
         yield found[role]
 
-    monkeypatch.setattr(stage_module, "open_role", open_role)
+    monkeypatch.setattr(stage_module, "open_configured_role", open_role)
     return found
 
 
