@@ -4,22 +4,16 @@ A rollout may wait in a thread that nobody can interrupt, while the process send
 Times at which a request to the inference server is under way do not count: that may be away, or slow.
 """
 
-from collections import deque
 from dataclasses import dataclass
+
+from lachesis.pipeline.usual_times import UsualTimes
 
 __all__ = ["GroupTimes", "HangingGroup"]
 
 _MIN_LATE_S = 10.0
 """Seconds of its own code from which a group may be late."""
-_UNKNOWN_LATE_S = 60.0
-"""The same while little is known of what is usual."""
-_LATE_FACTOR = 10
-"""So many times as long as the slowest of the last groups took, a group is late."""
 _END_FACTOR = 30
-"""So many times as long it is ended."""
-_KNOWN_AFTER = 8
-"""Groups made from which on it is known what is usual."""
-_REMEMBERED = 64
+"""So many times as long as the slowest of the last groups took, a group is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class GroupTimes:
         self._limit_s = limit_s
         self._least_end_s = 2 * turn_s
         self._under_way: dict[object, _UnderWay] = {}
-        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._usual = UsualTimes(_MIN_LATE_S)
 
     def begin(self, group: object, item: str, now_s: float) -> None:
         """Note that a group was begun at `now_s`."""
@@ -71,14 +65,14 @@ class GroupTimes:
         """Note that it is no longer under way, and whether it was made."""
         one = self._under_way.pop(group)
         if made:
-            self._took_s.append(max(one.longest_s, one.age_s(now_s)))
+            self._usual.add(max(one.longest_s, one.age_s(now_s)))
 
     @property
     def end_s(self) -> float:
         """Seconds of its own code after which a group is ended."""
-        if len(self._took_s) < _KNOWN_AFTER:
+        if not self._usual.is_known:
             return self._limit_s
-        return min(self._limit_s, max(self._least_end_s, _END_FACTOR * max(self._took_s)))
+        return min(self._limit_s, max(self._least_end_s, _END_FACTOR * (self._usual.slowest_s or 0.0)))
 
     def hanging(self, now_s: float) -> list[HangingGroup]:
         """Return the groups that are to be ended."""
@@ -87,14 +81,14 @@ class GroupTimes:
 
     def describe_late(self, now_s: float) -> str | None:
         """Return what to say of groups that are late; None: none is."""
-        usual_s = max(self._took_s, default=0.0)
-        known = len(self._took_s) >= _KNOWN_AFTER
-        bound_s = max(_MIN_LATE_S if known else _UNKNOWN_LATE_S, _LATE_FACTOR * usual_s)
+        bound_s, usual_s = self._usual.late_s, self._usual.slowest_s
         late = [(one.item, age_s) for one in self._under_way.values() if (age_s := one.age_s(now_s)) > bound_s]
         if not late:
             return None
         item, age_s = max(late, key=lambda one: one[1])
-        usual = f"where the slowest of the last ones took {usual_s:.1f} s" if self._took_s else "and none was made yet"
+        usual = (
+            "and none was made yet" if usual_s is None else f"where the slowest of the last ones took {usual_s:.1f} s"
+        )
         return (
             f"the code of {len(late)} of {len(self._under_way)} groups under way hangs, the longest (item {item}) for "
             f"{age_s:.0f} s, {usual}; they are ended after {self.end_s:.0f} s"
