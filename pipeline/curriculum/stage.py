@@ -32,6 +32,7 @@ from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
+from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode, encode
@@ -74,15 +75,18 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
     found: dict[str, int] = {}
     skill, names = np.empty(count, np.int32), np.empty(count, np.uint64)
     difficulty: NDArray[np.float64] | None = np.empty(count, np.float64)
-    features = np.empty((count, len(FEATURES)), np.float32)
+    features: NDArray[np.float32] | None = None  # of no use where all difficulties are known
     for index in range(count):  # a task at a time: a pool may be of millions
         task = env.task(index)
         skill[index] = found.setdefault(task.skill or "", len(found))
         names[index] = exact_key(task.item)
-        features[index] = prompt_features("\n".join(message.content or "" for message in task.messages))
-        if task.difficulty is None:
-            difficulty = None
-        elif difficulty is not None:
+        if task.difficulty is None and features is None:
+            difficulty, features = None, np.empty((count, len(FEATURES)), np.float32)
+            for before in range(index):
+                features[before] = _features_of(env.task(before))
+        if features is not None:
+            features[index] = _features_of(task)
+        elif difficulty is not None and task.difficulty is not None:
             difficulty[index] = task.difficulty
     skills = sorted(found)
     place = np.empty(len(found), np.int32)
@@ -93,10 +97,14 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
         skill=place[skill],
         skills=skills,
         held_out=np.empty(0, np.int64) if held_out is None else held_out,
-        features=features if difficulty is None else None,
+        features=features,
         keys=unique_keys(item_keys_of(env), names),
         names=names,
     )
+
+
+def _features_of(task: Task) -> tuple[float, ...]:
+    return prompt_features("\n".join(message.content or "" for message in task.messages))
 
 
 def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
