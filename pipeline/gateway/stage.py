@@ -7,6 +7,7 @@ import logging
 
 import anyio
 
+from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
@@ -152,5 +153,5 @@ def _silence_text(silent: list[str], gone: list[str], envs: int, url: str) -> st
 
 
 def _url(config: GatewayConfig, port: int, token: str | None = None) -> str:
-    host = f"[{config.host}]" if ":" in config.host else config.host
+    host = url_host(config.host)
     return f"http://{'' if token is None else f'lachesis:{token}@'}{host}:{port}"

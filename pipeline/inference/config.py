@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.config.paths import (
     Address,
     FilePath,
@@ -104,4 +105,4 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def local_address(self) -> str:
         """Where the machine itself reaches a server that listens on `host`."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
-        return f"[{host}]" if ":" in host else host
+        return url_host(host)
