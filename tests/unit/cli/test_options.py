@@ -12,6 +12,11 @@ from lachesis.services.run.file import write_run_file
 from lachesis.services.run.known_runs import register_run
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def test_the_sugar_sets_what_it_stands_for() -> None:
     config = Options(nats="nats://h:1", run="demo").config()
     assert config.run == "demo"
