@@ -7,8 +7,10 @@ conditions without the patch, nothing may.
 
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,16 +90,25 @@ def no_fence() -> None:
 
 
 def no_message_id() -> None:
-    """Messages are published without an id, so a retry is stored again."""
-    from lachesis.pipeline.bus.publisher import Publisher
+    """Every attempt to publish has an id of its own, so a retry is stored again."""
+    from lachesis.pipeline.bus.acknowledged import AcknowledgedEnds
     from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+    from lachesis.pipeline.bus.server_link import ServerLink
 
-    store = Publisher.store
+    post, record = ServerLink.post, AcknowledgedEnds.record
+    sent: ContextVar[str] = ContextVar("sent")
 
-    async def anonymous(self: Publisher, subject: str, data: bytes, headers: Mapping[str, str]) -> Any:
-        return await store(self, subject, data, {k: v for k, v in headers.items() if k != MSG_ID_HEADER})
+    async def anew(self: ServerLink, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Any:
+        if headers and MSG_ID_HEADER in headers:
+            sent.set(uuid.uuid4().hex)
+            headers = {**headers, MSG_ID_HEADER: sent.get()}
+        return await post(self, subject, data, headers)
 
-    Publisher.store = anonymous  # type: ignore[method-assign]
+    def record_sent(self: AcknowledgedEnds, ack: Any, msg_id: str, *, after: int) -> None:
+        record(self, ack, sent.get(), after=after)
+
+    ServerLink.post = anew  # type: ignore[method-assign]
+    AcknowledgedEnds.record = record_sent  # type: ignore[method-assign]
 
 
 def max_deliver_5() -> None:

@@ -13,9 +13,7 @@ from chaos.history import History
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.logic.learner import feedback_of
-from lachesis.pipeline.curriculum.logic.registry import load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, Strategy
+from lachesis.pipeline.curriculum.logic.learner import PoolLearner
 from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.promotion.record import config_under_promotion, read_promotions
@@ -153,27 +151,26 @@ async def curriculum(bus: Bus, history: History, config: RunConfig, env: str) ->
         return [str(error)]
     settings = config.environments[env]
     items = items_of(load_environment(settings.kind, settings.params))
-    whole, goes_on = load_strategy(items, config.curriculum), load_strategy(items, config.curriculum)
+    whole, goes_on = PoolLearner(env, items, config.curriculum), PoolLearner(env, items, config.curriculum)
     if restored.state is not None:
-        goes_on.load_state_dict(msgspec.msgpack.decode(restored.state))
+        goes_on.load_state(restored.state)
     for delta in restored.deltas:
-        for feedback in msgspec.msgpack.decode(delta, type=list[ItemFeedback]):
-            goes_on.observe(feedback)
+        goes_on.apply_delta(delta)
     _learn(whole, history, env, 1)
     _learn(goes_on, history, env, restored.cursors.get(subjects.EVENTS, 1))
-    if msgspec.msgpack.encode(whole.state_dict()) == msgspec.msgpack.encode(goes_on.state_dict()):
+    if whole.state() == goes_on.state():
         return []
-    left, right = whole.metrics(), goes_on.metrics()
+    left, right = whole.strategy.metrics(), goes_on.strategy.metrics()
     return [f"{env}: the committed state and the rest of the input give {right}, one pass gives {left}"]
 
 
-def _learn(strategy: Strategy, history: History, env: str, start: int) -> None:
+def _learn(learner: PoolLearner, history: History, env: str, start: int) -> None:
     for seq, event in history.annotations:
         if isinstance(event, RewardEvent) and event.env == env and seq >= start:
             for reward in event.groups:
-                feedback = feedback_of(env, reward)
+                feedback = learner.feedback_of(reward)
                 if feedback is not None:
-                    strategy.observe(feedback)
+                    learner.observe(feedback, reward.item)
 
 
 async def _restored(
