@@ -6,7 +6,21 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
-.PHONY: demo demo-smollm2 test slow attack chaos mutations fuzz gpu vllm atropos lint lock audit clean
+.PHONY: help demo demo-smollm2 test slow attack chaos mutations fuzz gpu vllm atropos lint fix lock audit clean
+
+help:
+	@echo "make demo          run the pipeline end to end (about three minutes, the first time with installation)"
+	@echo "make demo-smollm2  the demo on a pretrained language model"
+	@echo "make test          the fast tests; ARGS='tests/unit/bus -x' picks some"
+	@echo "make slow          the slow tests"
+	@echo "make lint          style, types, import contracts, schemas, names, prose, locked packages"
+	@echo "make fix           apply what of the style can be applied by itself"
+	@echo "make vllm          the tests that need real vLLM, in an environment of its own"
+	@echo "make atropos       the tests that need the library of Atropos, in an environment of its own"
+	@echo "make gpu           what this machine's GPU makes of it; ARGS=--cpu does it in small, without one"
+	@echo "make chaos         random kills and partitions with an audit; make mutations: does the audit notice?"
+	@echo "make attack fuzz   every hostile input at once; random messages"
+	@echo "make lock audit    lock the packages by hash; compare them with published advisories"
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -68,6 +82,12 @@ lint: $(VENV)/.dev
 	$(BIN)/lachesis schema --check
 	$(BIN)/python .ci/lock.py --check
 	$(BIN)/python .ci/names.py
+	$(BIN)/python .ci/prose.py
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/lachesis schema --out deploy/schema
 
 # pip-audit in an environment of its own: what audits the packages is not among them. Without a network it says so.
 audit:

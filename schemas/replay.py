@@ -113,7 +113,7 @@ class RescoreEvent(Event, frozen=True, kw_only=True):
 
 
 class OfflineTrainerRecord(Event, frozen=True, kw_only=True):
-    """What a offline trainer trains on: the definition of its ledger, stored before the ledger's first entry.
+    """What an offline trainer trains on: the definition of its ledger, stored before the ledger's first entry.
 
     `digest` names the scores and rewards of the revision; `model` what training begins with, and `start` the optimizer
     step of the run that its weights are of. Rollouts outside `min_step` and `max_step` (their oldest policy step) or

@@ -241,7 +241,7 @@ def state(run: str, stage: str, revision: str, partition: str) -> str:
 
 
 def offline_trainer(run: str, trainer: str) -> str:
-    """Where it is stored what a offline trainer trains on."""
+    """Where it is stored what an offline trainer trains on."""
     return state(run, "past", LIVE, trainer)
 
 

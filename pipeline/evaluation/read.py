@@ -34,7 +34,7 @@ class EvaluationReader:
         return bool(self._subjects)
 
     async def catch_up(self) -> list[EvalEvent]:
-        """Return the evaluations stored since the last call. Waits for a unavailable server."""
+        """Return the evaluations stored since the last call. Waits for an unavailable server."""
         async with aclosing(self._read(follow=False)) as events:
             return [event async for event in events]
 

@@ -1,6 +1,6 @@
 """Forms ledger entries from joined groups.
 
-One way for live batches and for those of a offline trainer. Pure.
+One way for live batches and for those of an offline trainer. Pure.
 
 What goes in: a joiner with its ready groups and outcomes, and the chain of the ledger. What comes out, entry by entry:
 the groups chosen for a batch, whitened, and the outcomes that the entry records beside it. Guarantees that whatever is

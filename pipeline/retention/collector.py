@@ -144,7 +144,7 @@ class GarbageCollector:
             raise ConfigError(f"trainer {trainer.name} of run {self._config.run} is at work: stop it first")
 
     async def delete_trainer(self, name: str) -> None:
-        """Delete the ledger of a offline trainer, and what says that it is one.
+        """Delete the ledger of an offline trainer, and what says that it is one.
 
         Raises `ConfigError` where it is at work.
         """
@@ -366,7 +366,7 @@ def _is_environment(name: str) -> bool:
 
 
 def _of_trainer(run: str, name: str) -> list[str]:
-    """Return where a offline trainer stores, in the order in which it goes: what says that it is one last."""
+    """Return where an offline trainer stores, in the order in which it goes: what says that it is one last."""
     return [
         subjects.state(run, "trainer", subjects.LIVE, name),
         subjects.ledger(run, name),

@@ -1,7 +1,7 @@
 """From configuration to raters: built-in names, "module:name" and "path/to/file.py:name" references.
 
-In: RaterConfig. Out: a `Member`: the rater with its parameters bound, under its name, with its bounds known. Raises
-ConfigError that says what to change; nothing is rated before all members of an ensemble have loaded.
+Each `RaterConfig` becomes an `EnsembleRater`: the rater with its parameters bound, under its name, with its bounds
+known. Raises `ConfigError` that says what to change; nothing is rated before all raters of an ensemble have loaded.
 """
 
 from collections.abc import Sequence

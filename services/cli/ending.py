@@ -14,7 +14,7 @@ from lachesis.services.run.connect import RunHistory, has_ended, open_run, until
 __all__ = ["end_on_signal", "follow_run"]
 
 _PATIENCE_S = 5.0
-"""A unavailable server for less is not told of: a run that ends takes its own along."""
+"""A server that is unavailable for less is not reported: a run that ends stops its own server."""
 
 
 async def follow_run(config: RunConfig, name: str, show: Callable[[RunHistory], Awaitable[None]]) -> None:

@@ -105,7 +105,7 @@ def train(
 
 
 class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a offline trainer stands. `manifest` names all its batches in order, `chain` its ledger.
+    """Where an offline trainer stands. `manifest` names all its batches in order, `chain` its ledger.
 
     `steps` and `policy_version` are of its newest checkpoint (0 and None: there is none); `finished`: every batch, or
     as many as were asked for, is in it.
@@ -141,7 +141,7 @@ def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
 
 
 def past_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | None) -> RunConfig:
-    """Return the configuration of a offline trainer: its own folder, model, name, and end."""
+    """Return the configuration of an offline trainer: its own folder, model, name, and end."""
     training = msgspec.structs.replace(
         config.training, name=record.trainer, steps=min(steps or record.batches, record.batches)
     )

@@ -1,8 +1,7 @@
 """How a run stands at one moment: what `status` shows, gathered from the bus in one go.
 
-What goes in: the bus and the run's configuration. What comes out: a `Snapshot`, in which None means "not known" or
-"none yet". Nothing is written,
-and no consumer is made but where a stream is nearly full, to say who filled it.
+Reads the bus and the run's configuration and returns a `RunSnapshot`, in which None means "not known" or "none yet".
+Nothing is written. A consumer is made only where a stream is nearly full, to say who filled it.
 """
 
 import time

@@ -35,5 +35,5 @@ async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPl
     config = ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
     micro = MicroService(bus.micro_client, config)
     await micro.add_endpoint(name="health", handler=health, subject=subjects.health(service.run, service.name))
-    with suppress(FlushTimeoutError):  # a unavailable server learns of it when it is back
+    with suppress(FlushTimeoutError):  # an unavailable server learns of it when it is back
         await micro.start()

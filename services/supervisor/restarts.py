@@ -99,7 +99,7 @@ class Restarts:
         elif life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
         elif life.seconds > MAX_PAUSE_S and (life.ready or (self._was_ready and life.meaning == EXIT_STARTUP)):
-            self.failures = 0  # it was up, or waited for a unavailable server
+            self.failures = 0  # it was up, or waited for an unavailable server
         elif not (life.killed and life.ready):
             self.failures += 1
         if hopeless and self.failures >= _MAX_CODE_FAILURES:

@@ -1,9 +1,9 @@
 """The base class of curriculum strategies: feedback in, weights out.
 
-In: `ItemFeedback` on every finished group, dropped ones too, in any order, repeated or late. Out: weights per item,
-drawn with by `sample` here or, through a `Snapshot`, by environments elsewhere. Repeats and infrastructure failures
-change nothing; late feedback counts less, and nothing once it is too old. Deterministic: equal feedback in equal order
-gives equal weights, and equal draws from an equal generator.
+A strategy takes `ItemFeedback` on every finished group, dropped ones too, in any order, repeated or late. It returns
+one weight per item. `sample` draws by these weights here; environments elsewhere draw by a published `ItemWeights`.
+Repeats and infrastructure failures change nothing; late feedback counts less, and feedback that is too old does not
+count. Deterministic: equal feedback in equal order gives equal weights, and equal draws from an equal generator.
 
 A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`, and `arrays` if it keeps state.
 """

@@ -129,7 +129,7 @@ class TruncationCheck(Check):
 
 
 class FaultyGroupsCheck(Check):
-    """Groups that were quarantined one by one, for what their tokens look like (see `groups.fault_of`): any warns.
+    """Warns of any group that was quarantined by itself, because of what its tokens look like.
 
     They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env. A
     group that the trainer cannot use never does: it may be imported, and says nothing of what the env generates.

@@ -302,7 +302,7 @@ class _LedgerWalk:
         )
 
     async def form_again(self, past: OfflineTrainerRecord) -> None:
-        """Form the whole ledger of a offline trainer anew and compare it entry by entry."""
+        """Form the whole ledger of an offline trainer anew and compare it entry by entry."""
         try:
             again = await rebuild_entries(self._bus, past, self._judged, self._teachers, self._progress)
         except LachesisError as error:

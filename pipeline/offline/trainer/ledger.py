@@ -1,4 +1,4 @@
-"""The ledger of a offline trainer.
+"""The ledger of an offline trainer.
 
 Formed from a finished revision, checked, and stored before training.
 
@@ -75,7 +75,7 @@ class OfflineRequest:
 
 
 async def past_record(bus: Bus, run: str, trainer: str) -> OfflineTrainerRecord | None:
-    """Return what a offline trainer trains on; None for a trainer that is none."""
+    """Return what an offline trainer trains on; None for a trainer that is none."""
     found, _, _ = await read_last_event(
         bus,
         LEDGER,

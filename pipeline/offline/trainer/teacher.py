@@ -1,4 +1,4 @@
-"""The rollouts that a offline trainer is to train on.
+"""The rollouts that an offline trainer is to train on.
 
 Found with what the teacher gave for each, and checked.
 

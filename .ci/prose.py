@@ -1,0 +1,122 @@
+# ruff: noqa: INP001 - a script, no package
+"""Checks docstrings, comments and READMEs of the product; part of `make lint`.
+
+    python .ci/prose.py
+
+Reports a name in backticks that occurs nowhere in the code, and "a" before a vowel. Exit code 1 if anything is found.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("schemas", "pipeline", "services", "deploy")
+CODE = (*PRODUCT, "tests", ".ci")
+CODE_SUFFIXES = frozenset({".py", ".js", ".html", ".toml", ".yaml", ".yml", ".sh", ".json", ".conf"})
+FOREIGN_PAGES = frozenset({"MIGRATING.md", "CHANGELOG.md"})
+"""Pages that name what other projects have, and what this one had."""
+
+# fmt: off
+FOREIGN = frozenset({
+    "PIP_EXTRA_INDEX_URL", "Env", "PreTrainedModel", "RetryError", "b3sum", "collect_trajectory", "curr_step",
+    "data_path_to_save_groups", "gem", "gymnasium", "max_batches_offpolicy", "nohup", "polars", "scan_pyarrow_dataset",
+    "spaces", "stamina",
+})
+# fmt: on
+"""Names of other projects that no code here mentions."""
+EXAMPLES = frozenset({"_INBOX_SERVICE", "concise", "one", "shopping"})
+"""Names that a reader of a README gives, of a run or a rater."""
+
+WORD = re.compile(r"[A-Za-z_]\w*")
+QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
+ARTICLE = re.compile(r"\b[Aa] (?!(?:one|once|ever|eu|uni|us|ut|ub)\w*)([aeiou][a-z]+)")
+
+
+class Text(NamedTuple):
+    """A piece of prose: `line` is that of its first line in `path`."""
+
+    path: Path
+    line: int
+    text: str
+
+
+def files(folders: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files of code and the READMEs in these folders."""
+    for folder in folders:
+        yield from sorted(
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in {*CODE_SUFFIXES, ".md"} or path.name == "Dockerfile"
+        )
+
+
+def split(path: Path) -> tuple[list[Text], set[str]]:
+    """Return docstrings and comments of a Python file, and the words of its code."""
+    text = path.read_text()
+    prose: list[Text] = []
+    quoted: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            prose.append(Text(path, node.lineno, node.value.value))
+            quoted.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    words: set[str] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            prose.append(Text(path, token.start[0], token.string))
+        elif token.type != tokenize.STRING or token.start[0] not in quoted:
+            words.update(WORD.findall(token.string))
+    return prose, words
+
+
+def main() -> int:
+    """Print what is found, a line each."""
+    prose: list[Text] = []
+    words = {
+        *FOREIGN,
+        *EXAMPLES,
+        *WORD.findall((ROOT / "pyproject.toml").read_text() + (ROOT / "Makefile").read_text()),
+    }
+    products = set(files(PRODUCT))
+    for path in files(CODE):
+        words.update(WORD.findall(str(path.relative_to(ROOT))))
+        if path.suffix == ".md":
+            continue
+        if path.suffix != ".py":
+            words.update(WORD.findall(path.read_text()))
+            continue
+        texts, found = split(path)
+        words |= found
+        if path in products:
+            prose += texts
+    pages = [*ROOT.glob("*.md"), *(path for path in products if path.suffix == ".md")]
+    prose += [Text(path, 1, path.read_text()) for path in sorted(pages)]
+    faults = sorted(fault for text in prose for fault in faults_of(text, words))
+    for path, line, fault in faults:
+        print(f"{path.relative_to(ROOT)}:{line}: {fault}")
+    return bool(faults)
+
+
+def faults_of(text: Text, words: set[str]) -> Iterator[tuple[Path, int, str]]:
+    """Yield file, line and fault."""
+    if text.path.name not in FOREIGN_PAGES:
+        for match in QUOTED.finditer(text.text):
+            missing = [part for part in match[1].split(".") if not part.isdigit() and part and part not in words]
+            if missing:
+                yield text.path, line_of(text, match), f"`{match[1]}`: {missing[0]} occurs nowhere in the code"
+    for match in ARTICLE.finditer(text.text):
+        yield text.path, line_of(text, match), f'"{match[0]}": an'
+
+
+def line_of(text: Text, match: re.Match[str]) -> int:
+    """Return the line of a match in its file."""
+    return text.line + text.text[: match.start()].count("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
