@@ -47,7 +47,8 @@ class Retention(Event, frozen=True, kw_only=True):
 
     `term` names the governor that trims; `holds` are by the name of who holds. `lost`: what the server lost, by stream.
     `orphans`: sequences that were deleted because they held chunks of large messages that nobody listed, by stream.
-    `swept`: streams of which more may have been deleted so than is listed.
+    `swept`: streams of which more may have been deleted so than is listed. `left_out`: commits and snapshots that their
+    stage cannot use, by stream: `lachesis runs recover` noted them, and they are passed over.
     """
 
     run: str
@@ -57,6 +58,7 @@ class Retention(Event, frozen=True, kw_only=True):
     lost: dict[str, list[LostRange]] = {}
     swept: list[str] = []
     orphans: dict[str, list[LostRange]] = {}
+    left_out: dict[str, list[Seq]] = {}
 
     def is_lost(self, stream: str, seq: int) -> bool:
         """Whether what was stored at `seq` of a stream is known to be lost."""

@@ -25,6 +25,7 @@ from lachesis.pipeline.bus.api import (
 )
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, BlobStore
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
+from lachesis.pipeline.bus.copies import renew_copies
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.direct_get import DirectGetter
 from lachesis.pipeline.bus.failover import Failover
@@ -136,6 +137,10 @@ class NatsBus:
     async def ensure_streams(self, config: StreamsConfig) -> list[str]:
         """Create or change the run's streams and bucket; see `streams.ensure`."""
         return await streams.ensure(self._link, config)
+
+    async def renew_copies(self, stream: str, copies: int) -> None:
+        """Make the copies of a stream, or of the bucket, anew from its leader's; see `copies.renew_copies`."""
+        await renew_copies(self._link, self._name(stream), copies)
 
     async def describe_streams(self) -> list[streams.StreamDescription]:
         """Return the run's streams, then its bucket, those of them that exist."""

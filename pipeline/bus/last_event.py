@@ -5,7 +5,7 @@ can never be taken away again. What is no event of the owner's is passed over, s
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, TypeVar
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
@@ -33,13 +33,19 @@ _FIRST_LOOKBACK_MESSAGES = 64
 
 
 async def decode_owned(
-    bus: Bus, kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool], *, newer: Newer = "confirm"
+    bus: Bus,
+    kind: type[E],
+    message: StoredMessage,
+    is_ours: Callable[[E], bool],
+    *,
+    newer: Newer = "confirm",
+    left_out: Collection[int] = (),
 ) -> E | None:
-    """Return the event that `message` holds, None (and a warning) if it is not the owner's.
+    """Return the event that `message` holds, None (and a warning) if it is not the owner's or among those left out.
 
     Raises `VersionError` where a newer build of the owner wrote it; see `Newer`.
     """
-    event, reason = await _read(bus, kind, message, is_ours, newer)
+    event, reason = await _read(bus, kind, message, is_ours, newer, left_out=left_out)
     if event is None:
         _warn(message, f"the message at sequence {message.seq} of {message.stream} was", reason)
     return event
@@ -53,10 +59,13 @@ async def read_last_event(
     is_ours: Callable[[E], bool],
     *,
     newer: Newer = "confirm",
+    left_out: Collection[int] = (),
 ) -> tuple[E | None, int, int]:
     """Return the owner's newest event, its sequence, and the sequence of the last message.
 
     None and 0 if there is no such event. Raises `VersionError` as `decode_owned`.
+
+    `left_out`: sequences that are passed over.
 
     The last one is what the owner's next message must expect. Where it is foreign the subject is read backwards, in
     steps that grow; one warning says how many messages were passed over.
@@ -64,7 +73,7 @@ async def read_last_event(
     last = await bus.last(stream, subject)
     if last is None:
         return None, 0, 0
-    found, reason = await _read(bus, kind, last, is_ours, newer)
+    found, reason = await _read(bus, kind, last, is_ours, newer, left_out=left_out)
     if found is not None:
         return found, last.seq, last.seq
     seq, foreign, reach = 0, 0, _FIRST_LOOKBACK_MESSAGES
@@ -72,7 +81,7 @@ async def read_last_event(
         start, foreign = max(1, last.seq - reach + 1), 0
         async with bus.read(stream, [subject], start=start, follow=False) as messages:
             async for message in messages:
-                earlier, why = await _read(bus, kind, message, is_ours, newer)
+                earlier, why = await _read(bus, kind, message, is_ours, newer, left_out=left_out)
                 if earlier is not None:
                     found, seq, foreign = earlier, message.seq, 0
                 else:
@@ -86,9 +95,17 @@ async def read_last_event(
 
 
 async def _read(
-    bus: Bus, kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool], newer: Newer
+    bus: Bus,
+    kind: type[E],
+    message: StoredMessage,
+    is_ours: Callable[[E], bool],
+    newer: Newer,
+    *,
+    left_out: Collection[int],
 ) -> tuple[E | None, str]:
     """Return the owner's event, or why the message holds none. Raises `VersionError`."""
+    if message.seq in left_out:
+        return None, "it is left out since the run was recovered"
     try:
         event = decode(kind, message.data)
     except SchemaError as error:
@@ -97,7 +114,9 @@ async def _read(
                 await confirm_newer(bus, message, error)
             elif newer == "refuse" and MSG_ID_HEADER in message.headers:
                 raise VersionError(
-                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}", error.version
+                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}. If no newer build ever "
+                    "ran here, somebody has this service's key: `lachesis runs recover` passes over the message",
+                    error.version,
                 ) from error
         return None, str(error)
     if is_ours(event):

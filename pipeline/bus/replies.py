@@ -39,6 +39,8 @@ __all__ = [
     "DeleteAnswer",
     "NameTakenError",
     "PurgeAnswer",
+    "RaftGroup",
+    "StreamCopy",
     "StreamInfo",
     "StreamList",
     "StreamNames",
@@ -171,12 +173,31 @@ class StreamState(msgspec.Struct, frozen=True):
     deleted: list[int] | None = None
 
 
+class StreamCopy(msgspec.Struct, frozen=True):
+    """A copy of a stream in a cluster, besides the leader's. `active`: nanoseconds since the leader heard of it."""
+
+    name: str = ""
+    current: bool = False
+    offline: bool = False
+    active: int = 0
+    lag: int = 0
+
+
+class RaftGroup(msgspec.Struct, frozen=True):
+    """The servers that hold a stream. `desired`: how many they are to be, while copies are moved."""
+
+    leader: str = ""
+    replicas: list[StreamCopy] = []
+    desired: Any = None
+
+
 class StreamInfo(ApiAnswer, frozen=True):
     config: dict[str, Any] = {}
     created: str = ""
     state: StreamState = StreamState(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
+    cluster: RaftGroup | None = None
 
 
 class StreamNames(ApiAnswer, frozen=True):
@@ -246,18 +267,8 @@ def error_in(data: bytes) -> ApiError | None:
         return None
 
 
-class _StreamCopy(msgspec.Struct, frozen=True):
-    active: int = 0
-    offline: bool = False
-
-
-class _RaftGroup(msgspec.Struct, frozen=True):
-    leader: str = ""
-    replicas: list[_StreamCopy] = []
-
-
 class _Leader(msgspec.Struct, frozen=True):
-    cluster: _RaftGroup | None = None
+    cluster: RaftGroup | None = None
 
 
 def lacks_leader(data: bytes) -> bool:

@@ -41,7 +41,7 @@ from lachesis.schemas.control import CurriculumSnapshot, HeldOutRecord
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, SettingsChangedError
 from lachesis.schemas.ledger import LedgerEntry
 
-__all__ = ["CurriculumWriter", "items_of", "run_curriculum"]
+__all__ = ["CurriculumWriter", "items_of", "load_items", "run_curriculum"]
 
 log = logging.getLogger("lachesis")
 
@@ -107,7 +107,8 @@ def _features_of(task: Task) -> tuple[float, ...]:
     return prompt_features("\n".join(message.content or "" for message in task.messages))
 
 
-def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
+def load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
+    """Load an environment and return what the curriculum draws of it. `record`: which of its tasks are held out."""
     env = load_environment(settings.kind, settings.params)
     return items_of(env, held_out_tasks(config, name, item_keys_of(env), record).tasks)
 
@@ -117,7 +118,7 @@ async def _run_env(service: Service, config: RunConfig, env: str, settings: Envi
     if not settings.is_foreign:
         await service.starts_with(f"loading environment {env} ({settings.kind})")
         record = await read_held_out(service, env)
-        items = await anyio.to_thread.run_sync(_load_items, config, env, settings, record)
+        items = await anyio.to_thread.run_sync(load_items, config, env, settings, record)
     writer = CurriculumWriter(service, config, env, items)
     await writer.open()
     await writer.follow()

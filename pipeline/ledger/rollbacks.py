@@ -8,6 +8,7 @@ message that anybody may write, as a score, decides nothing here.
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import anyio
@@ -16,7 +17,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.reader import newest_entry
-from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.pipeline.runtime.retention_record import LeftOut, read_left_out, read_record
 from lachesis.pipeline.runtime.store_marks import (
     Contradiction,
     describe_contradictions,
@@ -87,25 +88,29 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
         await anyio.sleep(ASK_AGAIN_S)
 
 
-async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:
+async def find_contradictions(
+    bus: NatsBus, config: RunConfig, *, folder: Path | None, left_out: LeftOut = MappingProxyType({})
+) -> list[Contradiction]:
     """Return what a stream lacks of what is named elsewhere.
 
-    `folder` is the run's, if it is on this machine.
+    `folder` is the run's, if it is on this machine. `left_out`: commits and snapshots that tell nothing, besides those
+    that a recovery noted.
     """
-    run = config.run
+    run, noted = config.run, await read_left_out(bus, config.run)
+    skipped = {name: {*noted.get(name, ()), *left_out.get(name, ())} for name in (EVENTS, LEDGER)}
     try:
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
         found += await find_lost_acknowledged(bus, run, folder) if folder is not None else []
     except NotFoundError:
         return []  # the run has no streams yet
-    for source, marks in await stage_marks(bus, config):
+    for source, marks in await stage_marks(bus, config, skipped):
         for stream, mark in marks.items():
             problem = await contradiction(bus, run, stream, mark)
             if problem is not None:
                 found.append(Contradiction(stream, mark.seq, mark.stored_ns, source, problem))
-    async for one in _lost_commits(bus, run):
+    async for one in _lost_commits(bus, run, skipped):
         found.append(one)
-    found += await _lost_snapshots(bus, config)
+    found += await _lost_snapshots(bus, config, skipped)
     return found + await _holes(bus, run)
 
 
@@ -129,7 +134,9 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
     return found
 
 
-async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
+async def stage_marks(
+    bus: NatsBus, config: RunConfig, left_out: LeftOut = MappingProxyType({})
+) -> list[tuple[str, Mapping[str, StreamMark]]]:
     """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
     run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
@@ -137,10 +144,12 @@ async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mappin
             continue  # a replay of history checks its own
         for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
             env = subject.rpartition(".")[2]
-            event, _, _ = await read_last_event(bus, stream, subject, model, lambda _: True, newer="skip")
+            event, _, _ = await read_last_event(
+                bus, stream, subject, model, lambda _: True, newer="skip", left_out=left_out.get(stream, ())
+            )
             if event is not None and event.commit.read:
                 found.append((f"the last commit of the {stage} of {env}", event.commit.read))
-    async for snapshot, subject, _, _ in _snapshots(bus, run):
+    async for snapshot, subject, _, _ in _snapshots(bus, run, left_out):
         if snapshot.read:
             found.append((f"the snapshot of the {snapshot.stage} on {subject}", snapshot.read))
     try:
@@ -175,9 +184,9 @@ async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMar
     return {} if is_it else {ROLLOUTS: StreamMark(seq, entry.written_ns)}
 
 
-async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
+async def _lost_commits(bus: NatsBus, run: str, left_out: LeftOut) -> AsyncIterator[Contradiction]:
     """Yield the commits that a snapshot covers and that are gone."""
-    async for snapshot, subject, _, stored_ns in _snapshots(bus, run):
+    async for snapshot, subject, _, stored_ns in _snapshots(bus, run, left_out):
         stream, kind, _ = _OUTPUTS[snapshot.stage]
         revision, partition = subject.split(".")[4:]
         prefix = f"rl.replay.{kind}" if stream == REPLAY else f"rl.{kind}"
@@ -193,39 +202,45 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
             )
 
 
-async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction]:
+async def _lost_snapshots(bus: NatsBus, config: RunConfig, left_out: LeftOut) -> list[Contradiction]:
     """Return the commits that follow no snapshot and no commit: what covered the trimmed ones before them is gone."""
     run, firsts = config.run, dict[str, tuple[str, int]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # it is never trimmed
         for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
-            env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model)
+            env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model, left_out)
             if index is not None:
                 firsts[subjects.state(run, stage, config.revision, env)] = f"the {stage} of {env}", index
-    kept = {subject: (one, seq, ns) async for one, subject, seq, ns in _snapshots(bus, run)}  # read last: they go on
+    kept = {
+        subject: (one, seq, ns) async for one, subject, seq, ns in _snapshots(bus, run, left_out)
+    }  # read last: they go on
     found = []
     for state, (writer, index) in firsts.items():
         snapshot, seq, stored_ns = kept.get(state, (None, 0, 0))
         if index <= (snapshot.index + 1 if snapshot is not None else 0) or await has_lost_after(bus, run, LEDGER, seq):
             continue
+        if any(one > seq for one in left_out.get(LEDGER, ())):
+            continue  # it was left out, and said so
         problem = f"the newest snapshot on {state} is of commit {snapshot.index}" if snapshot else f"{state} holds none"
         source = f"{writer}, whose first commit that is left is number {index},"
         found.append(Contradiction(LEDGER, (await bus.usage(LEDGER)).last + 1, stored_ns, source, problem))
     return found
 
 
-async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any) -> int | None:
+async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any, left_out: LeftOut) -> int | None:
     """Return the number of the first commit that is left."""
     async with bus.read(stream, [subject], follow=False) as messages:
         async for message in messages:
+            if message.seq in left_out.get(stream, ()):
+                continue
             with suppress(SchemaError):
                 index: int = decode(model, message.data).commit.index
                 return index
     return None
 
 
-async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapshot, str, int, int]]:
+async def _snapshots(bus: NatsBus, run: str, left_out: LeftOut) -> AsyncIterator[tuple[StateSnapshot, str, int, int]]:
     """Yield the snapshots of the stateful stages, each with its subject, its sequence and when it was stored."""
     patterns = [subjects.state(run, stage, "*", "*") for stage in _OUTPUTS]
     for subject in await bus.stored_subjects(LEDGER, patterns):
@@ -236,6 +251,8 @@ async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapsho
         def is_ours(one: StateSnapshot, stage: str = stage) -> bool:
             return one.stage == stage
 
-        snapshot, seq, _ = await read_last_event(bus, LEDGER, subject, StateSnapshot, is_ours, newer="skip")
+        snapshot, seq, _ = await read_last_event(
+            bus, LEDGER, subject, StateSnapshot, is_ours, newer="skip", left_out=left_out.get(LEDGER, ())
+        )
         if snapshot is not None:
             yield snapshot, subject, seq, (await bus.get_head(LEDGER, seq)).time_ns

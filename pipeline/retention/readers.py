@@ -14,6 +14,7 @@ from lachesis.pipeline.retention.retention_floor import (
     StageProgress,
     UntrainedReferences,
 )
+from lachesis.pipeline.runtime.retention_record import read_left_out
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
@@ -96,11 +97,26 @@ class Readers:
         return lag.ack_floor
 
     async def _committed(self, stage: str, kind: subjects.Kind, event: type[E], env: str) -> StageProgress:
-        state = subjects.state(self._run, stage, self._revision, env)
-        snapshot, _, _ = await read_last_event(self._bus, LEDGER, state, StateSnapshot, lambda one: one.stage == stage)
+        state, left_out = (
+            subjects.state(self._run, stage, self._revision, env),
+            await read_left_out(self._bus, self._run),
+        )
+        snapshot, _, _ = await read_last_event(
+            self._bus,
+            LEDGER,
+            state,
+            StateSnapshot,
+            lambda one: one.stage == stage,
+            left_out=left_out.get(LEDGER, ()),
+        )
         subject = subjects.event(kind, self._run, self._revision, env)
         last, _, _ = await read_last_event(
-            self._bus, EVENTS, subject, event, lambda one: (one.run, one.env) == (self._run, env)
+            self._bus,
+            EVENTS,
+            subject,
+            event,
+            lambda one: (one.run, one.env) == (self._run, env),
+            left_out=left_out.get(EVENTS, ()),
         )
         if last is None:
             return StageProgress()

@@ -18,12 +18,12 @@ from lachesis.pipeline.fsync import fsync, make_folder, replace_file
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, StreamLoss
+from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, StreamLoss, copied_ends
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.retention import LostRange, Retention
-from lachesis.schemas.subjects import LEDGER, ROLLOUTS
+from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, kind_of
 from lachesis.schemas.values import from_json
 
 __all__ = ["RECOVERIES", "apply_plan", "read_unfinished"]
@@ -48,7 +48,9 @@ def read_unfinished(folder: Path) -> RecoveryPlan | None:
 async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Path:
     """Carry out a plan, or what is left of it, and return the file that says what was done."""
     folder = config.path
-    replace_file(folder / RECOVERY_FILE, msgspec.json.format(msgspec.json.encode(plan)))
+    _write(folder, plan)
+    if plan.ends and not plan.has_new_copies:
+        plan = await _renew_copies(bus, config, plan)
     for loss in plan.losses:
         await _fill(bus, plan, loss)
     for seq in plan.copies:
@@ -75,6 +77,32 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
             f"the same again, report this with {done}, and a backup of the store, or a new run, is the way on"
         )
     return done
+
+
+def _write(folder: Path, plan: RecoveryPlan) -> None:
+    replace_file(folder / RECOVERY_FILE, msgspec.json.format(msgspec.json.encode(plan)))
+
+
+async def _renew_copies(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> RecoveryPlan:
+    """Make each stream's copies anew from its leader's: a copy that holds what the leader lost would bring it back.
+
+    Raises `StartupError` where another copy than the one that the plan was made of leads meanwhile.
+    """
+    folder, replicas = config.path, {kind_of(one.name): one.replicas for one in await bus.describe_streams()}
+    for stream in plan.ends:
+        await bus.renew_copies(stream, max(config.streams.replicas, replicas.get(stream, 1)))
+    now = await copied_ends(bus, config)
+    if moved := [name for name, end in plan.ends.items() if name != BUCKET and now.get(name, end) != end]:
+        (folder / RECOVERY_FILE).unlink()
+        fsync(folder)
+        raise StartupError(
+            f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
+            f"sequence {', '.join(str(now[name]) for name in moved)} now. Nothing was changed but that all copies are "
+            f"the same again. Repeat `lachesis runs recover {plan.run}`, which looks at what is missing anew"
+        )
+    plan = msgspec.structs.replace(plan, has_new_copies=True)
+    _write(folder, plan)
+    return plan
 
 
 async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:
@@ -113,7 +141,10 @@ def _with_losses(old: Retention, plan: RecoveryPlan) -> Retention:
         **old.trimmed,
         **{stream: max(below, old.trimmed.get(stream, 1)) for stream, below in plan.trimmed.items()},
     }
-    return old.replace(lost=lost, trimmed=trimmed)
+    left_out = dict(old.left_out)
+    for stream, seqs in plan.left_out.items():
+        left_out[stream] = sorted({*left_out.get(stream, ()), *seqs})
+    return old.replace(lost=lost, trimmed=trimmed, left_out=left_out)
 
 
 async def _set_training_back(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> None:

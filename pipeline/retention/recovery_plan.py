@@ -6,9 +6,11 @@ that took such sequences already are stored once more. Rollouts without an outco
 were lost. Training goes back to the newest checkpoint that the ledger knows.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import anyio.to_thread
 import msgspec
@@ -22,7 +24,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState,
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
-from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.pipeline.runtime.retention_record import LeftOut, read_record
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
@@ -31,9 +33,9 @@ from lachesis.schemas.control import PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import CheckpointError, DamagedError, LedgerError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.retention import Retention
-from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, kind_of
 
-__all__ = ["CheckpointChange", "RecoveryPlan", "StreamLoss", "make_plan"]
+__all__ = ["CheckpointChange", "RecoveryPlan", "StreamLoss", "UnusableState", "copied_ends", "make_plan"]
 
 _MAX_EVENTS_READ = 4096
 
@@ -63,7 +65,9 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     `problems`: why it is needed. `groups`: the lost rollouts that are known by name, by sequence. `copies`: sequences
     of ROLLOUTS that are stored once more. `rescore_from`: the first rollout that is scored again. `report`: the
     trainer's last one, which is deleted with all before; `reports`: the sequences of those that stages read last.
-    `policy`: the record of the newest weights, which is deleted.
+    `policy`: the record of the newest weights, which is deleted. `ends`: of streams of which a cluster holds several
+    copies, where they end; the copies are made anew from the leaders' first, and `has_new_copies` once that is done.
+    `left_out`: commits and snapshots that their stages cannot use, by stream.
     """
 
     run: str
@@ -79,14 +83,29 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyRecord | None = None
     trimmed: dict[str, int] = {}
     reports: list[int] = []
+    ends: dict[str, int] = {}
+    has_new_copies: bool = False
+    left_out: dict[str, list[int]] = {}
 
 
-async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan | None:
+class UnusableState(NamedTuple):
+    """What a stage cannot use of its own commits and snapshots: where they are, and what is wrong, in words."""
+
+    left_out: LeftOut = MappingProxyType({})
+    problems: Sequence[str] = ()
+
+
+async def make_plan(
+    bus: NatsBus,
+    config: RunConfig,
+    name: str,
+    unusable: UnusableState = UnusableState(),  # noqa: B008 - immutable
+) -> RecoveryPlan | None:
     """Return what is to be done, None if all fits. `name` is the recovery's own.
 
     Raises `StartupError` where the run cannot go on.
     """
-    found = await find_contradictions(bus, config, folder=config.path)
+    found = await find_contradictions(bus, config, folder=config.path, left_out=unusable.left_out)
     losses = await _losses(bus, found)
     known = [one.marks.trimmed for one in await read_marks(bus, config.run, config.path)]
     trimmed = dict((await _record(bus, config.run)).trimmed)
@@ -97,7 +116,7 @@ async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan 
         change, report, policy, faults = await _training(bus, config, entry, trimmed)
     except DamagedError as error:
         raise StartupError(f"run {config.run} cannot go on, its ledger is damaged itself: {error}") from error
-    problems = [*dict.fromkeys(map(str, found)), *faults]
+    problems = [*dict.fromkeys(map(str, found)), *faults, *unusable.problems]
     if (change is not None or report is not None) and not faults:
         problems.append("the newest checkpoint, the trainer's last report and the ledger do not fit each other")
     if policy is not None:
@@ -119,7 +138,15 @@ async def make_plan(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan 
         policy=policy,
         trimmed=trimmed,
         reports=await _reports_read(bus, config) if report is not None else [],
+        ends=await copied_ends(bus, config) if losses else {},
+        left_out={stream: sorted(seqs) for stream, seqs in unusable.left_out.items()},
     )
+
+
+async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, int]:
+    """Return the newest sequence of each stream, and of the bucket, that has or is to have copies in a cluster."""
+    found = {kind_of(one.name): one for one in await bus.describe_streams()}
+    return {stream: one.usage.last for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
 
 
 async def _record(bus: NatsBus, run: str) -> Retention:

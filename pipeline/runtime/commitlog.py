@@ -14,11 +14,13 @@ import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
+from lachesis.pipeline.runtime.retention_record import LeftOut, read_left_out
 from lachesis.pipeline.runtime.state import RESTORE_HINT, StateStore
 from lachesis.pipeline.runtime.stream_marks import StreamMarks, has_lost_after, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
@@ -98,12 +100,17 @@ class CommitLog(Generic[E]):
         stage: str,
         term: str,
         stream: str = subjects.EVENTS,
+        left_out: LeftOut = MappingProxyType({}),
     ) -> tuple[Self, RestoredState]:
         """Return the log, ready to append, and what its earlier writers left.
 
+        `left_out`: what is passed over, besides what a recovery noted.
+
         Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
         """
-        states, snapshot = await StateStore.open(bus, state_subject, stage, term)
+        noted = await read_left_out(bus, subjects.run_of(subject))
+        skipped = {name: {*noted.get(name, ()), *left_out.get(name, ())} for name in (stream, subjects.LEDGER)}
+        states, snapshot = await StateStore.open(bus, state_subject, stage, term, left_out=skipped[subjects.LEDGER])
         log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
         state, cursors, read = None, {}, {}
         if snapshot is not None:
@@ -126,7 +133,12 @@ class CommitLog(Generic[E]):
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
                     event = await decode_owned(
-                        bus, kind, message, lambda event: commit_of(event).index >= log.index, newer="refuse"
+                        bus,
+                        kind,
+                        message,
+                        lambda event: commit_of(event).index >= log.index,
+                        newer="refuse",
+                        left_out=skipped[stream],
                     )
                     log._last = message.seq
                     if event is None:
@@ -134,7 +146,9 @@ class CommitLog(Generic[E]):
                     commit = commit_of(event)
                     if commit.index != log.index:
                         run = subjects.run_of(subject)
-                        if deltas or not await has_lost_after(bus, run, subjects.LEDGER, states.snapshot_seq):
+                        is_gap_known = any(seq > states.snapshot_seq for seq in skipped[subjects.LEDGER])
+                        is_gap_known |= await has_lost_after(bus, run, subjects.LEDGER, states.snapshot_seq)
+                        if deltas or not is_gap_known:
                             raise LedgerError(
                                 f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} "
                                 f"follows: commits are gone from the stream. {recovery_hint(run)}"

@@ -9,6 +9,7 @@ to write. Room is bounded: two states, the last message of each subject, which t
 """
 
 import hashlib
+from collections.abc import Collection
 from typing import Self
 
 from lachesis.pipeline.bus.api import Bus
@@ -26,8 +27,8 @@ PART_BYTES = 4 << 20
 MAX_STATE_BYTES = 256 << 20
 """Largest state at all; a stage holds it in memory as a whole."""
 RESTORE_HINT = (
-    "Restore its store from a backup, or set `revision` to a new name: the services then start anew with what history "
-    "is left"
+    "`lachesis runs recover` makes the run go on with the state before it. Or restore its store from a backup, or set "
+    "`revision` to a new name: the services then start anew with what history is left"
 )
 """What to do about a state that cannot be used."""
 
@@ -49,8 +50,12 @@ class StateStore:
         self._done: dict[str, int] = {}  # of the state of commit `_writing`: by subject, where its parts lie
 
     @classmethod
-    async def open(cls, bus: Bus, subject: str, stage: str, term: str) -> tuple[Self, StateSnapshot | None]:
+    async def open(
+        cls, bus: Bus, subject: str, stage: str, term: str, *, left_out: Collection[int] = ()
+    ) -> tuple[Self, StateSnapshot | None]:
         """Return the store, ready to write, and the snapshot in force with its whole state.
+
+        `left_out`: sequences of snapshots that are not taken.
 
         Raises `LedgerError` when a part of it is gone or is not what was stored.
         """
@@ -62,7 +67,7 @@ class StateStore:
                 if message.subject.startswith(f"{subject}="):
                     store._ends[message.subject] = message.seq
         snapshot, store.snapshot_seq, store._last = await read_last_event(
-            bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage, newer="refuse"
+            bus, LEDGER, subject, StateSnapshot, lambda one: one.stage == stage, newer="refuse", left_out=left_out
         )
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot

@@ -22,6 +22,7 @@ code and writes the events that come out.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -32,6 +33,7 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
+from lachesis.pipeline.runtime.retention_record import LeftOut
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.state import RESTORE_HINT
 from lachesis.pipeline.runtime.stream_marks import check_marks
@@ -123,8 +125,11 @@ class StatefulStage(ABC, Generic[E]):
         """The subject of the events."""
         return subjects.event(self.kind, self.service.run, self.service.revision, self.env)
 
-    async def open(self) -> None:
-        """Take over what earlier writers committed. Raises `LedgerError` where a commit or its source is gone."""
+    async def open(self, *, left_out: LeftOut = MappingProxyType({})) -> None:
+        """Take over what earlier writers committed. Raises `LedgerError` where a commit or its source is gone.
+
+        `left_out`: commits and snapshots that are passed over, besides those that a recovery noted.
+        """
         service = self.service
         self._log, restored = await CommitLog.open(
             service.bus,
@@ -134,6 +139,7 @@ class StatefulStage(ABC, Generic[E]):
             state_subject=subjects.state(service.run, self.name, service.revision, self.env),
             stage=self.name,
             term=service.instance,
+            left_out=left_out,
         )
         check = service.retrying("check that what was read is still there")
         await check(check_marks, service.bus, service.run, restored.read, writer=f"the {self.name} of {self.env}")

@@ -19,12 +19,13 @@ from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import StreamMark
-from lachesis.schemas.errors import HistoryLostError, NotFoundError, SchemaError, VersionError
+from lachesis.schemas.errors import HistoryLostError, LedgerError, NotFoundError, SchemaError, VersionError
 
 __all__ = [
     "ASK_AGAIN_S",
     "BELIEVE_LOSS_S",
     "MARKS_HEADER",
+    "MAX_LOST",
     "StreamMarks",
     "check_marks",
     "contradiction",
@@ -44,6 +45,8 @@ _LOST_HINT: Final = (
 BELIEVE_LOSS_S = 12.0
 """Seconds, longer than a leader without a majority stays one."""
 ASK_AGAIN_S = 0.5
+MAX_LOST: Final = 1 << 20
+"""Messages that a stream is believed to have lost at its end. Whoever names one beyond that is not believed."""
 _decoder = msgspec.json.Decoder(dict[str, StreamMark])
 
 
@@ -99,12 +102,19 @@ def describe_lost_bytes(lost: Mapping[str, int]) -> str | None:
 async def check_marks(bus: Bus, run: str, marks: Mapping[str, StreamMark], *, writer: str) -> None:
     """Raise `HistoryLostError` if a message that `marks` name was replaced, or is gone without a trim.
 
+    Raises `LedgerError` where they name one that no stream ever held.
+
     `writer`: what names the marks, for the text. A leader that was cut off may speak of the past for some seconds, so
     the question is repeated for as long.
     """
     for stream, mark in marks.items():
         until = anyio.current_time() + BELIEVE_LOSS_S
         while (problem := await contradiction(bus, run, stream, mark)) is not None:
+            if mark.seq > (await bus.usage(stream)).last + MAX_LOST:
+                raise LedgerError(
+                    f"{writer} names sequence {mark.seq} of {stream}, which never held so many messages: "
+                    f"{problem}. {recovery_hint(run)}"
+                )
             if anyio.current_time() >= until:
                 raise HistoryLostError(
                     f"{writer} has read stream {stream} up to sequence {mark.seq}, but {problem}: the broker lost "

@@ -64,6 +64,9 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
         costs.append(f"{len(plan.copies)} rollouts that took lost sequences are stored once more, none is lost")
     if plan.rescore_from is not None:
         costs.append(f"rollouts from sequence {plan.rescore_from} on are scored again where no score is left")
+    if plan.left_out:
+        costs.append("what a service cannot use of its own state is passed over: it goes on with what it had before, "
+                     "and takes in once more what came since; if somebody forged it, make its key anew")  # fmt: skip
     change = plan.checkpoint
     if change is not None:
         where = f"checkpoint {change.name}" if change.name is not None else "the model that the run began with"

@@ -9,12 +9,13 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, make_plan
+from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, UnusableState, make_plan
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.services.run.connect import SILENCE_S, open_run
 from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.run.unusable_states import find_unusable
 
 __all__ = ["recover_run"]
 
@@ -44,7 +45,8 @@ async def recover_run(
             async with lease.held():
                 unfinished = read_unfinished(config.path)
                 name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-                plan = unfinished or await make_plan(history.bus, config, name)
+                unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
+                plan = unfinished or await make_plan(history.bus, config, name, unusable)
                 if plan is not None and confirm(plan, unfinished is not None):
                     done = str(await apply_plan(history.bus, config, plan))
     return plan, done
