@@ -89,10 +89,12 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnusableState(NamedTuple):
-    """What a stage cannot use of its own commits and snapshots: where they are, and what is wrong, in words."""
+    """What stages cannot use of their own commits and snapshots: where they are, and what is wrong, in words."""
 
     left_out: LeftOut = MappingProxyType({})
     problems: Sequence[str] = ()
+    is_folder_new: bool = False
+    """Whether the run's folder knows nothing of it: no checkpoint that was made elsewhere is counted on."""
 
 
 async def make_plan(
@@ -113,7 +115,7 @@ async def make_plan(
         trimmed[stream] = max(below, trimmed.get(stream, 1))
     try:
         entry, _, _ = await newest_entry(bus, config.run, config.training.name)
-        change, report, policy, faults = await _training(bus, config, entry, trimmed)
+        change, report, policy, faults = await _training(bus, config, entry, trimmed, is_here=unusable.is_folder_new)
     except DamagedError as error:
         raise StartupError(f"run {config.run} cannot go on, its ledger is damaged itself: {error}") from error
     problems = [*dict.fromkeys(map(str, found)), *faults, *unusable.problems]
@@ -250,16 +252,18 @@ async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | N
 
 
 async def _training(
-    bus: NatsBus, config: RunConfig, entry: LedgerEntry | None, trimmed: dict[str, int]
+    bus: NatsBus, config: RunConfig, entry: LedgerEntry | None, trimmed: dict[str, int], *, is_here: bool
 ) -> tuple[CheckpointChange | None, TrainReport | None, PolicyRecord | None, list[str]]:
     """Return to which checkpoint training goes back, if it has to, the report to delete, and the policy to delete.
+
+    `is_here`: the trainer has no checkpoints elsewhere, whatever its report says.
 
     Last come the checkpoints that are damaged, with what is wrong with each.
     """
     run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
     report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == run)
-    if config.mode != "train" or not _is_ours(config, folder, report):
+    if config.mode != "train" or not (is_here or _is_ours(config, folder, report)):
         return None, None, None, []
     try:
         path = latest_checkpoint(folder)

@@ -13,6 +13,8 @@ from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.newer import check_versions
+from lachesis.services.run.store import describe_unknown_history
+from lachesis.services.run.unusable_states import find_unusable
 
 __all__ = ["check_fit", "check_ledger"]
 
@@ -55,7 +57,9 @@ async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
     """Yield what of the run's streams, bucket and checkpoints does not fit the rest."""
     check = "streams fit each other"
     try:
-        plan = await make_plan(bus, config, "doctor")
+        if (unknown := await describe_unknown_history(bus, config)) is not None and config.path.is_dir():
+            yield warn(check, unknown, f"`lachesis up` refuses it; lachesis runs recover {config.run} takes it over")
+        plan = await make_plan(bus, config, "doctor", await find_unusable(bus, config))
     except NotFoundError:
         return  # streams are missing, which is said elsewhere
     except (InfrastructureError, DataError, LedgerError) as error:

@@ -15,6 +15,7 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.services.run.connect import SILENCE_S, open_run
 from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.run.store import describe_unknown_history, make_streams
 from lachesis.services.run.unusable_states import find_unusable
 
 __all__ = ["recover_run"]
@@ -40,15 +41,19 @@ async def recover_run(
     with lock_folder(config.path, config.run):
         async with open_run(config, f"{config.run}.recover", OPERATOR) as history, background() as tasks:
             await _check_over(history.bus, config)
+            unknown = await describe_unknown_history(history.bus, config)
             lease = RunLease(history.bus, config.run, config.path, tasks.cancel_scope.cancel)
             await lease.acquire()
             async with lease.held():
                 unfinished = read_unfinished(config.path)
                 name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
                 unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
+                if unknown is not None:
+                    unusable = unusable._replace(problems=[unknown, *unusable.problems], is_folder_new=True)
                 plan = unfinished or await make_plan(history.bus, config, name, unusable)
                 if plan is not None and confirm(plan, unfinished is not None):
                     done = str(await apply_plan(history.bus, config, plan))
+                    await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
     return plan, done
 
 

@@ -16,6 +16,8 @@ from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.fsync import fsync, replace_file
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.runtime.store_record import (
     describe_lost_streams,
     find_streams,
@@ -26,7 +28,7 @@ from lachesis.pipeline.runtime.store_record import (
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.control import StoreRecord
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, SchemaError, StartupError
-from lachesis.schemas.subjects import BUCKET
+from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS
 from lachesis.schemas.values import from_json
 from lachesis.services.run.known_runs import has_stored
 
@@ -34,32 +36,65 @@ __all__ = [
     "STORE_FILE",
     "check_store",
     "describe_lost_store",
+    "describe_unknown_history",
     "is_lost",
     "keep_record",
     "make_streams",
     "refuse_lost_folder",
+    "refuse_unknown_history",
     "ways_out",
 ]
 
 STORE_FILE = "store.json"
 """In a run's folder: which streams its history is in (`StoreRecord`)."""
+_MEMORIES = (STORE_FILE, MARKS_FILE, CHECKPOINTS, "metrics.jsonl")
+"""Any of them in a folder says that the run was here."""
 _KEEP_S = 1.0
 
 
-async def make_streams(bus: NatsBus, config: RunConfig) -> list[str]:
+async def make_streams(bus: NatsBus, config: RunConfig, *, takes_over: bool = False) -> list[str]:
     """Create or change the run's streams, and let folder and store remember them.
 
-    See `NatsBus.ensure_streams`.
+    See `NatsBus.ensure_streams`. A folder that knows nothing of what is there remembers it only if it `takes_over`.
 
     Raises `HistoryLostError` where one that the run had is gone, and then changes nothing.
     """
     await check_store(bus, config)
+    is_known = takes_over or await describe_unknown_history(bus, config) is None
     lines = await bus.ensure_streams(config.streams)
     record = to_record(config.run, await find_streams(bus))
     await write_store_record(bus, record)
-    if config.path.is_dir():
+    if is_known and config.path.is_dir():
         await _write(config, record)
     return lines
+
+
+async def describe_unknown_history(bus: NatsBus, config: RunConfig) -> str | None:
+    """Return that the server holds history of the run of which its folder knows nothing, None where that is not so.
+
+    Such a folder is of another machine, or new. A server whose store is older than the run could be told by nothing.
+    """
+    if config.nats is None or any((config.path / name).exists() for name in _MEMORIES):
+        return None
+    found = await find_streams(bus)
+    if LEDGER not in found or not found[LEDGER].last:
+        return None
+    rollouts = found[ROLLOUTS].messages if ROLLOUTS in found else 0
+    return (
+        f"{_where(config)} holds history of run {config.run} ({rollouts} rollouts), of which {config.path} knows "
+        "nothing: the folder is new, or the run was on another machine. If that store is older than the run, nothing "
+        "here can tell"
+    )
+
+
+async def refuse_unknown_history(bus: NatsBus, config: RunConfig) -> None:
+    """Raise `HistoryLostError` where the server holds history of which the run's folder knows nothing."""
+    if (unknown := await describe_unknown_history(bus, config)) is not None:
+        raise HistoryLostError(
+            f"{unknown}. Nothing was changed. Put the run's folder there (its checkpoints and what it remembers of the "
+            f"store); or `lachesis runs recover {config.run}` takes the server's history as all there is; or begin "
+            "another run (--run NAME)"
+        )
 
 
 async def keep_record(bus: NatsBus, config: RunConfig) -> None:

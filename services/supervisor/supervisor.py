@@ -67,7 +67,7 @@ from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import process_state, started_ticks
-from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder
+from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder, refuse_unknown_history
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, SupervisorStateWriter
 from lachesis.services.supervisor.child import ServiceProcess
 from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
@@ -257,6 +257,7 @@ class Supervisor:
                 return
             async with await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await self._unless_stopped(refuse_deleting, bus, self.config.run)
+                await self._unless_stopped(refuse_unknown_history, bus, self.config)
                 await self._unless_stopped(make_streams, bus, self.config)
                 register_run(self.config, self.file, stored=self.config.nats is None)
                 lease = RunLease(bus, self.config.run, self.config.path, self.stop)

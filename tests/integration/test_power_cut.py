@@ -1,4 +1,4 @@
-"""ROLLOUTS rolls back further than all else, as a power cut leaves it: named, recovered from, trained to the end."""
+"""ROLLOUTS or the bucket is older than all else, as a power cut leaves it: named, recovered from, trained to the end."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from chaos import refold
-from chaos.history import read_history
+from chaos.history import History, read_history
 from integration.audit import audit
 from integration.harness import CONFIG, RUN, SUMS, Run, alive, until
 from integration.servers import Supervised
@@ -40,13 +40,14 @@ def called(run: Run, *command: str) -> tuple[int, str]:
     return code, file.read_text(errors="replace")
 
 
-async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered_from(run: Run) -> None:
+async def roll_back(run: Run, stream: str) -> History:
+    """Run for some steps twice, kill everybody, and leave `stream` as it was between; return what was stored before."""
     run.start()
     await run.wait_for_step(3)
     assert run.process is not None
     run.process.terminate()
     assert await run.wait(120) in (0, -signal.SIGTERM)
-    name = subjects.stream_name(RUN, subjects.ROLLOUTS)
+    name = subjects.stream_name(RUN, stream)
     part = next((run.folder / NATS_FOLDER).rglob(f"streams/{name}"))
     shutil.copytree(part, run.folder / "older")
 
@@ -61,7 +62,38 @@ async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered
         before = await read_history(bus, RUN)
     shutil.rmtree(part)
     shutil.copytree(run.folder / "older", part)
+    return before
 
+
+async def test_a_bucket_that_rolled_back_is_recovered_from(run: Run) -> None:
+    before = await roll_back(run, subjects.BUCKET)
+    steps = run.step() + 5
+    run.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
+    code, said = called(run, "up")
+    assert code != 0
+    assert f"of {subjects.BUCKET}, but " in said
+    assert f"`lachesis runs recover {RUN}`" in said
+    code, said = called(run, "doctor")
+    assert (code, "FAIL" in said, subjects.BUCKET in said) == (1, True, True), said
+    code, said = called(run, "runs", "recover", "--yes")
+    assert code == 0, said
+    assert "the bucket's keys are older" in said
+    code, said = called(run, "runs", "recover", "--yes")
+    assert (code, "needs no recovery" in said) == (0, True)
+
+    run.start()
+    assert await run.wait(400) == 0, run.tail()
+    assert run.step() == steps
+    async with run.servers.afterwards("audit") as bus:
+        found = await audit(bus, RUN)
+        history = await read_history(bus, RUN)
+        assert await refold.normalizer(bus, history, run.load_config(), "sums") == []
+    assert found.violations == []
+    assert {one.seq for one in before.rollouts} <= {one.seq for one in history.rollouts}
+
+
+async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered_from(run: Run) -> None:
+    before = await roll_back(run, subjects.ROLLOUTS)
     steps = run.step() + 5
     run.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
     code, said = called(run, "up")

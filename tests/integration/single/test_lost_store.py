@@ -14,13 +14,23 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
 from lachesis.pipeline.runtime import store_record
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import keys, subjects
+from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import HistoryLostError, StartupError, StreamMissingError, leaves
+from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
 from lachesis.services.run.known_runs import register_run
-from lachesis.services.run.store import STORE_FILE, keep_record, make_streams, refuse_lost_folder
+from lachesis.services.run.recovery import recover_run
+from lachesis.services.run.store import (
+    STORE_FILE,
+    keep_record,
+    make_streams,
+    refuse_lost_folder,
+    refuse_unknown_history,
+)
 from lachesis.services.supervisor.store_place import StorePlace
 
 RUN = "r"
@@ -187,3 +197,39 @@ async def test_what_is_deleted_under_a_running_server_is_noticed(
         looks = [place.missed(server.pid) for _ in range(4)]
         assert looks[:2] == [[], []], "the server itself replaces files"
         assert path in looks[-1]
+
+
+async def test_history_of_which_a_new_folder_knows_nothing_is_said_and_taken_over_by_one_command(
+    bus: NatsBus, config: RunConfig, fresh_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Whether such a store is older than the run was cannot be known."""
+    token = tmp_path / "token"
+    token.write_text(fresh_server.token)
+    token.chmod(0o600)
+    config = msgspec.structs.replace(
+        config, nats=ConnectionConfig(url=fresh_server.url, token_file=str(token), connect_timeout_s=10.0)
+    )
+    await make_streams(bus, config)
+    await refuse_unknown_history(bus, config)
+    (config.path / STORE_FILE).unlink()
+    await refuse_unknown_history(bus, config)  # streams without a message in the ledger are no history
+    report = TrainReport(
+        run=RUN, trainer="main", lineage="a", term="t", step=3, ledger_index=-1, chain=GENESIS, next_batch=3,
+        policy_version="3-a-b", checkpoint="/elsewhere/checkpoints/step-00000003",
+    )  # fmt: skip
+    reports = subjects.state(RUN, "trainer", "live", "main")
+    await bus.publish(reports, encode(report), msg_id="report")
+    with pytest.raises(HistoryLostError, match=f"knows nothing.*Nothing was changed.*`lachesis runs recover {RUN}`"):
+        await refuse_unknown_history(bus, config)
+    await make_streams(bus, config)  # as `lachesis init` does
+    with pytest.raises(HistoryLostError, match="knows nothing"):
+        await refuse_unknown_history(bus, config)
+    shown: list[RecoveryPlan] = []
+    plan, done = await recover_run(config, lambda plan, _: not shown.append(plan))
+    assert plan is not None
+    assert plan.checkpoint is not None
+    assert (plan.checkpoint.from_step, plan.checkpoint.step) == (3, 0)
+    assert done is not None
+    await refuse_unknown_history(bus, config)
+    assert await bus.last(LEDGER, reports) is None
+    assert await recover_run(config, lambda *_: False) == (None, None)
