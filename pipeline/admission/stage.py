@@ -294,9 +294,9 @@ class _Follower:
         self.service.set_problem("acknowledged", lost, mend=_PEER_HINT)
         try:
             await self.ends.update(found, self.newest)
-            self.service.set_note("marks", None)
+            self.service.set_problem("marks", None)
         except (InfrastructureError, NotFoundError, SchemaError) as error:
-            self.service.set_note("marks", f"how far the streams go was not written down: {error}")
+            self.service.set_problem("marks", f"how far the streams go was not written down: {error}")
 
     def _measure(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
         """Tell the governor what the streams hold, and how much may still be stored on their disk.

@@ -17,7 +17,10 @@ from nats.protocol import parser
 
 from lachesis.pipeline.bus.addresses import decoded_credentials
 
-__all__ = ["NatsClient"]
+__all__ = ["NatsClient", "is_refusal"]
+
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+"""Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
 
 _API, _KEYS = "$JS.API.", "$KV."
 
@@ -25,6 +28,11 @@ _API, _KEYS = "$JS.API.", "$KV."
 # a subject may hold, and the client would lose its connection at each such message.
 parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
 parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+
+
+def is_refusal(text: str) -> bool:
+    """Return whether a server says that it does not take a client's credentials."""
+    return any(refusal in text.lower() for refusal in _REFUSALS)
 
 
 class NatsClient(Client):  # type: ignore[misc]  # untyped
@@ -35,8 +43,11 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
     """
 
     needs_tls = False
+    outlasts_refusal = False
+    """Whether it tries on where a server that took its credentials refuses them, instead of closing for good."""
     domain: str | None = None
     """JetStream domain that requests to JetStream's API go to; None: that of the connected server."""
+    _error_cb: Any
     _reconnect_to_server_handler: Any
     _transport: Any
 
@@ -135,6 +146,17 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.Future()
         await super()._process_pong()
+
+    async def _process_err(self, err_msg: str) -> None:
+        """The stock client says of its own end by a refusal no more than that it is closed."""
+        error = nats.errors.Error(f"nats: {err_msg}")
+        refused = self.is_connected and is_refusal(err_msg)
+        if refused:
+            await self._error_cb(error)
+        if refused and self.outlasts_refusal:
+            await self._process_op_err(error)
+        else:
+            await super()._process_err(err_msg)
 
     async def _attempt_reconnect(self) -> None:
         """The stock client waits until its peer has taken in what is still unsent, which a dead one never does."""

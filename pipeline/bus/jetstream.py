@@ -90,6 +90,15 @@ class NatsBus:
         return self._link.waits.stall
 
     @property
+    def refusal(self) -> str:
+        """How the server refuses credentials that it took before; empty: it does not, or the bus is closed by it."""
+        return self._link.refusal
+
+    def outlast_refusals(self) -> None:
+        """Wait, as for a server that is away, where the server refuses the credentials that it took before."""
+        self._link.nc.outlasts_refusal = True
+
+    @property
     def unanswered(self) -> RefusedReplies:
         return self._link.unanswered
 

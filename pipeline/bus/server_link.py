@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.acknowledged import AcknowledgedEnds
-from lachesis.pipeline.bus.client import NatsClient
+from lachesis.pipeline.bus.client import NatsClient, is_refusal
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in, lacks_leader
@@ -51,8 +51,6 @@ _PERMISSION_HINT = (
     "with this configuration and let the server read it (nats-server --signal reload)"
 )
 _STREAM_INFO = "$JS.API.STREAM.INFO."
-_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
-"""Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
 _QUICK = RetryPolicy(first_s=0.02, longest_s=0.5)
 """Between two requests: an answer takes milliseconds, and the connection is there."""
 _PATIENCE = RetryPolicy(first_s=2.0, growth=1.5)
@@ -151,6 +149,8 @@ class ServerLink:
         """How often the connection was lost: when it changes, requests must be repeated."""
         self.failure: LachesisError | None = None
         self.last_error: Exception | None = None
+        self.refusal = ""
+        """How the server refuses the credentials now; empty: it does not."""
         self.waits = ServerWaits(time.monotonic)
         self.explanations: dict[str, tuple[float, str]] = {}
         """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
@@ -209,6 +209,7 @@ class ServerLink:
             to = "it again" if self.nc.node_name == self._node else self.nc.node_name
             log.info("lost %s; connected to %s after %.1f s", self._node, to, self.waits.seconds(self._lost))
             self.waits.end(self._lost)
+        self.refusal = ""
         self._lost, self._server, self._node = None, self.server_name, self.nc.node_name
         self._up.set()
         self._notify()
@@ -238,10 +239,10 @@ class ServerLink:
                     f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {self._hint(text)}"
                 )
             )
-        elif any(refusal in text for refusal in _REFUSALS):
-            self.fail(
-                AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_PERMISSION_HINT}")
-            )
+        elif is_refusal(text):
+            self.refusal = f"the server no longer takes the credentials of {self._who()} ({text})"
+            if not self.nc.outlasts_refusal:
+                self.fail(AccessError(f"{self.refusal}: {_PERMISSION_HINT}"))
 
     def may_answer(self, msg: Msg) -> bool:
         """Return whether a request names an inbox for its answer. One that names another subject is counted."""

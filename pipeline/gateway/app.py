@@ -34,6 +34,7 @@ from lachesis.pipeline.gateway.batch_response import BatchResponse, zipped_for
 from lachesis.pipeline.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
 from lachesis.pipeline.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.gateway.intake import BusyError, Intake
+from lachesis.pipeline.gateway.logic.refused_clients import RefusedClients
 from lachesis.pipeline.gateway.logic.registry import describe_unmet_allocation, environment_of
 from lachesis.pipeline.gateway.logic.silence import HeardClients
 from lachesis.pipeline.gateway.policies import PolicyVersions
@@ -128,6 +129,7 @@ class Gateway:
         self._registering = anyio.Lock()
         self.outstanding: int | None = None
         self.refused = 0
+        self.without_token = RefusedClients()
         self._heard = HeardClients(anyio.current_time())
 
     def silent_environments(self) -> list[str]:
@@ -187,6 +189,7 @@ class Gateway:
         token."""
         if self._token is None or hmac.compare_digest(_credentials(request)[1].encode(), self._token.encode()):
             return None
+        self.without_token.record(request.url.path, anyio.current_time())
         challenge = {"WWW-Authenticate": 'Basic realm="lachesis"'}
         return _detail(401, DataError("send the gateway's token, as bearer token or as password"), challenge)
 

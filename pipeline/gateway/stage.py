@@ -128,6 +128,7 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
     `url` is what they are given.
     """
     waits = False
+    mend = f"give each environment the gateway's address with the token: --env.rollout_server_url {url}"
     while True:
         silent = gateway.silent_environments()
         text = _silence_text(silent, [env for env in silent if gateway.was_heard(env)], len(envs), url)
@@ -137,6 +138,7 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
         elif waited:
             service.mark_ok()
         service.set_problem("environments", text if silent and not waits else None)
+        service.set_problem("token", gateway.without_token.describe(anyio.current_time()), mend=mend)
         await anyio.sleep(_FIGURES_S)
 
 

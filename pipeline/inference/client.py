@@ -79,6 +79,10 @@ _ID_DIGITS = 9
 """Digits of a token id at most; ids are int32."""
 _BEYOND_CONTEXT = re.compile(r"maximum context length|a context of \d+ tokens holds")
 """How vLLM and the reference server refuse a prompt that is too long."""
+_UNKNOWN_MODEL = re.compile(
+    r"unknown model|model_not_found|\bmodel\b.{0,200}\b(?:does not exist|not found|is unknown)", re.IGNORECASE
+)
+"""How servers refuse requests while they serve another model."""
 _MAX_EXPERT = 32767
 """Highest number of an expert that a column holds."""
 _BUSY = frozenset({429, 502, 503, 504})
@@ -150,6 +154,10 @@ class _WorkerReplies(msgspec.Struct):
 
 class _NoSuchRouteError(DataError):
     """Raised when a server does not have what was asked for."""
+
+
+class _NotServedError(UnreadableAnswerError):
+    """Raised when a server does not serve what every sample needs: it is another server, or has another model."""
 
 
 def is_on_this_machine(url: str) -> bool:
@@ -426,10 +434,10 @@ class InferenceClient:
             sample = (await self.generate(tokens, 1, asked))[0]
             version = sample.weight_versions[-1].version
             await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
+        except (_NotServedError, DataError, LookupError) as error:
+            raise StartupError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
         except UnreadableAnswerError as error:
             raise UnreadableAnswerError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
-        except (DataError, LookupError) as error:
-            raise StartupError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
         if asked.sampling_mask and sample.sampling_mask is None:
             raise StartupError(
                 f"{self.where} does not say which tokens top_p leaves, so a trainer could not compare with what was "
@@ -457,7 +465,7 @@ class InferenceClient:
             most = _ANSWER_BYTES + _tokens_of(request) * _TOKEN_BYTES
             if params.prompt_logprobs is not None:
                 most += len(token_ids) * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
-            answer = await self._request("POST", path, most=most, http=http, content=msgspec.json.encode(request))
+            answer = await self._request_served(path, most=most, http=http, content=msgspec.json.encode(request))
             payload = len(answer)
             found = self._decoded(path, GenerateResponse, answer)
         except LachesisError:
@@ -530,10 +538,18 @@ class InferenceClient:
 
     async def _post(self, path: str, body: Any, kind: type[T], **arguments: Any) -> T:
         data = msgspec.json.encode(body)
-        return await self._json("POST", path, kind, content=data, most=_ANSWER_BYTES + 32 * len(data), **arguments)
+        most = _ANSWER_BYTES + 32 * len(data)
+        return self._decoded(path, kind, await self._request_served(path, content=data, most=most, **arguments))
 
     async def _json(self, method: str, path: str, kind: type[T], **arguments: Any) -> T:
         return self._decoded(path, kind, await self._request(method, path, **arguments))
+
+    async def _request_served(self, path: str, **arguments: Any) -> bytes:
+        """Return the answer of a route that a server of the run has: one that has it no more may have it again."""
+        try:
+            return await self._request("POST", path, **arguments)
+        except _NoSuchRouteError as error:
+            raise _NotServedError(str(error)) from error
 
     def _decoded(self, path: str, kind: type[T], answer: bytes) -> T:
         try:
@@ -594,7 +610,7 @@ class InferenceClient:
         """Return what an answer means that is no success."""
         said = body.decode(errors="replace")
         text = f"{self.where} answered {path} with {status}: {said[:MAX_QUOTED]}"
-        if status == httpx.codes.UNAUTHORIZED:
+        if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN} and not is_html:
             return AccessError(text)
         if status in _BUSY:
             return ServerAwayError(text)
@@ -602,7 +618,7 @@ class InferenceClient:
             return InfrastructureError(text)
         if status < 400 or is_html:  # of something that stands before it
             return UnreadableAnswerError(f"{self.where} answered {path} with {status}. It begins {_shown(body)}")
-        if status == httpx.codes.NOT_FOUND:
+        if status == httpx.codes.NOT_FOUND or _UNKNOWN_MODEL.search(said):
             return _NoSuchRouteError(text)
         return (PromptTooLongError if _BEYOND_CONTEXT.search(said) else DataError)(text)
 

@@ -196,6 +196,8 @@ class NoticeBoard:
             if one.waits_since_s is None or now.s - one.waits_since_s < _LONG_WAIT_S:
                 continue
             note = one.wait_note or "it does not say for what"
+            if any(said.stops and said.what == note for said in one.beat.stage.notices):
+                continue  # it says so itself
             service, key = one.beat.service, f"waits/{without_figures(note)}"
             mine = Notice(
                 key=key,

@@ -67,7 +67,8 @@ class ProcessFact:
     """One planned process as its supervisor sees it. Times are seconds of the clock of `Moment`.
 
     `pid` None: it does not run; `state`: its state by the kernel, a letter of proc(5). `failing`: how its last life
-    ended, until it works again; `ends`: how often it ended within `ends_within_s`.
+    ended, until it works again; `ends`: how often it ended within `ends_within_s`; `recurs`: so often, and so lately,
+    that it will end again.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ProcessFact:
     failing_since_s: float | None = None
     ends: int = 0
     ends_within_s: float = 0.0
+    recurs: bool = False
     last_end: str = ""
     done: bool = False
     log: str = ""

@@ -1,11 +1,21 @@
 """Derives the notices of silent services, and of processes that end or do not become ready. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from lachesis.pipeline.notices.facts import HeardProcess, Moment, ProcessFact, held_up_by
 from lachesis.schemas.notices import Notice
 
-__all__ = ["ENDED", "SILENT_S", "STOPPED_S", "end_notices", "is_silent", "never_heard_notices", "silence_notices"]
+__all__ = [
+    "ENDED",
+    "SILENT_S",
+    "STOPPED_S",
+    "end_notices",
+    "ends_recur",
+    "is_silent",
+    "never_heard_notices",
+    "silence_notices",
+]
 
 ENDED = "ended"
 """Key of the notice of a process that ended, of which its supervisor logs each end."""
@@ -22,6 +32,9 @@ _SPARE = {"curriculum", "health", "evaluator", "inference-eval"}
 """Services without which a run goes on."""
 _OFTEN = 3
 """Ends of a process within a few minutes from which they are no accident."""
+_USUAL_LIVES = 2.0
+"""A process that lived for so many times as long as its lives last of late works again."""
+_MIN_LIFE_S = 3.0
 
 
 def is_silent(one: HeardProcess, now_s: float, state: str = "") -> bool:
@@ -98,13 +111,25 @@ def never_heard_notices(missing: Sequence[str], of: int) -> Iterator[Notice]:
         )
 
 
+def ends_recur(ends_s: Sequence[float], now_s: float) -> bool:
+    """Return whether a process that ended at these times, the newest last, is to be expected to end again.
+
+    It is not once it has lived for longer than it did lately, however often it ended before.
+    """
+    if len(ends_s) < _OFTEN:
+        return False
+    newest = ends_s[-_OFTEN:]
+    lived_s = min(after - before for before, after in pairwise(newest))
+    return now_s - ends_s[-1] <= max(_MIN_LIFE_S, _USUAL_LIVES * lived_s)
+
+
 def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProcess], now: Moment) -> Iterator[Notice]:
     """Yield notices of processes that end or do not become ready, by what their supervisor sees."""
     for fact in facts:
         if fact.done:
             continue
         since = fact.failing_since_s
-        if fact.failing or fact.ends >= _OFTEN:
+        if fact.failing or fact.recurs:
             often = f" ended {fact.ends} times in {fact.ends_within_s / 60:.0f} min; the last time it"
             what, _, why = (fact.failing or fact.last_end).partition(": ")
             yield Notice(

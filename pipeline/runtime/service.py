@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.disk import SHORTAGES
+from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
 from lachesis.pipeline.telemetry.figures import ServiceFigures
@@ -40,6 +41,7 @@ log = logging.getLogger("lachesis")
 HEARTBEAT_S = 1.0
 _UNREADABLE_S = 8.0
 """Seconds after an answer that made no sense for which that is said: pauses between two tries are shorter."""
+_DISK = "disk"
 _START = "start"
 """Topic of the note that says what a start is busy with."""
 
@@ -101,14 +103,14 @@ class Service:
         vitals, sink = self.vitals, self.tracing.sink
         unanswered = self.bus.unanswered
         self.set_note("unanswered requests", unanswered.summary(time.monotonic()))
+        shortage = SHORTAGES.longest_wait_text
+        self.set_problem(_DISK, shortage, held_up=held_up_by(self.name), stops=True)
         metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
         stage = self._with_stall(vitals.report(self.name))
-        if (
-            SHORTAGES.longest_wait_text is not None
-        ):  # it says more than that the server is slow, whose disk that may be as well
+        if shortage is not None:  # it says more than that the server is slow, whose disk that may be as well
             state = "draining" if stage.state == "draining" else "waiting"
             since_ns = stage.since_ns if stage.state == state else None
-            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.longest_wait_text, since_ns=since_ns)
+            stage = msgspec.structs.replace(stage, state=state, note=shortage, since_ns=since_ns)
         beat = Heartbeat(
             run=self.run,
             service=self.name,

@@ -37,11 +37,9 @@ __all__ = [
 _PERIOD_S = 1.0
 _BELIEVE_S = 4.0
 """A stream that was missed for so long is gone: a cluster's new leader may not know all of them at once."""
-_NOTE = "streams"
-_LOST_HINT = (
-    ": deleted under the run, or its server runs on another store. Stop the run, and restore the server's store; what "
-    "was acknowledged in the meantime is not in it"
-)
+_TOPIC = "streams"
+_LOST = "deleted under the run, or its server runs on another store"
+_MEND = "stop the run, and restore the server's store; what was acknowledged in the meantime is not in it"
 _NEVER_EMPTY = (BUCKET, LEDGER)
 
 
@@ -121,11 +119,15 @@ async def refuse_lost_streams(service: Service) -> None:
     record = await read_store_record(service.bus, service.run)
     until_s = anyio.current_time() + _BELIEVE_S
     while (lost := describe_lost_streams(record, await find_streams(service.bus))) is not None:
-        service.set_note(_NOTE, lost)
+        _report_lost(service, lost)
         if anyio.current_time() >= until_s:
-            raise HistoryLostError(f"{lost}{_LOST_HINT}")
+            raise HistoryLostError(f"{lost}: {_LOST}; {_MEND}")
         await anyio.sleep(_PERIOD_S)
-    service.set_note(_NOTE, None)
+    _report_lost(service, None)
+
+
+def _report_lost(service: Service, lost: str | None) -> None:
+    service.set_problem(_TOPIC, lost, why=_LOST, mend=_MEND, held_up=["every service"], stops=True)
 
 
 class StreamWatch:
@@ -147,10 +149,10 @@ class StreamWatch:
     def check(self, found: Mapping[str, StreamUsage]) -> None:
         """Compare the streams that were found just now. Raises `HistoryLostError` once a loss is certain."""
         lost = describe_lost_streams(self._record, found) if self._record.streams else None
-        self._service.set_note(_NOTE, lost)
+        _report_lost(self._service, lost)
         if lost is None:
             self._missed_s = None
             return
         self._missed_s = self._missed_s or anyio.current_time()
         if anyio.current_time() - self._missed_s >= _BELIEVE_S:
-            raise HistoryLostError(f"{lost}{_LOST_HINT}")
+            raise HistoryLostError(f"{lost}: {_LOST}; {_MEND}")

@@ -31,7 +31,7 @@ __all__ = ["SharedWeights", "sharing_weights"]
 _POLL_S = 0.02
 _SILENT_S = 10.0
 """Seconds of waiting for the server after which the trainer says so."""
-_NOTE = "shared weights"
+_TOPIC = "shared weights"
 
 
 class SharedWeights:
@@ -76,14 +76,15 @@ class SharedWeights:
                 turn.close()
                 raise
             if reason is None:
-                self._service.set_note(_NOTE, None)
+                self._service.set_problem(_TOPIC, None)
                 return turn
             turn.close()
             if self._service.draining.is_set():
                 raise InfrastructureError(f"the step was given up, waiting for the policy's server: {reason}")
             if not said and anyio.current_time() - since > _SILENT_S:
                 said = True
-                self._service.set_note(_NOTE, f"the next step waits for the policy's inference server: {reason}")
+                text = f"the next step waits for the policy's inference server: {reason}"
+                self._service.set_problem(_TOPIC, text, held_up=["the next step"], stops=True)
             await anyio.sleep(_POLL_S)  # the server offers nothing to wait on
 
     async def _try_to_pause(self) -> str | None:

@@ -64,7 +64,14 @@ def disk_notices(found: StoreFinding) -> list[Notice]:
         return []
     held_up = ["every service"] if found.stops else []
     return [
-        Notice(key=f"{DISK}/{found.level}", source="nats-server", what=found.text, held_up=held_up, stops=found.stops)
+        Notice(
+            key=f"{DISK}/{found.level}",
+            source="nats-server",
+            what=found.text,
+            since_ns=time.time_ns(),
+            held_up=held_up,
+            stops=found.stops,
+        )
     ]
 
 

@@ -144,10 +144,12 @@ class RunNotices:
             why, mend = f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"
         elif self._config.nats is not None:
             mend = "see whether that server runs and can be reached"
+        if bus.refusal:
+            why, mend = bus.refusal, "let the server know these credentials again; the run then goes on by itself"
         return Notice(
             key="away",
             source="nats-server",
-            what="nats-server does not answer",
+            what="nats-server refuses the run's credentials" if bus.refusal else "nats-server does not answer",
             since_ns=answered_ns,
             why=why,
             mend=mend,

@@ -4,7 +4,8 @@ Guarantees that a process which cannot run ends the run instead of being started
 do not: however many there are, they say nothing about the process. A process that came up and was killed (SIGKILL) was
 killed from outside unless the kernel did it for lack of memory, which the kernel counts. One that another process
 keeps from its place waits: that is its last life, which drains, where the supervisor before this one was killed. So
-does one that met a full disk: that says nothing about it either.
+does one that met a full disk, and one whose credentials are refused that were taken before: that says nothing about it
+either.
 """
 
 import signal
@@ -12,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, EXIT_STARTUP
+from lachesis.services.process.service_process import (
+    EXIT_FENCED,
+    EXIT_NO_ROOM,
+    EXIT_OWN_CODE,
+    EXIT_REFUSED,
+    EXIT_STARTUP,
+)
 
 __all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "describe_crash", "out_of_memory_kills"]
 
@@ -27,7 +34,11 @@ _CRASHES = {
     -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 }
 """Exit codes of processes that ended by a fault of their own."""
-_REASONS = {EXIT_NO_ROOM: "a disk is full", EXIT_OWN_CODE: "the code that it runs failed"}
+_REASONS = {
+    EXIT_NO_ROOM: "a disk is full",
+    EXIT_OWN_CODE: "the code that it runs failed",
+    EXIT_REFUSED: "its credentials are refused",
+}
 _CRASHED_THREAD = "Current thread "
 _FATAL = "Fatal Python error: "
 _STEADY_S = 600.0
@@ -87,7 +98,7 @@ class Restarts:
     def ended(self, life: ProcessLife) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
-        if life.meaning == EXIT_NO_ROOM:
+        if life.meaning == EXIT_NO_ROOM or (life.meaning == EXIT_REFUSED and self._was_ready):
             return MAX_PAUSE_S
         if (
             life.meaning == EXIT_FENCED and not self._was_ready

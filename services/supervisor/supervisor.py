@@ -40,6 +40,7 @@ from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.facts import ProcessFact
+from lachesis.pipeline.notices.silence import ends_recur
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
@@ -256,6 +257,7 @@ class Supervisor:
             if self._stop.is_set():
                 return
             async with await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
+                bus.outlast_refusals()
                 await self._unless_stopped(refuse_deleting, bus, self.config.run)
                 await self._unless_stopped(refuse_unknown_history, bus, self.config)
                 await self._unless_stopped(make_streams, bus, self.config)
@@ -397,6 +399,8 @@ class Supervisor:
             seconds = time.monotonic() - started
             life = ProcessLife(code, seconds, row.up, starved_now, row.worked, noted, row.hung)
             lasting = _LASTING_ENDS.get(code) if noted else None
+            if code == EXIT_REFUSED and row.ready.is_set():
+                lasting = None  # it was not refused before, so a person has changed that, and may change it back
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
             anew = noted and code in {
@@ -601,6 +605,7 @@ class Supervisor:
                 failing_since_s=ends[0] if ends else None,
                 ends=len(ends),
                 ends_within_s=_COUNTED_S,
+                recurs=ends_recur(ends, now_s),
                 last_end=row.last_end,
                 done=row.ended.is_set() or row.stopping,
                 log=str(self.logs / f"{row.planned.name}.log"),

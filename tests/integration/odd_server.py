@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-__all__ = ["MISMATCHES", "NONSENSE", "OddServer", "open_odd_server"]
+__all__ = ["MISMATCHES", "NONSENSE", "REFUSALS", "OddServer", "open_odd_server"]
 
 _SAMPLES = "/inference/v1/generate"
+_NEEDED = {_SAMPLES, "/tokenize", "/detokenize"}
 
 
 def _html(_: str, body: bytes) -> bytes:
@@ -125,8 +126,17 @@ MISMATCHES: dict[str, Callable[[str, bytes], bytes]] = {
 """How a server may be another one than the run's, by name."""
 
 
+REFUSALS = {
+    "unknown model": (404, '{"error": {"message": "The model `policy` does not exist.", "code": 404}}'),
+    "invalid model": (400, '{"detail": "unknown model policy"}'),
+    "no route": (404, '{"detail": "Not Found"}'),
+    "key refused": (401, '{"detail": "this key is revoked"}'),
+}
+"""How a server may refuse what it served before, by name."""
+
+
 class OddServer:
-    """`mode`: a name of `NONSENSE` or `MISMATCHES`; empty: answers are forwarded as they are."""
+    """`mode`: a name of `NONSENSE`, `MISMATCHES` or `REFUSALS`; empty: answers are forwarded as they are."""
 
     def __init__(self, url: str) -> None:
         self.mode = ""
@@ -143,7 +153,11 @@ class OddServer:
         except httpx.HTTPError:
             return Response("nobody there", 503)
         data = found.content
-        if self.mode and found.is_success:
+        if self.mode in REFUSALS and path in _NEEDED:
+            self.changed += 1
+            status, text = REFUSALS[self.mode]
+            return Response(text, status, media_type="application/json")
+        if self.mode not in REFUSALS and self.mode and found.is_success:
             self.changed += 1
             data = (NONSENSE | MISMATCHES)[self.mode](path, data)
         return Response(data, found.status_code, media_type=found.headers.get("content-type"))

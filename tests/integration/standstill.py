@@ -6,23 +6,30 @@ some of them.
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import httpx
 import msgspec
+from integration.disk.conftest import SmallDisk
 from integration.harness import Run
 from integration.servers import Supervised
 
 from lachesis.pipeline.notices.text import notice_line
 from lachesis.schemas.notices import Notice
+from lachesis.services.agent.tools import _status
+from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.run.notices_file import NOTICES_FILE, SavedNotices
 
 __all__ = ["CAUSES", "Cause", "Outcome", "inject", "open_standing_run", "shown_everywhere"]
@@ -55,6 +62,9 @@ lease_s = 3.0
 [health]
 act = "warn"
 
+[services]
+silent_s = 600.0
+
 [streams]
 rollouts_bytes = 67108864
 events_bytes = 67108864
@@ -66,12 +76,14 @@ bucket_bytes = 4194304
 
 
 class Cause(NamedTuple):
-    """`process` is stopped by SIGSTOP, or `switch` is on. `words`: of the line that tells of it."""
+    """`process` is stopped by SIGSTOP, `switch` is on, or the run's small disk is full. `words`: of the line that tells
+    of it."""
 
     name: str
     words: tuple[str, ...]
     process: str = ""
     switch: str = ""
+    fills: bool = False
     within_s: float = 10.0
 
 
@@ -83,6 +95,7 @@ class Outcome(NamedTuple):
     logged_s: float | None
     withdrawn_s: float | None
     line: str
+    not_shown_by: list[str]
 
 
 def _frozen(process: str) -> Cause:
@@ -99,6 +112,8 @@ CAUSES = (
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends"),
     Cause("a rater hangs", ("scorer", "has a rating", "timeout"), switch="rater hangs", within_s=30.0),
     Cause("the environment hangs", ("environment-sums is silent", "blocks"), switch="task hangs", within_s=12.0),
+    Cause("the disk of the store is full", ("nats-server", "is full", "make room"), fills=True),
+    Cause("the disk of the trainer is full", ("trainer", "the disk is full", "make room"), fills=True, within_s=30.0),
 )  # fmt: skip
 
 
@@ -123,16 +138,20 @@ def notices_of(run: Run) -> list[Notice]:
         return []
 
 
-async def inject(run: Run, cause: Cause, gone_within_s: float = 60.0) -> Outcome:
-    """Bring a cause about, see when it is said, end it, and see when that is withdrawn."""
+async def inject(run: Run, cause: Cause, gone_within_s: float = 60.0, *, look: bool = False) -> Outcome:
+    """Bring a cause about, see when it is said, end it, and see when that is withdrawn.
+
+    `look`: see whether every command shows it, too.
+    """
     logged_before = (run.folder / "up.log").stat().st_size
     with _brought_about(run, cause):
         said_s = await _seconds_until(lambda: bool(_lines(run, cause)), cause.within_s + 20)
         line = (_lines(run, cause) or [""])[0]
         logged_s = await _seconds_until(lambda: _is_logged(run, cause, logged_before), 3.0)
+        shown = await anyio.to_thread.run_sync(shown_everywhere, run, cause.words) if look else {}
     withdrawn_s = await _seconds_until(lambda: not _lines(run, cause), gone_within_s)
     logged = None if said_s is None or logged_s is None else said_s + logged_s
-    return Outcome(cause.name, said_s, logged, withdrawn_s, line)
+    return Outcome(cause.name, said_s, logged, withdrawn_s, line, [name for name in shown if not shown[name]])
 
 
 async def healthy(run: Run, deadline_s: float = 120.0) -> None:
@@ -144,7 +163,7 @@ async def healthy(run: Run, deadline_s: float = 120.0) -> None:
 
 
 def shown_everywhere(run: Run, words: Sequence[str]) -> dict[str, bool]:
-    """Return by command whether it shows a notice with these words."""
+    """Return by command whether it shows a notice with these words, and whether the page and the agent's tool do."""
     commands = {
         "status": ("status",),
         "health": ("health",),
@@ -157,8 +176,36 @@ def shown_everywhere(run: Run, words: Sequence[str]) -> dict[str, bool]:
             [sys.executable, "-m", "lachesis", *command, *run.arguments],
             capture_output=True, text=True, env=run.environ, timeout=120, check=False,
         )  # fmt: skip
-        found[name] = all(word in " ".join(done.stdout.split()) for word in words)
-    return found
+        found[name] = done.stdout
+    found["rl_check_status"] = "\n".join(_status(look_at_folder(run.folder.name, run.folder))["notices"])
+    found["page"] = _page(run)
+    return {name: all(word in " ".join(text.split()) for word in words) for name, text in found.items()}
+
+
+def _page(run: Run) -> str:
+    """Return what the page shows: by a browser where there is one, else what it is given."""
+    process = run.spawn("web", log=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = next(line for line in map(bytes.decode, process.stdout) if line.startswith("http")).strip()
+        browser = shutil.which("chromium")
+        if browser is None:
+            with httpx.Client(base_url=url.partition("?")[0], timeout=60, trust_env=False) as client:
+                client.get(url)
+                return "\n".join(one["text"] for one in client.get("/api/run").json()["notices"])
+        with tempfile.TemporaryDirectory() as profile:
+            done = subprocess.run(
+                [
+                    *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+                    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=8000"),
+                    *(f"--user-data-dir={profile}", "--dump-dom", f"{url}#/"),
+                ],
+                capture_output=True, check=True, timeout=120,
+            )  # fmt: skip
+        return html.unescape(done.stdout.decode())
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @contextmanager
@@ -168,6 +215,8 @@ def _brought_about(run: Run, cause: Cause) -> Iterator[None]:
     if cause.process:
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
+    elif cause.fills:
+        SmallDisk(run.folder).fill()
     else:
         switch.touch()
     try:
@@ -175,6 +224,8 @@ def _brought_about(run: Run, cause: Cause) -> Iterator[None]:
     finally:
         if pid is not None:
             os.kill(pid, signal.SIGCONT)
+        elif cause.fills:
+            SmallDisk(run.folder).free()
         else:
             switch.unlink()
 
@@ -198,18 +249,20 @@ async def _seconds_until(condition: Callable[[], bool], most_s: float) -> float 
     return None
 
 
-async def _campaign(folder: Path, names: Sequence[str]) -> None:
+async def _campaign(folder: Path, causes: Sequence[Cause]) -> None:
     with open_standing_run(folder) as run:
         await run.wait_for_step(3)
-        for cause in CAUSES:
-            if names and not any(name in cause.name for name in names):
-                continue
+        for cause in causes:
             try:
                 await healthy(run)
             except (TimeoutError, AssertionError) as error:
                 print(f"not healthy before {cause.name}: {[notice_line(one) for one in notices_of(run)]} {error}"[:500])
-            print(json.dumps(await inject(run, cause)), flush=True)
+            print(json.dumps(await inject(run, cause, look=True)), flush=True)
 
 
 if __name__ == "__main__":
-    anyio.run(_campaign, Path(sys.argv[1]), sys.argv[2:])
+    chosen = [one for one in CAUSES if not sys.argv[2:] or any(name in one.name for name in sys.argv[2:])]
+    if not Path(sys.argv[1]).is_mount():
+        print("left out, since the folder is no small disk of its own:", [one.name for one in chosen if one.fills])
+        chosen = [one for one in chosen if not one.fills]
+    anyio.run(_campaign, Path(sys.argv[1]), chosen)

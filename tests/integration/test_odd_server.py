@@ -45,6 +45,8 @@ async def test_what_a_server_does_is_said_and_the_run_goes_on(odd_run: tuple[Odd
         "html": "It begins '<html><body>502 Bad Gateway",
         "garbage ids": "none of the 101 the trainer knows",
         "version": "which this run's trainer has not published",
+        "unknown model": "The model `policy` does not exist",
+        "key refused": "this key is revoked",
         "hash": "has another tokenizer than the trainer: ffffffffffff",
     }.items():
         server.mode = mode

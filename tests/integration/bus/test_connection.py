@@ -45,6 +45,43 @@ class CustomServer(EmbeddedServer):
         return f'listen: "127.0.0.1:{self._port or -1}"\nports_file_dir: "{self.store}"\n{self.text}'
 
 
+def with_token(token: str) -> str:
+    return f'authorization {{ token: "{token}" }}\njetstream {{ store_dir: "js" }}\nmax_payload: 8388608\n'
+
+
+async def keep_sending(bus: NatsBus) -> None:
+    while True:
+        await bus.broadcast("rl.x", b"")
+        await anyio.sleep(0.05)
+
+
+async def test_credentials_that_are_refused_while_it_is_connected_may_be_waited_for(tmp_path: Path) -> None:
+    def let_in(token: str) -> None:
+        server.text = with_token(token).replace('"js"', f'"{tmp_path / "js"}"')
+        (server.store / "nats-server.conf").write_text(server._config_text())
+        os.kill(server.pid, signal.SIGHUP)
+
+    server = CustomServer(tmp_path, with_token("right").replace('"js"', f'"{tmp_path / "js"}"'))
+    config = ConnectionConfig(give_up_s=600.0)
+    async with server:
+        options = {"run": "run", "token": "right", "config": config}
+        async with (
+            await connect(server.url, name="other", **options) as other,
+            await connect(server.url, name="mine", **options) as mine,
+        ):
+            mine.outlast_refusals()
+            let_in("wrong")
+            with anyio.fail_after(60):
+                while not mine.refusal:  # noqa: ASYNC110 - it is about another process
+                    await anyio.sleep(0.05)
+                assert "no longer takes the credentials of mine" in mine.refusal
+                with pytest.raises(AccessError, match="no longer takes the credentials of other"):
+                    await keep_sending(other)
+                let_in("right")
+                while mine.refusal:  # noqa: ASYNC110 - it is about another process
+                    await anyio.sleep(0.05)
+
+
 async def test_no_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -399,6 +399,10 @@ async def test_nobody_without_the_token_is_answered(world, make_scored, tmp_path
             answer = await http.post("/scored_data", json=make_scored(), headers=headers)
             assert answer.status_code == 401
         assert (await http.get("/reset_data")).status_code == 401
+        await world.until(lambda: "token" in world.service.vitals.problems)
+        said = world.service.vitals.problems["token"]
+        assert said.startswith("5 requests came without the gateway's token, or with another, and were refused")
+        assert "secret" not in said + world.service.vitals.problem_details["token"].mend
         bearer = await http.get("/info", headers={"Authorization": "Bearer secret"})
         basic = await http.get("/info", auth=("any", "secret"))  # what http://any:secret@host in a URL becomes
         assert bearer.status_code == basic.status_code == 200

@@ -327,7 +327,9 @@ async def test_a_body_that_drips_is_bounded_by_the_time_of_the_whole_answer():
     ("status", "kind"),
     [
         (400, DataError),
-        (404, DataError),
+        (401, AccessError),
+        (403, AccessError),
+        (404, UnreadableAnswerError),
         (408, InfrastructureError),
         (429, InfrastructureError),
         (500, InfrastructureError),
@@ -336,6 +338,16 @@ async def test_a_body_that_drips_is_bounded_by_the_time_of_the_whole_answer():
 async def test_status_codes_are_sorted_into_retry_and_not(status, kind):
     async with answering({"/tokenize": (status, {})}) as client:
         with pytest.raises(kind, match=str(status)):
+            await client.tokenize(HI)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["The model `policy` does not exist.", "unknown model 'policy'", "Model policy not found", "code: model_not_found"],
+)
+async def test_a_server_that_serves_another_model_by_now_is_waited_for(said):
+    async with answering({"/tokenize": (400, {"detail": said})}) as client:
+        with pytest.raises(UnreadableAnswerError, match="400"):
             await client.tokenize(HI)
 
 

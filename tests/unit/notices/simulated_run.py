@@ -141,6 +141,7 @@ class SimulatedRun:
             failing_since_s=self.s if one.failing else None,
             ends=one.ends,
             ends_within_s=300.0,
+            recurs=one.ends > 2,
             last_end=one.last_end,
             log=f"logs/{one.service}.log",
         )

@@ -7,6 +7,9 @@ import pytest
 
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.server_waits import ServerStall
+from lachesis.pipeline.disk import SHORTAGES, DiskShortage
+from lachesis.pipeline.notices.board import NoticeBoard
+from lachesis.pipeline.notices.facts import ExpectedRun, Moment
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -39,6 +42,26 @@ async def test_a_heartbeat_tells_at_once_that_the_service_has_started(lab, monke
         begin(service)
         with anyio.move_on_after(0.05):  # once
             pytest.fail(str(await anext(heard)))
+
+
+async def test_a_full_disk_is_a_notice_of_the_service_while_it_waits_for_room(lab, tmp_path):
+    service = Service(lab.bus, "trainer", "r")
+    async with lab.bus.listen(subjects.heartbeat("r")) as heard:
+        SHORTAGES.begin(DiskShortage(tmp_path / "checkpoint", "at least 7 bytes missing"))
+        try:
+            await service.heartbeat()
+        finally:
+            SHORTAGES.end(tmp_path / "checkpoint")
+        beat = decode(Heartbeat, (await anext(heard)).data)
+        (notice,) = beat.stage.notices
+        assert "the disk is full: at least 7 bytes missing" in notice.what
+        assert (notice.stops, notice.held_up) == (True, ["the next policy"])
+        board = NoticeBoard(ExpectedRun())
+        for second in range(20):
+            board.hear(beat, float(second))
+            assert [one.what for one in board.notices(Moment(float(second), 1))] == [notice.what]
+        await service.heartbeat()
+        assert decode(Heartbeat, (await anext(heard)).data).stage.notices == []
 
 
 async def test_an_error_of_the_body_arrives_as_itself(lab):

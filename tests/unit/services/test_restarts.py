@@ -1,7 +1,13 @@
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
-from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, EXIT_STARTUP
+from lachesis.services.process.service_process import (
+    EXIT_FENCED,
+    EXIT_NO_ROOM,
+    EXIT_OWN_CODE,
+    EXIT_REFUSED,
+    EXIT_STARTUP,
+)
 from lachesis.services.supervisor.readiness import ready_within_s
 from lachesis.services.supervisor.restarts import (
     MAX_FAILURES,
@@ -91,6 +97,13 @@ def test_one_that_met_a_full_disk_waits_for_room_however_long_that_takes() -> No
     assert {history.ended(full) for _ in range(1000)} == {MAX_PAUSE_S}
     assert history.failures == 0
     assert "disk is full" in str(full)
+
+
+def test_one_whose_credentials_are_refused_waits_if_they_were_taken_before() -> None:
+    refused = ProcessLife(EXIT_REFUSED, 0.5, ready=False)
+    assert lives_until_the_end(refused) is None
+    assert lives_until_the_end(refused, first=None) == MAX_FAILURES
+    assert "its credentials are refused" in str(refused)
 
 
 def test_one_whose_last_life_still_drains_waits_for_it() -> None:
