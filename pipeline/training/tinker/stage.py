@@ -14,16 +14,14 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import msgspec
-import numpy as np
 import tinker
-from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
@@ -38,9 +36,8 @@ from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.checkpoint_folder import only_writer, write_checkpoint
-from lachesis.pipeline.training.distance_by_env import env_figures, mismatch_by_env, summed_by
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
-from lachesis.pipeline.training.metrics import latencies, reward_figures
+from lachesis.pipeline.training.metrics import latencies
 from lachesis.pipeline.training.peer_metrics import PeerMetrics
 from lachesis.pipeline.training.resume_checks import check_resumable, refuse_lost
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
@@ -48,6 +45,7 @@ from lachesis.pipeline.training.samples import readable_samples
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.tinker.client import BatchRefusedError, TinkerClient, TinkerTrainer, open_client
 from lachesis.pipeline.training.tinker.datums import datum_of
+from lachesis.pipeline.training.tinker.figures import mismatch_of, tinker_figures
 from lachesis.pipeline.training.tinker.key import read_key
 from lachesis.pipeline.training.tinker.names import base_model_of, tokenizer_of
 from lachesis.pipeline.training.tinker.saved_states import (
@@ -73,7 +71,7 @@ from lachesis.schemas.errors import (
     SchemaError,
 )
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Mismatch, StepTimes
+from lachesis.schemas.ledger import StepTimes
 from lachesis.schemas.values import from_json
 
 __all__ = ["run_tinker_trainer"]
@@ -295,25 +293,15 @@ class _Trainer:
         )
         forward, optimizer = await self.adapters.step(data, adam)
         env_of = {ref.group: ref.env for ref in selected.refs}
-        mismatch = mismatch_of(data, forward, [env_of[sequence.group_id] for sequence in selected.sequences])
+        envs = [env_of[sequence.group_id] for sequence in selected.sequences]
+        mismatch = mismatch_of(selected.sequences, forward, envs)
         self.unreported.mismatches.append(mismatch)
-        staleness = [number - ref.policy_step for ref in selected.refs]
-        figures = {
-            "train/step": float(number + 1),
+        return {
+            **tinker_figures(selected, forward, optimizer, mismatch, number),
             "train/learning_rate": settings.learning_rate,
             "train/seconds": time.perf_counter() - began,
-            "train/sequences": float(len(data)),
-            "train/tokens": float(sum(int(sequence.loss_mask.sum()) for sequence in selected.sequences)),
             "train/dropped_groups": float(self.unreported.dropped),
-            "staleness/mean": float(np.mean(staleness)),
-            "staleness/max": float(max(staleness)),
         }
-        known = {"logprobs/diff": mismatch.k1, "train/kl": mismatch.k3, "train/ratio_mean": mismatch.ratio}
-        known["train/effective_sample_size"] = mismatch.ess
-        figures |= {name: value for name, value in known.items() if value is not None}
-        figures |= env_figures(mismatch.envs or {})
-        figures |= {f"tinker/{name}": value for name, value in (forward.metrics | (optimizer.metrics or {})).items()}
-        return figures | reward_figures(selected.refs)
 
     async def publish_policy(self) -> None:
         """Save the weights for samplers, and make them the run's policy: its inference server follows."""
@@ -368,32 +356,6 @@ class _Trainer:
         except (AccessError, InfrastructureError) as error:
             log.warning("a saved state that is not needed stays until the next checkpoint: %s", error)
         await anyio.to_thread.run_sync(write_saved_states, folder, on_record)
-
-
-def mismatch_of(data: Sequence[tinker.Datum], forward: tinker.ForwardBackwardOutput, envs: Sequence[str]) -> Mismatch:
-    """Return how the logprobs at Tinker's trainer differ from the rollouts', over the trained tokens.
-
-    `envs` names the environment of each datum.
-    """
-    names, sums = [], []
-    for datum, output, env in zip(data, forward.loss_fn_outputs, envs, strict=False):
-        if "logprobs" in output:
-            trained = datum.loss_fn_inputs["advantages"].to_numpy() != 0
-            old = datum.loss_fn_inputs["logprobs"].to_numpy()
-            names.append(env)
-            sums.append(_distance_sums((output["logprobs"].to_numpy().astype(np.float64) - old)[trained]))
-    found = mismatch_by_env([summed_by(names, sums)])
-    total = mismatch_by_env([summed_by([""] * len(sums), sums)]).get("")
-    if total is None:
-        return Mismatch(None, None, None, None)
-    return Mismatch(total.k1, total.k3, total.ratio, total.ess, envs=found)
-
-
-def _distance_sums(log_w: NDArray[np.float64]) -> list[float]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        w = np.exp(log_w)
-        sums = (-log_w.sum(), (w - 1 - log_w).sum(), w.sum(), (w**2).sum())
-    return [float(log_w.size), *map(float, sums)]
 
 
 def _load(path: Path) -> tuple[TrainerState, TinkerState]:

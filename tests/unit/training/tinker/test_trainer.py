@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tinker_contract.process import KEY, ContractServer
 from unit.training.test_stage import reports
+from unit.training.tinker.test_figures import SEED_NAMES
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
@@ -106,6 +107,13 @@ async def test_it_trains_in_order_and_what_it_saves_differs_step_by_step(lab, mo
     assert [report.step for report in found] == [2, 4, 5]
     assert found[-1].mismatches[0].ratio is not None
     assert state_of(latest_checkpoint(config.path / "checkpoints")).step == STEPS
+    rows = [json.loads(line) for line in (config.path / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "train/step" in row]
+    assert len(steps) == STEPS
+    for row in steps:
+        assert row.keys() >= SEED_NAMES - {"reward/mean"}, "the groups of this test have no score"
+        assert row["train/loss"] == pytest.approx(row["tinker/loss:sum"] / row["train/tokens"])
+        assert row["logprobs/mean_training"] == pytest.approx(row["logprobs/mean"] - row["logprobs/diff"])
 
 
 async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no_batch_twice(
