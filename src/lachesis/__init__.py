@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.session import Reply, Session
     from lachesis.pipeline.environments.steps.atropos_step_env import AtroposStepEnv
     from lachesis.pipeline.environments.steps.step_env import StepEnv
+    from lachesis.pipeline.environments.steps.text import SampledText
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
     from lachesis.pipeline.inference.client import GeneratedSample, InferenceClient
@@ -46,6 +47,7 @@ __all__ = [
     "RewardGroup",
     "RewardNormalizer",
     "Sample",
+    "SampledText",
     "Session",
     "StepEnv",
     "Task",
@@ -80,6 +82,7 @@ _HOMES = {
     "RewardGroup": "lachesis.pipeline.rewards.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.rewards.welford",
     "Session": "lachesis.pipeline.environments.session",
+    "SampledText": "lachesis.pipeline.environments.steps.text",
     "StepEnv": "lachesis.pipeline.environments.steps.step_env",
     "Task": "lachesis.pipeline.tasks.task",
     "Sample": "lachesis.pipeline.scoring.rater",

@@ -41,6 +41,8 @@ log = logging.getLogger("lachesis")
 
 Answer = Callable[[Generate], Awaitable[Sequence[ModelTurn]]]
 """Samples what a request of the environment asks for."""
+_UNSAMPLED = 1.0
+"""What Atropos has in place of a logprob where a token was not sampled."""
 _CHILD = Path(__file__).with_name("child.py")
 _START_S = 600.0
 """Seconds that imports and `setup` may take."""
@@ -145,7 +147,7 @@ class AtroposProcess:
         samples = [
             {
                 "token_ids": turn.token_ids,
-                "logprobs": turn.logprobs,
+                "logprobs": [_UNSAMPLED if math.isnan(one) else one for one in turn.logprobs],
                 "text": turn.text,
                 "finish_reason": turn.finish_reason,
             }

@@ -2,16 +2,18 @@
 
 An episode is one sample of a group.
 
-In: actions, which are what an engine sampled. Out: observations, and the training sequence with the engine's own token
-ids and logprobs. The class runs in a process of its own, and its generation request is answered with the action; its
-`collect_trajectories` then waits at the next request, so nothing is replayed. This file alone guarantees that the
-process outlives the episodes and not `close`, and that a forked worker never touches its parent's.
+In: actions, which are what an engine sampled, or text. Out: observations without the engine's chat template, and
+the training sequence with the engine's own token ids and logprobs. The class runs in a process of its own, and its
+generation request is answered with the action; its `collect_trajectories` then waits at the next request, so nothing is
+replayed. This file alone guarantees that the process outlives the episodes and not `close`, and that a forked
+worker never touches its parent's.
 """
 
 import asyncio
 import contextlib
 import math
 import os
+import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from lachesis.pipeline.environments.steps.injected import (
     Tokenize,
     refuse_running_loop,
 )
+from lachesis.pipeline.environments.steps.text import Action, ChatTemplate, random_action, register_with_gem
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
@@ -48,11 +51,16 @@ class AtroposStepEnv:
     `tokenize` and `detokenize` belong to the engine that samples the actions. `params` are those of a configuration's
     environment of kind "atropos": `python`, `settings`, `items`, `seed`. `max_steps`: actions of an episode at most; by
     default as many as the class asks for. `sampling`: what the class does not say of how it wants to be answered.
+    `seed`: the item of the first `reset` that is given none.
+
+    An action is the engine's sample for `info["prompt_ids"]`, as a `GeneratedSample` or as its text with the sample
+    beside it (`SampledText`); or plain text, whose tokens are made by the engine's chat template and have no logprobs
+    (NaN; the class is given 1.0, Atropos' mark of tokens that were not sampled).
 
     `reset` and `step` return an `info` with `prompt_ids` (what the engine shall continue, None at the end), `sampling`
     (how the class asks for it: temperature, max_tokens, stop), and `tokens`, `loss_mask` and `logprobs` (the sequence
-    so far; at the end what the class made of it), and at the end `messages`. The reward is 0.0 before the last step,
-    and then the class' score, or NaN where it gave none.
+    so far; at the end what the class made of it), and at the end `messages`; that of `step` also has `parsed_action`,
+    the action's text. The reward is 0.0 before the last step, and then the class' score, or NaN where it gave none.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class AtroposStepEnv:
         params: Mapping[str, Any] | None = None,
         max_steps: int | None = None,
         sampling: SamplingParams | None = None,
+        seed: int = 0,
     ) -> None:
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps is {max_steps}, and must be at least 1")
@@ -73,7 +82,10 @@ class AtroposStepEnv:
         self._tokenize = tokenize
         self._detokenize = detokenize
         self._sampling = sampling or SamplingParams()
-        self._next_index = 0
+        self._template = ChatTemplate(tokenize, detokenize)
+        self._next_index = seed
+        self._observation = ""
+        self._draw = random.Random(seed)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.Task[None] | None = None
@@ -81,6 +93,7 @@ class AtroposStepEnv:
         self._actions: InjectedActions | None = None
         self._task: Task | None = None
         self._turns: list[_Turn] = []
+        register_with_gem(AtroposStepEnv)
 
     @property
     def unwrapped(self) -> "AtroposStepEnv":
@@ -93,6 +106,7 @@ class AtroposStepEnv:
         event loop is running.
         """
         refuse_running_loop()
+        register_with_gem(AtroposStepEnv)
         self._end_episode()
         if self._loop is None:
             self._pid = os.getpid()
@@ -113,18 +127,23 @@ class AtroposStepEnv:
             )
         return self._new_text(self._actions.prompt_ids), self._info(self._actions)
 
-    def step(self, action: GeneratedSample) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Answer with what the engine sampled for `info["prompt_ids"]`, its stop token included.
+    def step(self, action: Action) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Answer with what the engine sampled for `info["prompt_ids"]`, its stop token included, or with text.
 
         Return (observation, reward, terminated, truncated, info). `truncated`: `max_steps` was reached, or the last
         action was cut. Raises RuntimeError without a `reset` in this process, and what the environment raises.
         """
         refuse_running_loop()
-        actions = self._actions
-        if actions is None or self._pid != os.getpid():
+        actions, loop = self._actions, self._loop
+        if actions is None or loop is None or self._pid != os.getpid():
             raise RuntimeError("call reset() first: no episode is under way in this process")
-        actions.answer(action)
-        self._turns.append(_Turn(actions.prompt_ids, action))
+        sample = loop.run_until_complete(self._template.sample(action))
+        observation, reward, terminated, truncated, info = self._step(actions, sample)
+        return observation, reward, terminated, truncated, {**info, "parsed_action": sample.text}
+
+    def _step(self, actions: InjectedActions, sample: GeneratedSample) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        actions.answer(sample)
+        self._turns.append(_Turn(actions.prompt_ids, sample))
         if not self._run_to_boundary(actions):
             observation, info = self._new_text(actions.prompt_ids), self._info(actions)
             if self.max_steps is not None and len(self._turns) >= self.max_steps:
@@ -137,6 +156,10 @@ class AtroposStepEnv:
         session = group.sessions[0]
         truncated = session.finish_reason == "length"
         return "", float(session.state["score"]), not truncated, truncated, self._final_info(group.task, session)
+
+    def sample_random_action(self) -> str:
+        """Return a word of the last observation, or a number. Any text is an action."""
+        return random_action(self._observation, self._draw)
 
     def spawn(self, same_state: bool = False, **changes: Any) -> "AtroposStepEnv":
         """Return another one of the same class, with a process of its own; `changes` replace arguments."""
@@ -228,11 +251,19 @@ class AtroposStepEnv:
         return ids, mask, logprobs
 
     def _new_text(self, prompt_ids: list[int]) -> str:
-        """Return the text of a prompt without what it has of the turn before."""
+        """Return the texts of a prompt's messages, without those that the turn before had; at first of all."""
         assert self._loop is not None  # noqa: S101
-        seen = [*self._turns[-1].prompt_ids, *self._turns[-1].action.token_ids.tolist()] if self._turns else []
-        new = prompt_ids[len(seen) :] if prompt_ids[: len(seen)] == seen else prompt_ids
-        return self._loop.run_until_complete(self._detokenize(new))
+        self._observation = self._loop.run_until_complete(self._observed(prompt_ids))
+        return self._observation
+
+    async def _observed(self, prompt_ids: list[int]) -> str:
+        if self._turns:
+            before = self._turns[-1]
+            said = before.action.token_ids.tolist()
+            seen = [*before.prompt_ids, *said]
+            if prompt_ids[: len(seen)] == seen:
+                return await self._template.next_observation(await self._detokenize(prompt_ids[len(seen) :]), said)
+        return await self._template.first_observation(await self._detokenize(prompt_ids))
 
     def _info(self, actions: InjectedActions) -> dict[str, Any]:
         assert self._task is not None  # noqa: S101

@@ -1,15 +1,17 @@
 """Any environment as `reset` and `step`, in the shape of gem and Gymnasium.
 
-In: actions, which are what an engine sampled. Out: observations, and the training sequence with the engine's own token
-ids and logprobs. An injected inference answers the rollout's generation request with the action; the rollout's
-coroutine then waits at its next request, so nothing is ever replayed. This file alone guarantees that the rollout runs
-only inside `reset` and `step`, on an event loop of its own in the caller's thread: no thread and no signal handler.
+In: actions, which are what an engine sampled, or text. Out: observations, and the training sequence with the engine's
+own token ids and logprobs. An injected inference answers the rollout's generation request with the action; the
+rollout's coroutine then waits at its next request, so nothing is ever replayed. This file alone guarantees that the
+rollout runs only inside `reset` and `step`, on an event loop of its own in the caller's thread: no thread and no signal
+handler.
 """
 
 import asyncio
 import contextlib
 import math
 import os
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from lachesis.pipeline.environments.group_environment import GroupEnvironment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.environments.steps.injected import INHERITED, InjectedActions, Tokenize, refuse_running_loop
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.environments.steps.text import Action, ChatTemplate, random_action, register_with_gem
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -29,10 +31,16 @@ class StepEnv:
     """One episode at a time of `environment`: an instance, or the name that a configuration would give it.
 
     `params` are its parameters if it is a name. `tokenize` belongs to the engine that samples the actions.
-    `max_steps`: actions of an episode at most; by default and at most the environment's `max_turns`.
+    `max_steps`: actions of an episode at most; by default and at most the environment's `max_turns`. `seed`: the
+    task of the first `reset` that is given none.
+
+    An action is the engine's sample for `info["prompt_ids"]`, as a `GeneratedSample` or as its text with the sample
+    beside it (`SampledText`); or plain text, whose tokens are made by the engine's chat template and have no logprobs
+    (NaN).
 
     `reset` and `step` return an `info` with `messages` (the conversation), `prompt_ids` (what the engine shall
-    continue, None at the end), and `tokens`, `loss_mask` and `logprobs` (the training sequence so far). The reward is
+    continue, None at the end), and `tokens`, `loss_mask` and `logprobs` (the training sequence so far); that of `step`
+    also `parsed_action`, the action's text. The reward is
     0.0 before the last step, and then `environment.score`, or NaN where that cannot tell.
     """
 
@@ -43,6 +51,7 @@ class StepEnv:
         *,
         params: Mapping[str, Any] | None = None,
         max_steps: int | None = None,
+        seed: int = 0,
     ) -> None:
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps is {max_steps}, and must be at least 1")
@@ -55,13 +64,17 @@ class StepEnv:
         turns = self.environment.max_turns
         self.max_steps = turns if max_steps is None else min(max_steps, turns)
         self._tokenize = tokenize
-        self._next_index = 0
+        self._template = ChatTemplate(tokenize)
+        self._next_index = seed
         self._shown = 0
+        self._observation = ""
+        self._draw = random.Random(seed)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rollout: asyncio.Task[None] | None = None
         self._session: Session | None = None
         self._actions: InjectedActions | None = None
+        register_with_gem(StepEnv)
 
     @property
     def unwrapped(self) -> "StepEnv":
@@ -73,6 +86,7 @@ class StepEnv:
         Raises what the environment raises; RuntimeError in a thread whose event loop is running.
         """
         refuse_running_loop()
+        register_with_gem(StepEnv)
         self.close()
         count = len(self.environment)
         index = (options or {}).get("index", self._next_index if seed is None else seed) % count
@@ -93,8 +107,8 @@ class StepEnv:
             raise DataError(f"{type(self.environment).__name__}: the rollout ended before it asked for an answer")
         return self._observe(self._session), self._info(self._session, self._actions)
 
-    def step(self, action: GeneratedSample) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Answer with what the engine sampled for `info["prompt_ids"]`, its stop token included.
+    def step(self, action: Action) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Answer with what the engine sampled for `info["prompt_ids"]`, its stop token included, or with text.
 
         Return (observation, reward, terminated, truncated, info). `truncated`: the action was cut, or `max_steps` was
         reached. Raises RuntimeError without a `reset` in this process, and what the environment raises.
@@ -103,16 +117,22 @@ class StepEnv:
         session, actions = self._session, self._actions
         if session is None or actions is None or self._pid != os.getpid():
             raise RuntimeError("call reset() first: no episode is under way in this process")
-        actions.answer(action)
+        sample = self._run(self._template.sample(action))
+        actions.answer(sample)
         if not self._run_to_boundary():
-            return self._observe(session), 0.0, False, False, self._info(session, actions)
+            info = {**self._info(session, actions), "parsed_action": sample.text}
+            return self._observe(session), 0.0, False, False, info
         try:
             score = self._run(self.environment.score(session.task, session))
         finally:
             self.close()
-        observation, info = self._observe(session), self._info(session, None)
+        observation, info = self._observe(session), {**self._info(session, None), "parsed_action": sample.text}
         truncated = session.finish_reason == "length" or session.turns_left <= 0
         return observation, math.nan if score is None else score, not truncated, truncated, info
+
+    def sample_random_action(self) -> str:
+        """Return a word of the last observation, or a number. Any text is an action."""
+        return random_action(self._observation, self._draw)
 
     def spawn(self, same_state: bool = False, **changes: Any) -> "StepEnv":
         """Return another one of the same environment; `changes` replace arguments of the constructor."""
@@ -175,7 +195,8 @@ class StepEnv:
     def _observe(self, session: Session) -> str:
         new = session.messages[self._shown :]
         self._shown = len(session.messages)
-        return "\n".join(message.content for message in new if message.role != "assistant")
+        self._observation = "\n".join(message.content for message in new if message.role != "assistant")
+        return self._observation
 
     @staticmethod
     def _info(session: Session, actions: InjectedActions | None) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def play(env: AtroposStepEnv, answers: list[str]) -> float:
             assert reward == 0.0
             assert f"and {number}?" in observation
             assert text not in observation, "what was said is no observation"
-    assert "<user>" in first
+    assert "<user>" not in first, "the template is no part of an observation"
     assert sum(info["loss_mask"]) == sum(len(action.token_ids) for action in sampled)
     assert [message.content for message in info["messages"] if message.role == "assistant"] == answers
     return reward
@@ -150,7 +150,7 @@ def test_limits_and_misuse(make: Make) -> None:
         env.step(said("yes"))
     env.reset(seed=2)
     with pytest.raises(DataError, match="not aborted"):
-        env.step("yes")  # type: ignore[arg-type]
+        env.step(said("yes", "abort"))
     assert env.step(said("yes"))[2:4] == (False, False)
     _, reward, terminated, truncated, info = env.step(said("yes"))
     assert math.isnan(reward)

@@ -168,7 +168,7 @@ def test_limits_and_misuse() -> None:
         env.step(said("1"))
     env.reset(options={"index": 1})
     with pytest.raises(DataError, match="GeneratedSample"):
-        env.step("1")  # type: ignore[arg-type]
+        env.step(1)  # type: ignore[arg-type]
     assert env.step(said("2"))[2:4] == (False, True)
     again = env.spawn(max_steps=3)
     again.reset(seed=1)
