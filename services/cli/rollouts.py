@@ -1,7 +1,7 @@
 """`lachesis rollouts`: lists groups by what they are and what became of them, or shows one."""
 
 import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.columns import TableColumn, print_columns
 from lachesis.services.cli.ending import follow_run
@@ -25,7 +26,7 @@ from lachesis.services.observe.group_reader import (
     read_group,
     read_group_page,
 )
-from lachesis.services.observe.groups import GroupFilter, GroupRow, GroupView, SampleView
+from lachesis.services.observe.groups import GroupFilter, GroupOrder, GroupRow, GroupView, SampleView
 from lachesis.services.output import SafeConsole, human_number, json_text, print_json, printable
 from lachesis.services.run.connect import RunHistory, open_history
 
@@ -59,6 +60,14 @@ def rollouts(
     advantage: Annotated[str | None, _range("--advantage", "Largest absolute advantage.")] = None,
     step: Annotated[str | None, _range("--step", "Optimizer step that it was trained in.")] = None,
     policy_step: Annotated[str | None, _range("--policy-step", "Step of the policy that generated it.")] = None,
+    rating: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RATER=LOW:HIGH", help="One rater's mean over samples. Repeatable."),
+    ] = None,
+    highest: Annotated[
+        str | None, typer.Option(metavar="RATER", help="Its highest first, or of score, disagreement, advantage.")
+    ] = None,
+    lowest: Annotated[str | None, typer.Option(metavar="RATER", help="The lowest of it first.")] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Groups that are listed.")] = 20,
     before: Annotated[int | None, typer.Option(min=1, metavar="SEQ", help="Only older ones: the next page.")] = None,
     follow: Annotated[
@@ -66,7 +75,7 @@ def rollouts(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List groups of rollouts, the newest first, or show one with its samples."""
+    """List groups of rollouts, the newest first or by a rater, or show one with its samples."""
     config = options.config()
     if group is not None:
         view = anyio.run(_show, config, group)
@@ -77,18 +86,25 @@ def rollouts(
         return
     ranges = {"score": score, "disagreement": disagreement, "advantage": advantage, "step": step,
               "policy_step": policy_step}  # fmt: skip
-    wanted = GroupFilter.parse(envs=env or (), states=state or (), item=item, text=text, ranges=ranges, prefix="--")
+    wanted = GroupFilter.parse(
+        envs=env or (), states=state or (), item=item, text=text, ranges=ranges, ratings=rating or (), prefix="--"
+    )
+    order = GroupOrder.parse(highest, lowest, "--")
     if follow:
+        if order is not None:
+            raise ConfigError("--follow shows groups as they are decided: leave out --highest or --lowest")
         anyio.run(_follow, config, wanted, as_json)
         return
-    rows, older = anyio.run(_list, config, wanted, limit, before)
+    rows, older = anyio.run(_list, config, wanted, limit, before, order)
     if as_json:
         sys.stdout.write("".join(f"{json_text(row)}\n" for row in rows))
     elif rows:
-        _print_rows(rows, older)
+        _print_rows(rows, older, dict.fromkeys([*wanted.ratings, *([order.by] if order is not None else [])]))
     else:
         fits = "is stored" if wanted == GroupFilter() and before is None else "that is stored fits"
-        print(f"no group {fits}", file=sys.stderr)
+        named = [*wanted.ratings, *([order.by] if order is not None else [])]
+        of = f" and has a rating {' or '.join(map(repr, named))}" if named else ""
+        print(f"no group {fits}{of}", file=sys.stderr)
 
 
 async def _show(config: RunConfig, name: str) -> GroupView:
@@ -96,10 +112,12 @@ async def _show(config: RunConfig, name: str) -> GroupView:
         return await read_group(bus, config, name)
 
 
-async def _list(config: RunConfig, wanted: GroupFilter, limit: int, before: int | None) -> GroupPage:
+async def _list(
+    config: RunConfig, wanted: GroupFilter, limit: int, before: int | None, order: GroupOrder | None
+) -> GroupPage:
     async with open_history(config, f"{config.run}.rollouts") as bus:
         with bar("looking back") as show:
-            return await read_group_page(bus, config, wanted, limit=limit, before=before, progress=show)
+            return await read_group_page(bus, config, wanted, limit=limit, before=before, order=order, progress=show)
 
 
 async def _follow(config: RunConfig, wanted: GroupFilter, as_json: bool) -> None:
@@ -134,7 +152,7 @@ def _line(row: GroupRow) -> str:
     return "  ".join(printable(part) for part in parts if part)
 
 
-def _print_rows(rows: Sequence[GroupRow], older: int | None) -> None:
+def _print_rows(rows: Sequence[GroupRow], older: int | None, raters: Iterable[str]) -> None:
     cells: list[tuple[str, list[str], bool, int]] = [
         ("stored", [_when(row.stored_ns) for row in rows], False, 1),
         ("group", [row.group for row in rows], False, 0),
@@ -144,6 +162,11 @@ def _print_rows(rows: Sequence[GroupRow], older: int | None) -> None:
         ("score", [_number(row.score) for row in rows], True, 0),
         ("low", [_number(row.low) for row in rows], True, 2),
         ("high", [_number(row.high) for row in rows], True, 2),
+        *(
+            (printable(rater), [_number(row.ratings.get(rater)) for row in rows], True, 0)
+            for rater in raters
+            if any(rater in row.ratings for row in rows)
+        ),
         ("disagree", [_number(row.disagreement) for row in rows], True, 1),
         ("advantage", [_number(row.advantage) for row in rows], True, 2),
         ("tokens", [str(row.tokens) for row in rows], True, 3),

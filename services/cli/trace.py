@@ -221,12 +221,13 @@ def _head(timeline: Timeline) -> Iterator[Text]:
         f"{printable(timeline.producer)}, ROLLOUTS:{timeline.seq}"
     )
     step = "" if timeline.step is None else f", optimizer step {timeline.step}"
-    so_far = "" if timeline.ended_ns is not None else " so far"
-    yield Text(f"{printable(timeline.state)}{step}, {human_seconds(timeline.seconds)}{so_far}", style="bold")
+    took = "" if timeline.seconds is None else f", {human_seconds(timeline.seconds)}"
+    so_far = " so far" if took and timeline.ended_ns is None else ""
+    yield Text(f"{printable(timeline.state)}{step}{took}{so_far}", style="bold")
     if timeline.waits_for is not None:
         yield Text(printable(f"waits for {timeline.waits_for}"), style="yellow")
     longest = max((span for span in timeline.spans if span.parent is not None), key=_took_s, default=None)
-    if longest is not None and timeline.ended_ns is not None:
+    if longest is not None and timeline.ended_ns is not None and timeline.seconds is not None:
         share = 100 * _took_s(longest) / max(timeline.seconds, 1e-9)
         what = printable(f"{longest.service} {_short(longest)}")
         yield Text(f"longest: {what}, {human_seconds(_took_s(longest))} ({share:.0f} %)")

@@ -3,6 +3,7 @@
 Reads the streams alone, a stretch of ROLLOUTS at a time, so that memory does not grow with the history.
 """
 
+import heapq
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.observe.find import find_rollout, read_rollouts, seqs_of_steps
 from lachesis.services.observe.groups import (
     GroupFilter,
+    GroupOrder,
     GroupRow,
     GroupView,
     NumberRange,
@@ -62,16 +64,19 @@ async def read_group_page(
     limit: int,
     before: int | None = None,
     seconds: float | None = None,
+    order: GroupOrder | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GroupPage:
     """Return up to `limit` of the groups that are wanted, the newest first.
 
     Arguments are as in `newest_groups`. No stretch of the history is begun after `seconds`: there may be fewer then,
-    though older ones are wanted.
+    though older ones are wanted. With an `order`, the first of all that are read in that time.
     """
     found: list[GroupRow] = []
     until_s = None if seconds is None else anyio.current_time() + seconds
     async with aclosing(_stretches(bus, config, wanted, before)) as stretches:
+        if order is not None:
+            return await _first_in_order(stretches, order, limit=limit, until_s=until_s, progress=progress)
         async for stretch in stretches:
             room = limit - len(found)
             found += stretch.rows[:room]
@@ -82,6 +87,30 @@ async def read_group_page(
             if until_s is not None and anyio.current_time() > until_s and not ended:
                 return GroupPage(found, stretch.low)
     return GroupPage(found, None)
+
+
+async def _first_in_order(
+    stretches: AsyncGenerator[_Stretch],
+    order: GroupOrder,
+    *,
+    limit: int,
+    until_s: float | None,
+    progress: Callable[[int, int], None],
+) -> GroupPage:
+    """Return the first `limit` groups in an order; of equal ones the newest come first. Holds no more than these."""
+    best: list[tuple[float, int, GroupRow]] = []
+    left = None
+    async for stretch in stretches:
+        for row in stretch.rows:
+            if (key := order.key(row)) is not None:
+                heapq.heappush(best, (key, row.seq, row))
+                if len(best) > limit:
+                    heapq.heappop(best)
+        progress(stretch.done, stretch.total)
+        if until_s is not None and anyio.current_time() > until_s and stretch.done < stretch.total:
+            left = stretch.low
+            break
+    return GroupPage([row for _, _, row in sorted(best, reverse=True)], left)
 
 
 async def newest_groups(

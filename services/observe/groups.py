@@ -1,7 +1,7 @@
-"""Groups of rollouts as people look at them: rows, a filter of rows, one with its samples. Pure."""
+"""Groups of rollouts as people look at them: rows, their filter and order, one with its samples. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -13,7 +13,17 @@ from lachesis.schemas.rollout import Message, RolloutGroup
 from lachesis.schemas.subjects import check_name
 from lachesis.services.observe.rollout import RolloutTimeline
 
-__all__ = ["GroupFilter", "GroupRow", "GroupView", "NumberRange", "SampleView", "group_row", "group_view", "has_text"]
+__all__ = [
+    "GroupFilter",
+    "GroupOrder",
+    "GroupRow",
+    "GroupView",
+    "NumberRange",
+    "SampleView",
+    "group_row",
+    "group_view",
+    "has_text",
+]
 
 
 class NumberRange(NamedTuple):
@@ -47,7 +57,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     `state` is trained, batched, under way, left over, or what else became of it, `reason` why it was not trained or
     what it waits for. `step` is the optimizer step of its batch. `score` is the mean over samples, `low` and `high` the
     worst and the best; `disagreement` the mean over samples of the standard deviation between raters; `advantage` the
-    largest absolute one.
+    largest absolute one; `ratings` the mean over samples by rater.
     """
 
     group: str
@@ -66,6 +76,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     disagreement: float | None
     advantage: float | None
+    ratings: dict[str, float | None] = {}
 
 
 def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
@@ -87,17 +98,26 @@ def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
         state=state,
         reason=rollout.reason or (f"waits for {waits_for}" if waits_for else None),
         step=None if rollout.batch is None else rollout.batch + 1,
-        score=sum(scores) / len(scores) if scores else None,
+        score=_mean(scores),
         low=min(scores, default=None),
         high=max(scores, default=None),
         disagreement=score.disagreement[0] if score and score.disagreement else None,
         advantage=max(advantages, default=None),
+        ratings={rater: _mean(column) for rater, column in score.ratings.items()} if score else {},
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFilter:
-    """Which groups are wanted; what is None or empty does not matter. Texts are looked for in any case."""
+    """Which groups are wanted; what is None or empty does not matter. Texts are looked for in any case.
+
+    `ratings`: by rater, in which range its mean over samples is.
+    """
 
     envs: Sequence[str] = ()
     states: Sequence[str] = ()
@@ -108,6 +128,7 @@ class GroupFilter:
     advantage: NumberRange | None = None
     step: NumberRange | None = None
     policy_step: NumberRange | None = None
+    ratings: Mapping[str, NumberRange] = field(default_factory=dict)
 
     @classmethod
     def parse(
@@ -118,11 +139,13 @@ class GroupFilter:
         item: str | None = None,
         text: str | None = None,
         ranges: Mapping[str, str | None],
+        ratings: Sequence[str] = (),
         prefix: str = "",
     ) -> Self:
-        """Read a filter as people write it; `ranges` are texts by the field's name, None: not given.
+        """Read a filter as people write it.
 
-        Raises `ConfigError` that names the field, `prefix` before it.
+        `ranges` are texts by the field's name, None: not given; `ratings` texts such as `RATER=LOW:HIGH`. Raises
+        `ConfigError` that names the field, `prefix` before it.
         """
         parsed: dict[str, NumberRange] = {}
         for name, text_of_range in ranges.items():
@@ -131,8 +154,17 @@ class GroupFilter:
                     parsed[name] = NumberRange.parse(text_of_range)
                 except ConfigError as error:
                     raise ConfigError(f"{prefix}{name.replace('_', '-')} {error}") from error
+        by_rater: dict[str, NumberRange] = {}
+        for given in ratings:
+            rater, _, range_ = given.rpartition("=")
+            if not rater:
+                raise ConfigError(f"{prefix}rating {given!r}: write RATER=LOW:HIGH, RATER=LOW: or RATER=:HIGH")
+            try:
+                by_rater[rater] = NumberRange.parse(range_)
+            except ConfigError as error:
+                raise ConfigError(f"{prefix}rating {error}") from error
         named = tuple(check_name("environment", name) for name in envs)
-        return cls(envs=named, states=tuple(states), item=item, text=text, **parsed)
+        return cls(envs=named, states=tuple(states), item=item, text=text, ratings=by_rater, **parsed)
 
     def takes(self, row: GroupRow) -> bool:
         """Whether a row is wanted, by all but the text."""
@@ -145,7 +177,34 @@ class GroupFilter:
             and (not self.states or row.state in self.states)
             and (self.item is None or self.item.lower() in (row.item or "").lower())
             and all(wanted is None or value in wanted for wanted, value in ranges)
+            and all(row.ratings.get(rater) in wanted for rater, wanted in self.ratings.items())
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOrder:
+    """Which groups come first: those with the highest or the lowest of one figure.
+
+    `by` is a rater, or score, disagreement or advantage. Where none of `ratings` is called so, a group has no such
+    figure, and is left out.
+    """
+
+    by: str
+    highest: bool = True
+
+    @classmethod
+    def parse(cls, highest: str | None, lowest: str | None, prefix: str = "") -> Self | None:
+        """Read the two ways in which an order is given. Raises `ConfigError` where both are."""
+        if highest is not None and lowest is not None:
+            raise ConfigError(f"{prefix}highest and {prefix}lowest: give one of them")
+        by = highest if highest is not None else lowest
+        return None if by is None else cls(by, highest=highest is not None)
+
+    def key(self, row: GroupRow) -> float | None:
+        """Return what rows are compared by, the largest first; None: the row has no such figure."""
+        fields = {"score": row.score, "disagreement": row.disagreement, "advantage": row.advantage}
+        value = row.ratings[self.by] if self.by in row.ratings else fields.get(self.by)
+        return value if value is None or self.highest else -value
 
 
 def has_text(group: RolloutGroup, text: str) -> bool:

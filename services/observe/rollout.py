@@ -35,7 +35,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     state: under way, batched, trained, dead, left over (the run took its last step without it), or what else became of
     it (stale, zero_variance, ...). waits_for says what a rollout waits for, reason why one was not trained. seconds:
-    from its task to its end, or to `now_ns`. spans: as in its trace.
+    from its task to its end, of one that goes on to `now_ns`; None: when it ended is not known. spans: as in its trace.
     """
 
     group: str
@@ -54,7 +54,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: str | None
     reason: str | None
     step: int | None
-    seconds: float
+    seconds: float | None
     spans: list[Span]
 
 
@@ -150,6 +150,7 @@ class RolloutTimeline:
         plan = self.plan
         state, waits_for = self.state(config)
         ended_ns = self._ended_ns()
+        until_ns = now_ns if ended_ns is None and self._end() is None else ended_ns
         return Timeline(
             group=plan.group,
             run=self.run,
@@ -167,7 +168,7 @@ class RolloutTimeline:
             waits_for=waits_for,
             reason=self.reason,
             step=None if self.batch is None else self.batch + 1,
-            seconds=((ended_ns or now_ns) - plan.started_ns) / 1e9,
+            seconds=None if until_ns is None else (until_ns - plan.started_ns) / 1e9,
             spans=self._spans(state, now_ns),
         )
 

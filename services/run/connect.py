@@ -32,6 +32,7 @@ __all__ = [
     "SILENCE_S",
     "RunHistory",
     "check_known",
+    "check_there",
     "connect_run",
     "has_ended",
     "has_history",
@@ -293,6 +294,18 @@ async def check_known(bus: Bus, run: str, others: Collection[str]) -> None:
             await anext(aiter(beats))
             return
     raise unknown_run(run, others)
+
+
+async def check_there(config: RunConfig, name: str) -> None:
+    """Raise `StartupError` or `NotFoundError` if there is no such run yet; `name`: as in `connect_run`."""
+    if config.nats is not None:
+        async with await connect_run(config, name, OBSERVER, patience_s=CONNECT_S) as bus:
+            await check_known(bus, config.run, await other_runs(bus, config))
+    elif not has_history(config):
+        try:
+            read_endpoint(config.path / NATS_FOLDER)
+        except StartupError as error:
+            raise StartupError(f"{_no_server(config)}, or name a server with --nats URL") from error
 
 
 async def recent_heartbeats(

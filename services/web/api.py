@@ -21,7 +21,7 @@ from lachesis.pipeline.offline.replay.revisions import conversation, read_revisi
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import read_group_page
-from lachesis.services.observe.groups import GroupFilter
+from lachesis.services.observe.groups import GroupFilter, GroupOrder
 from lachesis.services.observe.health import checked_environments, read_health
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.runs import LIVE_STATES, RunState, look_at_folder
@@ -116,7 +116,7 @@ class RunApi:
                     "state": shown_state(overview.state, snapshot),
                     "goes_on": overview.state in LIVE_STATES or not (snapshot.ended or snapshot.finished),
                     "environments": list(self._config.environments),
-                    "raters": [rater.name or rater.rater for rater in self._config.scoring.raters],
+                    "raters": _raters(self._config, snapshot),
                     "overview": overview,
                     "snapshot": snapshot,
                     "notices": [
@@ -150,18 +150,22 @@ class RunApi:
 
     async def groups(self, query: Query) -> Any:
         """Return a page of groups, as `lachesis rollouts` lists them."""
-        _check_names(query, "env", "state", "item", "text", *_RANGES, "limit", "before")
+        _check_names(query, "env", "state", "item", "text", *_RANGES, "rating", "highest", "lowest", "limit", "before")
         wanted = GroupFilter.parse(
             envs=query.get("env", ()),
             states=query.get("state", ()),
             item=_one(query, "item"),
             text=_one(query, "text"),
             ranges={name: _one(query, name) for name in _RANGES},
+            ratings=query.get("rating", ()),
         )
+        order = GroupOrder.parse(_one(query, "highest"), _one(query, "lowest"))
         limit = _count(query, "limit", MAX_GROUPS) or _GROUPS
         before = _count(query, "before")
         async with self._history.borrow() as (bus, _):
-            page = await read_group_page(bus, self._config, wanted, limit=limit, before=before, seconds=_SEARCH_S)
+            page = await read_group_page(
+                bus, self._config, wanted, limit=limit, before=before, seconds=_SEARCH_S, order=order
+            )
         return bounded({"groups": msgspec.to_builtins(page.rows), "before": page.before})
 
     async def revisions(self, query: Query) -> Any:
@@ -241,6 +245,13 @@ class RunApi:
         except StartupError:
             return self._config.nats is None
         return False
+
+
+def _raters(config: RunConfig, snapshot: RunSnapshot) -> list[str]:
+    """Return whose ratings groups have: the configured raters, then what the newest rewards name."""
+    scorings = [config.scoring, *(env.scoring for env in config.environments.values() if env.scoring is not None)]
+    configured = (rater.name or rater.rater for scoring in scorings for rater in scoring.raters)
+    return list(dict.fromkeys([*configured, *(name for env in snapshot.rewards.values() for name in env.raters)]))
 
 
 def _check_names(query: Query, *known: str) -> None:

@@ -17,6 +17,7 @@ const CHARTS = {
   difficulty: ["Sampled difficulty", (v) => number(v)],
 };
 
+const FIGURES = ["score", "disagreement", "advantage"]; // what groups can be ordered by, beside their raters
 const RATINGS = "ratings/"; // and an environment: a chart of its raters
 
 // ---- elements
@@ -42,6 +43,12 @@ function filled(made, attributes, children) {
     made.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
   }
   return made;
+}
+
+/** Replace what `place` holds. What is missing (null, undefined, false) is left out, as in `element`. */
+function refill(place, ...children) {
+  place.replaceChildren();
+  return filled(place, {}, children);
 }
 
 /** Spell out the characters that would move or hide others. */
@@ -111,7 +118,7 @@ async function request(path, signal) {
 function showProblem(text) {
   const place = document.getElementById("problem");
   place.hidden = !text;
-  if (text && place.textContent !== visible(text)) place.replaceChildren(visible(text));
+  if (text && place.textContent !== visible(text)) refill(place, text);
 }
 
 // ---- routing and polling
@@ -157,11 +164,11 @@ class View {
 }
 
 function showRun(facts) {
-  document.getElementById("run-name").replaceChildren(visible(facts.run));
+  refill(document.getElementById("run-name"), facts.run);
   const state = document.getElementById("run-state");
   state.hidden = false;
   state.className = `pill ${TONES[facts.state] || ""}`;
-  state.replaceChildren(visible(facts.state));
+  refill(state, facts.state);
 }
 
 function route() {
@@ -182,7 +189,7 @@ function route() {
   else if (!inRollouts) current = new Overview();
   else if (parts.length > 1) current = new GroupPage(decoded(parts[1]));
   else current = new Rollouts(query);
-  current.main.replaceChildren(element("p", { class: "quiet" }, "Loading..."));
+  refill(current.main, element("p", { class: "quiet" }, "Loading..."));
   window.scrollTo(0, 0);
   current.poll();
 }
@@ -208,24 +215,24 @@ class Overview extends View {
     const [facts, series] = await Promise.all([this.readRun(), this.fetch("/api/series")]);
     if (!document.getElementById("charts")) this.build();
     titled("Overview");
-    this.head.replaceChildren(...this.headline(facts));
+    refill(this.head, ...this.headline(facts));
     this.charts.update(series.charts);
-    this.state.replaceChildren(...this.tables(facts));
+    refill(this.state, ...this.tables(facts));
     if (this.rounds++ % 3 === 0) {
       this.alerts = (await this.fetch("/api/alerts")).environments;
       const open = new Set([...this.health.querySelectorAll("details[open]")].map((one) => one.dataset.env));
-      this.health.replaceChildren(...this.healthTables(open));
+      refill(this.health, ...this.healthTables(open));
     }
   }
   failed() {
-    if (!document.getElementById("charts")) this.main.replaceChildren(element("p", { class: "quiet" }, "Nothing is known of this run yet."));
+    if (!document.getElementById("charts")) refill(this.main, element("p", { class: "quiet" }, "Nothing is known of this run yet."));
   }
   build() {
     this.head = element("div");
     this.charts = new Charts();
     this.health = element("div");
     this.state = element("div");
-    this.main.replaceChildren(this.head, element("h2", {}, "Training"), this.charts.place, this.health, this.state);
+    refill(this.main, this.head, element("h2", {}, "Training"), this.charts.place, this.health, this.state);
   }
   headline(facts) {
     const { overview, snapshot } = facts;
@@ -332,7 +339,7 @@ class Charts {
     this.known = text;
     const byName = new Map(charts.map((chart) => [chart.name, chart.lines]));
     const ratings = [...byName.keys()].filter((name) => name.startsWith(RATINGS)).sort();
-    this.place.replaceChildren(...Object.entries(CHARTS).map(([name, [title, format]]) => lineChart(title, byName.get(name) ?? [], format)),
+    refill(this.place, ...Object.entries(CHARTS).map(([name, [title, format]]) => lineChart(title, byName.get(name) ?? [], format)),
       ...ratings.map((name) => lineChart(`Mean rating by rater, ${name.slice(RATINGS.length)}`, byName.get(name), number, name.slice(RATINGS.length))));
   }
 }
@@ -370,7 +377,7 @@ function lineChart(title, lines, format, env = null) {
     cursor.setAttribute("visibility", step === null ? "hidden" : "visible");
     const at = step === null ? null : all.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best - step) ? point[0] : best), x0);
     if (at !== null) { cursor.setAttribute("x1", x(at)); cursor.setAttribute("x2", x(at)); marked = at; }
-    caption.replaceChildren(...(at === null ? [] : [element("span", {}, `step ${number(at)}`)]), ...drawnLines.map((line, i) => {
+    refill(caption, ...(at === null ? [] : [element("span", {}, `step ${number(at)}`)]), ...drawnLines.map((line, i) => {
       const point = at === null ? null : line.points.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
       return element("span", {}, element("span", { class: "key", style: { background: `var(--line-${(i % 6) + 1})` } }), line.name, point ? ` ${format(point[1])}` : "");
     }), ...(at === null || at < 1 ? [] : [element("span", { class: "quiet" }, "click: its groups")]));
@@ -425,7 +432,7 @@ class Rollouts extends View {
     if (text !== this.known) {
       this.known = text;
       listed = { ids: page.groups.map((row) => row.group), query: this.query.toString() };
-      this.list.replaceChildren(...this.rows(page));
+      refill(this.list, ...this.rows(page));
     }
     this.goesOn = this.isNewest;
     if (this.isNewest) await this.readRun();
@@ -434,6 +441,12 @@ class Rollouts extends View {
   build() {
     const value = (name) => this.query.get(name) ?? "";
     const [low, high] = value("score").includes(":") ? value("score").split(":", 2) : [value("score"), value("score")];
+    const [rater, range] = split(value("rating"));
+    const [least, most] = range.includes(":") ? range.split(":", 2) : [range, range];
+    const ordered = ["highest", "lowest"].find((way) => this.query.has(way));
+    const by = ordered ? this.query.get(ordered) : null;
+    const raters = [...new Set([...runFacts.raters, ...[rater, FIGURES.includes(by) ? null : by].filter(Boolean)])];
+    const orders = [["", "newest first"], ...["highest", "lowest"].flatMap((way) => [...raters, ...FIGURES].map((name) => [`${way}=${name}`, `${way} ${name} first`]))];
     const choice = (name, label, values) => element("label", {}, label, element("select", { name }, element("option", { value: "" }, "any"),
       [...new Set([...values, ...(value(name) ? [value(name)] : [])])].map((one) => element("option", { value: one, selected: one === value(name) }, one))));
     const field = (name, label, more = {}, text = value(name)) => element("label", {}, label, element("input", { name, value: text, autocomplete: "off", ...more }));
@@ -444,12 +457,15 @@ class Rollouts extends View {
       field("low", "Score from", numberField, low), field("high", "Score to", numberField, high),
       field("disagreement", "Disagreement from", numberField, value("disagreement").split(":")[0]),
       field("step", "Optimizer step", { ...numberField, step: "1", min: "1" }, value("step").split(":")[0]),
+      element("label", {}, "Rater", element("select", { name: "rater" }, element("option", { value: "" }, "none"), raters.map((one) => element("option", { value: one, selected: one === (rater || by) }, one)))),
+      field("least", "Rating from", numberField, least), field("most", "Rating to", numberField, most),
+      element("label", {}, "Order", element("select", { name: "order" }, orders.map(([one, text]) => element("option", { value: one, selected: one === (ordered ? `${ordered}=${by}` : "") }, text)))),
       field("item", "Item has"), field("text", "Prompt or answer has"),
       element("div", { class: "pair" }, element("button", { class: "main", type: "submit" }, "Filter"), element("a", { class: "button", href: "#/rollouts" }, "Clear")));
-    for (const select of form.querySelectorAll("select")) select.addEventListener("change", () => form.requestSubmit());
+    for (const select of form.querySelectorAll("select:not([name=rater])")) select.addEventListener("change", () => form.requestSubmit());
     this.list = element("div", {}, element("p", { class: "quiet" }, "Looking back..."));
     const wide = window.matchMedia("(min-width: 641px)").matches;
-    this.main.replaceChildren(element("h1", {}, "Rollouts"), element("details", { open: wide || this.query.size > 0 }, element("summary", {}, "Filters"), form), this.list);
+    refill(this.main, element("h1", {}, "Rollouts"), element("details", { open: wide || this.query.size > 0 }, element("summary", {}, "Filters"), form), this.list);
   }
   apply(data) {
     const query = new URLSearchParams();
@@ -457,6 +473,8 @@ class Rollouts extends View {
     if (data.get("low") || data.get("high")) query.set("score", `${data.get("low")}:${data.get("high")}`);
     if (data.get("disagreement")) query.set("disagreement", `${data.get("disagreement")}:`);
     if (data.get("step")) query.set("step", data.get("step"));
+    if (data.get("rater") && (data.get("least") || data.get("most"))) query.set("rating", `${data.get("rater")}=${data.get("least")}:${data.get("most")}`);
+    if (data.get("order")) query.set(...split(data.get("order"), "first"));
     const hash = `#/rollouts${query.size ? `?${query}` : ""}`;
     if (hash === location.hash) this.poll();
     else location.hash = hash;
@@ -464,25 +482,33 @@ class Rollouts extends View {
   rows(page) {
     const older = () => { const query = new URLSearchParams(this.query); query.set("before", page.before); return `#/rollouts?${query}`; };
     const newest = () => { const query = new URLSearchParams(this.query); query.delete("before"); return `#/rollouts${query.size ? `?${query}` : ""}`; };
-    const few = page.before !== null && page.groups.length < PAGE_GROUPS;
+    const isOrdered = this.query.has("highest") || this.query.has("lowest");
+    const few = page.before !== null && (isOrdered || page.groups.length < PAGE_GROUPS);
     const foot = element("div", { class: "bar" },
       this.isNewest ? null : element("a", { class: "button", href: newest() }, "\u2190 Newest"),
       few ? element("span", { class: "quiet" }, `Searched back to sequence ${page.before}.`) : null,
-      page.before === null ? element("span", { class: "quiet" }, page.groups.length ? "These are the oldest that are stored." : "") : element("a", { class: "button", href: older() }, few ? "Search older ones \u2192" : "Older \u2192"));
+      page.before === null ? element("span", { class: "quiet" }, !page.groups.length ? "" : isOrdered ? "These come first of all that are stored." : "These are the oldest that are stored.") : element("a", { class: "button", href: older() }, few ? "Search older ones \u2192" : "Older \u2192"));
     if (!page.groups.length) return [element("p", { class: "quiet" }, page.before === null ? ([...this.query.keys()].length ? "No group that is stored fits." : "No group is stored yet.") : "None found yet."), foot];
     const extents = extent(page.groups.flatMap((row) => (row.low === null ? [] : [row.low, row.high])));
-    const names = ["Item", "Score", "Disagreement", "Advantage", "Outcome", "Policy", "Tokens", "Stored"];
+    const raters = [...new Set([split(this.query.get("rating") ?? "")[0], this.query.get("highest"), this.query.get("lowest")])].filter((name) => page.groups.some((row) => Object.hasOwn(row.ratings, name)));
+    const names = ["Item", "Score", "Disagreement", "Advantage", "Outcome", "Policy", "Tokens", "Stored", ...raters];
     const cell = (i, attributes, ...children) => element("td", { "data-name": names[i], ...attributes }, ...children);
     const several = runFacts.environments.length > 1;
     return [element("div", { class: "scroll" }, element("table", { class: "rows" },
-      element("thead", {}, element("tr", {}, names.map((name, i) => element("th", { scope: "col", class: [2, 3, 5, 6].includes(i) ? "number" : null }, name)))),
+      element("thead", {}, element("tr", {}, names.map((name, i) => element("th", { scope: "col", class: [2, 3, 5, 6].includes(i) || i > 7 ? "number" : null }, name)))),
       element("tbody", {}, page.groups.map((row) => element("tr", { class: "link" },
         cell(0, { class: "title" }, groupLink(row.group, row.item ?? row.group.slice(0, 12)), several ? element("span", { class: "quiet small" }, ` ${row.env}`) : null),
         cell(1, { class: "nowrap" }, element("span", {}, element("span", { class: "score-value" }, number(row.score)), spread(row, extents))),
         cell(2, { class: "number" }, number(row.disagreement)), cell(3, { class: "number" }, row.advantage === null ? "-" : `\u00b1${number(row.advantage)}`),
         cell(4, {}, element("span", { title: row.reason }, pill(outcomeText(row), TONES[row.state]))),
-        cell(5, { class: "number" }, number(row.policy_step)), cell(6, { class: "number" }, number(row.tokens)), cell(7, { class: "nowrap" }, clock(row.stored_ns))))))), foot];
+        cell(5, { class: "number" }, number(row.policy_step)), cell(6, { class: "number" }, number(row.tokens)), cell(7, { class: "nowrap" }, clock(row.stored_ns)), raters.map((rater, i) => cell(8 + i, { class: "number" }, number(row.ratings[rater])))))))), foot];
   }
+}
+
+/** A name and what follows its last `=` (or its first: names of raters may hold one). */
+function split(text, which = "last") {
+  const at = which === "first" ? text.indexOf("=") : text.lastIndexOf("=");
+  return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at + 1)];
 }
 
 /** The range of a group's scores as a small bar, with its mean. */
@@ -525,14 +551,14 @@ class GroupPage extends View {
   }
   failed() {
     if (this.detail) return;
-    const again = element("button", { type: "button", onclick: () => { this.main.replaceChildren(element("p", { class: "quiet" }, "Loading...")); this.poll(); } }, "Try again");
-    this.main.replaceChildren(element("div", { class: "bar" }, again, link("#/rollouts", "All rollouts")));
+    const again = element("button", { type: "button", onclick: () => { refill(this.main, element("p", { class: "quiet" }, "Loading...")); this.poll(); } }, "Try again");
+    refill(this.main, element("div", { class: "bar" }, again, link("#/rollouts", "All rollouts")));
     this.goesOn = false;
   }
   draw() {
     const { view, timeline } = this.detail;
     this.samples = element("div", { class: "samples" });
-    this.main.replaceChildren(this.trail(), element("h1", {}, view.item), this.outcome(), this.facts(),
+    refill(this.main, this.trail(), element("h1", {}, view.item), this.outcome(), this.facts(),
       ...this.prompt(), this.controls(), this.samples, ...this.trace(timeline), ...this.revisions());
     this.drawSamples();
   }
@@ -555,7 +581,7 @@ class GroupPage extends View {
       ["Score, mean", `${number(row.score)} (${number(row.low)} to ${number(row.high)})`], ["Disagreement of raters", number(row.disagreement)],
       ["Largest advantage", number(row.advantage)], ["Verdict", shown(view.verdict)], ["Environment", row.env], ["Policy", view.policy_versions.join(", ")],
       ["Samples, tokens", `${row.samples}, ${number(row.tokens)}`], ["Difficulty, skill", `${number(view.difficulty)}, ${shown(view.skill)}`],
-      ["Stored", clock(row.stored_ns)], ["From task to end", seconds(timeline.seconds)], ["Producer", timeline.producer], ["Place", `ROLLOUTS:${row.seq}`],
+      ["Stored", clock(row.stored_ns)], took(timeline), ["Producer", timeline.producer], ["Place", `ROLLOUTS:${row.seq}`],
     ];
     return element("div", { class: "card" }, element("dl", { class: "facts" }, facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))),
       element("p", { class: "quiet small mono" }, row.group),
@@ -573,16 +599,19 @@ class GroupPage extends View {
     this.scale = element("span", { class: "scale" });
     return element("div", {}, element("h2", {}, "Samples"), element("div", { class: "bar" },
       select("Colour tokens by", colour, Object.entries(COLOURS).map(([value, [text]]) => [value, text]), (value) => { colour = value; this.recolour(); }),
-      select("Order", order, [["drawn", "as drawn"], ["best", "best score first"], ["worst", "worst score first"]], (value) => { order = value; this.drawSamples(); }),
+      select("Order", order, [["drawn", "as drawn"], ...[...new Set(["score", ...this.raters()])].flatMap((name) => [[`best=${name}`, `best ${name} first`], [`worst=${name}`, `worst ${name} first`]])], (value) => { order = value; this.drawSamples(); }),
       this.scale, element("span", { class: "quiet small" }, "Dotted tokens are masked: the loss leaves them out. Point at a token, or tab to it and use the arrow keys.")));
   }
+  raters() { return [...new Set(this.detail.view.samples.flatMap((sample) => Object.keys(sample.ratings)))]; }
   drawSamples() {
     const { view, tokens } = this.detail;
     const numbers = view.samples.map((_, i) => i);
-    const score = (i) => view.samples[i].score ?? -Infinity;
-    if (order !== "drawn") numbers.sort((a, b) => (order === "best" ? score(b) - score(a) : score(a) - score(b)));
+    const [way, by] = split(order, "first");
+    const value = (i) => (by === "score" ? view.samples[i].score : view.samples[i].ratings[by]) ?? null;
+    const key = (i) => (value(i) === null ? Infinity : way === "best" ? -value(i) : value(i)); // what is missing comes last
+    if (by === "score" || this.raters().includes(by)) numbers.sort((a, b) => (key(a) === key(b) ? 0 : key(a) - key(b)));
     this.strips = [];
-    this.samples.replaceChildren(...numbers.map((i) => this.sample(i, view.samples[i], tokens.filter((columns) => columns.sample === i))));
+    refill(this.samples, ...numbers.map((i) => this.sample(i, view.samples[i], tokens.filter((columns) => columns.sample === i))));
     this.recolour();
   }
   sample(i, sample, sequences) {
@@ -631,10 +660,10 @@ class GroupPage extends View {
       }
       more.disabled = false;
       more.hidden = strip.tokens.length >= columns.total;
-      total.replaceChildren(`${number(strip.tokens.length)} of ${number(columns.total)} tokens`);
+      refill(total, `${number(strip.tokens.length)} of ${number(columns.total)} tokens`);
     } }, "More tokens");
     more.hidden = strip.tokens.length >= columns.total;
-    total.replaceChildren(`${number(strip.tokens.length)} of ${number(columns.total)} tokens`);
+    refill(total, `${number(strip.tokens.length)} of ${number(columns.total)} tokens`);
     return element("div", {}, place, this.detail.texts_reason ? element("p", { class: "quiet small" }, `Ids without texts: ${this.detail.texts_reason}`) : null, columns.total > strip.tokens.length ? element("div", { class: "bar" }, more, total) : null);
   }
   extend(strip, columns, sample) {
@@ -677,12 +706,12 @@ class GroupPage extends View {
       });
     }
     const ends = { logprob: ["0", "\u22125 or less"], advantage: ["\u22122", "2"], teacher: ["less likely than by the teacher", "more likely"] }[colour];
-    this.scale.replaceChildren(...(!any ? [`There is no ${name} of these tokens.`] : ends ? [ends[0], element("span", { class: `ramp ${colour === "logprob" ? "logprob" : "both"}`, "aria-hidden": "true" }), ends[1]] : []));
+    refill(this.scale, ...(!any ? [`There is no ${name} of these tokens.`] : ends ? [ends[0], element("span", { class: `ramp ${colour === "logprob" ? "logprob" : "both"}`, "aria-hidden": "true" }), ends[1]] : []));
   }
   inspect(token) {
     const place = document.getElementById("inspector");
     const fact = (name, value) => element("span", {}, `${name} `, element("b", {}, value));
-    place.replaceChildren(fact("token", JSON.stringify(token.text)), fact("id", String(token.id)), fact("at", String(token.position)),
+    refill(place, fact("token", JSON.stringify(token.text)), fact("id", String(token.id)), fact("at", String(token.position)),
       ...(token.masked ? [element("span", { class: "quiet" }, "masked: the loss leaves it out")] : [
         fact("logprob", token.logprob === null ? "-" : String(token.logprob)), fact("probability", token.logprob === null ? "-" : number(Math.exp(token.logprob))),
         fact("teacher", token.teacher === null ? "-" : String(token.teacher)), fact("difference", token.difference === null ? "-" : token.difference.toFixed(4)), fact("advantage", number(token.advantage))]));
@@ -724,14 +753,14 @@ class Revisions extends View {
     titled("Revisions");
     const { revisions } = await this.fetch("/api/revisions");
     if (revisions.length < 2) {
-      this.main.replaceChildren(element("h1", {}, "Revisions"), element("p", { class: "quiet" }, "This run has only its live revision. `lachesis replay --revision NAME` scores its history again under another one."));
+      refill(this.main, element("h1", {}, "Revisions"), element("p", { class: "quiet" }, "This run has only its live revision. `lachesis replay --revision NAME` scores its history again under another one."));
       return;
     }
     const [a, b] = [this.query.get("a") ?? revisions[0], this.query.get("b") ?? revisions[1]];
     const found = element("div", { id: "comparison" }, element("p", { class: "quiet" }, "Comparing..."));
-    this.main.replaceChildren(element("h1", {}, "Two revisions of the history"), this.form(revisions, a, b), found);
+    refill(this.main, element("h1", {}, "Two revisions of the history"), this.form(revisions, a, b), found);
     try {
-      found.replaceChildren(...this.comparison(a, b, await this.fetch(`/api/comparison?${new URLSearchParams({ a, b })}`)));
+      refill(found, ...this.comparison(a, b, await this.fetch(`/api/comparison?${new URLSearchParams({ a, b })}`)));
     } catch (error) {
       found.replaceChildren();
       throw error;
@@ -788,6 +817,11 @@ function foldedRuns(mask) {
     start = Math.max(end, start + 1);
   }
   return runs;
+}
+
+/** How long a rollout took; of one that goes on, so far. Of one that was left when its run stopped there is no end. */
+function took({ ended_ns: ended, seconds: so_far }) {
+  return ended === null && so_far !== null && runFacts.goes_on ? ["Under way for", seconds(so_far)] : ["From task to end", ended === null ? "-" : seconds(so_far)];
 }
 
 function foldButton(fold) {

@@ -1,5 +1,6 @@
 """`lachesis web` as a browser meets it: what it answers, whom it refuses, and the page in a real browser."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -18,6 +19,10 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.rollout import Message
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>\x1b[31m\u202eFORGED'
+REPORT = TrainReport(
+    run=RUN, trainer="main", lineage="l", term="t", step=1, ledger_index=0, chain="c", next_batch=1,
+    policy_version="1-a-b", checkpoint="c", written_ns=1,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -81,11 +86,6 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
 
 
 async def test_the_head_says_how_a_run_stands_that_no_up_of_this_machine_started(world: World) -> None:
-    report = TrainReport(
-        run=RUN, trainer="main", lineage="l", term="t", step=1, ledger_index=0, chain="c", next_batch=1,
-        policy_version="1-a-b", checkpoint="c", written_ns=1,
-    )  # fmt: skip
-
     async def beat(beats: int = 1 << 30) -> None:
         for number in range(beats):
             service = Service(world.bus, "scorer", RUN)
@@ -97,12 +97,36 @@ async def test_the_head_says_how_a_run_stands_that_no_up_of_this_machine_started
         assert (await client.get("/api/run")).json()["state"] == "running"
         tasks.cancel_scope.cancel()
     subject = subjects.state(RUN, "trainer", subjects.LIVE, "main")
-    await world.bus.publish(subject, encode(report), msg_id="report")
+    await world.bus.publish(subject, encode(REPORT), msg_id="report")
     async with page(world, "--set", "training.steps=1") as (client, _):
         run = (await client.get("/api/run")).json()
         assert (run["state"], run["goes_on"]) == ("finished", False)
         groups = (await client.get("/api/groups")).json()["groups"]
         assert [row["state"] for row in groups] == [*["left over"] * 4, "stale", "trained"]
+
+
+async def test_groups_are_found_and_ordered_by_a_single_rater(world: World) -> None:
+    async with page(world) as (client, _):
+        assert (await client.get("/api/run")).json()["raters"] == ["length"]
+        everything = (await client.get("/api/groups")).json()["groups"]
+        assert [row["ratings"] for row in everything] == [{"length": 0.5}] * 6
+        for rating, found in (("length=0.5:", 6), ("length=0.6:", 0), ("other=0:", 0)):
+            rows = (await client.get("/api/groups", params={"rating": rating})).json()["groups"]
+            assert len(rows) == found, rating
+        first = (await client.get("/api/groups", params={"lowest": "score", "limit": 2})).json()
+        assert ([row["seq"] for row in first["groups"]], first["before"]) == ([1, 2], None)
+        first = (await client.get("/api/groups", params={"highest": "length", "limit": 2})).json()
+        assert [row["seq"] for row in first["groups"]] == [6, 5], "of equal ones the newest come first"
+        assert (await client.get("/api/groups", params={"highest": "nothing"})).json()["groups"] == []
+        for wrong in ({"rating": "length"}, {"rating": "length=high"}, {"lowest": "length", "highest": "length"}):
+            assert (await client.get("/api/groups", params=wrong)).status_code == 400
+
+
+@pytest.mark.parametrize("named", [["--run", "nope"], ["--run", "nope", "--port", "0"]])
+async def test_no_page_is_served_of_a_run_that_there_is_not(world: World, named: list[str]) -> None:
+    said = await world.refusal("web", *named)
+    assert "there is no run nope" in said
+    assert RUN in said, "the runs that there are"
 
 
 async def test_two_revisions_are_compared_as_the_command_compares_them(world: World) -> None:
@@ -209,8 +233,23 @@ async def test_a_browser_shows_the_run_and_runs_nothing_of_it(world: World, tmp_
         group = (await client.get("/api/groups", params={"item": "FORGED"})).json()["groups"][0]["group"]
         detail = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts/{group}")
         assert "Sample 3" in detail
+        assert re.findall(r">\s*(?:null|undefined|false)", detail) == [], "what is missing is left out"
+        assert "best length first" in detail
+        under_way = (await client.get("/api/groups", params={"item": "3"})).json()["groups"][0]["group"]
+        assert "Under way for" in await anyio.to_thread.run_sync(shown, f"{url}#/rollouts/{under_way}")
+        rated = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts?lowest=score&rating=length%3D0.5%3A")
+        assert re.findall(r">([1-6])</a><span class=\"quiet small\"> sums", rated) == ["1", "2", "3", "4", "5"]
+        assert 'data-name="length"' in rated
+        assert "These come first of all that are stored." in rated
+        none = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts?rating=length%3D0.6%3A")
+        assert "No group that is stored fits." in none
         assert "&lt;script&gt;" in detail
         assert "<title>1</title>" not in detail
+    subject = subjects.state(RUN, "trainer", subjects.LIVE, "main")
+    await world.bus.publish(subject, encode(REPORT), msg_id="report")
+    async with page(world, "--set", "training.steps=1") as (_, url):
+        left_over = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts/{under_way}")
+        assert "<dt>From task to end</dt><dd>-</dd>" in left_over, "the clock goes on, and nothing waits"
     code, _, err = await world.lachesis("replay", "--revision", "again")
     assert code == 0, err
     async with page(world) as (_, url):

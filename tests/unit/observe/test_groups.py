@@ -18,12 +18,13 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall
 from lachesis.services.observe import group_reader
 from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
-from lachesis.services.observe.groups import GroupFilter, GroupRow, NumberRange, has_text
+from lachesis.services.observe.groups import GroupFilter, GroupOrder, GroupRow, NumberRange, has_text
 
 CONFIG = RunConfig(run="r", environments={name: EnvironmentConfig(kind="x") for name in ("sums", "words")})
 ROW = GroupRow(
     group="0" * 32, seq=7, env="sums", item="Add 1 and 2", stored_ns=1, policy_step=3, samples=2, tokens=8,
     state="trained", reason=None, step=5, score=0.5, low=0.0, high=1.0, disagreement=None, advantage=1.5,
+    ratings={"short": 0.25, "right": None},
 )  # fmt: skip
 
 
@@ -55,6 +56,10 @@ def test_what_is_no_range_is_refused(text: str) -> None:
         ({"score": NumberRange(0.5, None), "step": NumberRange(5, 5)}, True),
         ({"score": NumberRange(0.6, None)}, False),
         ({"disagreement": NumberRange(None, 9)}, False),
+        ({"ratings": {"short": NumberRange(0.2, 0.3)}}, True),
+        ({"ratings": {"short": NumberRange(0.3, None)}}, False),
+        ({"ratings": {"short": NumberRange(0.2, None), "right": NumberRange(0, None)}}, False),
+        ({"ratings": {"unknown": NumberRange(0, None)}}, False),
     ],
 )
 def test_a_filter_wants_all_that_it_names(wanted: dict[str, Any], takes: bool) -> None:
@@ -86,6 +91,25 @@ async def judge(lab, group, seq: int, scores: list[float | None]) -> None:
     commit = Commit(term="t", index=seq, cursors={}, delta=b"")
     event = RewardEvent(run="r", env=group.env, revision="live", advantage="grpo", commit=commit, groups=[reward])
     await lab.bus.publish(subjects.event("reward", "r", "live", group.env), encode(event), msg_id=f"w{seq}")
+
+
+def test_a_rating_is_filtered_by_its_rater_whose_name_may_hold_anything() -> None:
+    wanted = GroupFilter.parse(ranges={}, ratings=["a=b=0.5:", "short=1"])
+    assert wanted.ratings == {"a=b": NumberRange(0.5, None), "short": NumberRange(1, 1)}
+    for wrong in ("short", "=1:", "short=", "short=x:"):
+        with pytest.raises(ConfigError, match="--rating"):
+            GroupFilter.parse(ranges={}, ratings=[wrong], prefix="--")
+
+
+def test_an_order_compares_one_figure_and_leaves_out_rows_without_it() -> None:
+    order = GroupOrder.parse("short", None)
+    assert order is not None
+    assert (order.key(ROW), GroupOrder("short", highest=False).key(ROW)) == (0.25, -0.25)
+    assert (GroupOrder("right").key(ROW), GroupOrder("unknown").key(ROW), GroupOrder("item").key(ROW)) == (None,) * 3
+    assert (GroupOrder("score").key(ROW), GroupOrder("advantage").key(ROW)) == (0.5, 1.5)
+    assert GroupOrder.parse(None, None) is None
+    with pytest.raises(ConfigError, match="give one of them"):
+        GroupOrder.parse("short", "short")
 
 
 async def listed(lab, wanted: GroupFilter, **options: Any) -> list[GroupRow]:

@@ -190,6 +190,7 @@ async def test_a_report_that_does_not_tell_of_the_step_leaves_its_time_open(worl
     await world.ledger(world.report(group, steps=False))
     told = await world.told(group)
     assert (told.state, told.ended_ns, told.waits_for) == ("trained", None, None)
+    assert told.seconds is None, "it has ended: the time until now is none that it took"
 
 
 async def test_a_void_batch_and_other_outcomes_say_why(world: World) -> None:
