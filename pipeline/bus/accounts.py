@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lachesis.pipeline.bus.consumer_names import reader_names
+from lachesis.pipeline.bus.domains import in_domain
 from lachesis.pipeline.bus.permissions import ANSWERS, API, Permissions, inbox_prefix, permissions
 from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas.access import OBSERVER, OPERATOR, Access
 from lachesis.schemas.subjects import key_change, stream_name
 
-__all__ = ["Account", "accounts_config", "accounts_of"]
+__all__ = ["Account", "accounts_config", "accounts_of", "streams_account"]
 
 _SEVERAL_ANSWERS = (f"{API}.DIRECT.GET.", f"{API}.CONSUMER.MSG.NEXT.", "$SRV.")
 _RESPONSE_TTL = {f"{API}.DIRECT.GET.": "10s"}
@@ -40,9 +41,14 @@ class Account:
     hears: list[tuple[str, str]] = field(default_factory=list)
 
 
+def streams_account(run: str) -> str:
+    """Return the name of the account that holds the streams of a run."""
+    return f"lachesis-{run}"
+
+
 def accounts_of(run: str, table: Mapping[str, Access], keys: Mapping[str, str]) -> list[Account]:
     """Return the accounts of a run; `keys` are the identities' public nkeys."""
-    streams = Account(f"lachesis-{run}")
+    streams = Account(streams_account(run))
     found = {identity: Account(f"{streams.name}/{identity}") for identity in table}
     for identity, access in table.items():
         account, allowed = found[identity], permissions(run, identity, access)
@@ -86,17 +92,21 @@ def _without_names(run: str, identity: str, publish: list[str], access: Access) 
     return [subject for subject in collapsed if not (subject in covered and f"{subject.rpartition('.')[0]}.*" in wider)]
 
 
-def accounts_config(accounts: list[Account]) -> str:
-    """Return the accounts in nats-server's form."""
-    return "\n".join(line for account in accounts for line in [*_account(account), ""])
+def accounts_config(accounts: list[Account], domain: str | None = None) -> str:
+    """Return the accounts in nats-server's form.
+
+    With a `domain` the streams are in an account of another server, to which a leaf node joins the one without a user.
+    """
+    return "\n".join(line for account in accounts for line in [*_account(account, domain), ""])
 
 
-def _account(account: Account) -> list[str]:
+def _account(account: Account, domain: str | None) -> list[str]:
     lines = [f"{_quoted(account.name)} {{"]
     if account.user is None:
-        lines.append("  jetstream: enabled")
+        lines += ["  jetstream: enabled"] if domain is None else []
     else:
         identity, key, allowed = account.user
+        allowed = allowed.in_domain(domain)
         lines += [
             "  users: [",
             f"    {{  # {identity}",
@@ -108,10 +118,10 @@ def _account(account: Account) -> list[str]:
             "    }",
             "  ]",
         ]
-    exports = [_service(subject) for subject in dict.fromkeys(account.serves)]
+    exports = [_service(subject, domain) for subject in dict.fromkeys(account.serves)]
     exports += [f"    {{ stream: {_quoted(subject)} }}" for subject in dict.fromkeys(account.tells)]
     imports = [
-        f"    {{ {kind}: {{ account: {_quoted(other)}, subject: {_quoted(subject)} }} }}"
+        f"    {{ {kind}: {{ account: {_quoted(other)}, subject: {_quoted(in_domain(subject, domain))} }} }}"
         for kind, taken in (("service", account.asks), ("stream", account.hears))
         for other, subject in dict.fromkeys(taken)
     ]
@@ -121,11 +131,12 @@ def _account(account: Account) -> list[str]:
     return [*lines, "}"]
 
 
-def _service(subject: str) -> str:
+def _service(subject: str, domain: str | None) -> str:
     several = subject.startswith(_SEVERAL_ANSWERS)
     after = next((after for start, after in _RESPONSE_TTL.items() if subject.startswith(start)), None)
     threshold = f', response_threshold: "{after}"' if after else ""
-    return f"    {{ service: {_quoted(subject)}, response_type: {'stream' if several else 'singleton'}{threshold} }}"
+    shown = _quoted(in_domain(subject, domain))
+    return f"    {{ service: {shown}, response_type: {'stream' if several else 'singleton'}{threshold} }}"
 
 
 def _list(subjects: list[str]) -> str:

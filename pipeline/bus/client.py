@@ -16,13 +16,13 @@ from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
 from lachesis.pipeline.bus.addresses import decoded_credentials
+from lachesis.pipeline.bus.domains import in_domain, out_of_domain
 
 __all__ = ["NatsClient", "is_refusal"]
 
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 """Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
 
-_API, _KEYS = "$JS.API.", "$KV."
 
 # The server splits a line at blanks and tabs. The stock expressions split it at form feeds and vertical tabs too, which
 # a subject may hold, and the client would lose its connection at each such message.
@@ -109,23 +109,11 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         return any(named) or self._signature_cb is not None
 
     async def _send_publish(self, subject: str, *arguments: Any) -> None:
-        await super()._send_publish(self.in_domain(subject), *arguments)
-
-    def in_domain(self, subject: str) -> str:
-        """Return the subject of a key, or of a request to JetStream's API, as it is for `domain`; others stay.
-
-        Leaf nodes let neither through as they are, since both ends may have their own.
-        """
-        if self.domain is None or not subject.startswith((_API, _KEYS)):
-            return subject
-        return f"$JS.{self.domain}.API.{subject.removeprefix(_API)}"
+        await super()._send_publish(in_domain(subject, self.domain), *arguments)
 
     def out_of_domain(self, text: str) -> str:
-        """Return what a server says of a subject as if there were no `domain`."""
-        if self.domain is None:
-            return text
-        api, keys = f"$JS.{self.domain}.API.".lower(), _KEYS.lower()
-        return text.replace(f"{api}{keys}", keys).replace(api, _API.lower())
+        """Return what a server says of subjects, in lower case, as if there were no `domain`."""
+        return out_of_domain(text, self.domain)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """Headers need not be headers, which the stock client takes as badly. Without them no message is a rollout."""

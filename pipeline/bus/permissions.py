@@ -6,8 +6,10 @@ messages from another's consumer, and nobody uses up the consumers that a stream
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from lachesis.pipeline.bus.consumer_names import reader_names
+from lachesis.pipeline.bus.domains import in_domain
 from lachesis.schemas.access import Access
 from lachesis.schemas.subjects import BUCKET, key_change, stream_name, value_subject
 
@@ -26,6 +28,11 @@ class Permissions:
     publish: list[str]
     deny_publish: list[str]
     subscribe: list[str]
+
+    def in_domain(self, domain: str | None) -> Self:
+        """Return the same for streams in a JetStream domain at the other end of a leaf node."""
+        publish, deny = ([in_domain(one, domain) for one in given] for given in (self.publish, self.deny_publish))
+        return type(self)(publish, deny, self.subscribe)
 
 
 def inbox_prefix(identity: str) -> str:

@@ -31,7 +31,15 @@ from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["PREFIX", "ConfigSetting", "LoadedConfig", "field_descriptions", "load", "settings"]
+__all__ = [
+    "PREFIX",
+    "ConfigSetting",
+    "LoadedConfig",
+    "absent_settings",
+    "field_descriptions",
+    "load",
+    "settings",
+]
 
 PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
@@ -146,6 +154,55 @@ def settings(loaded: LoadedConfig[C]) -> list[ConfigSetting]:
 
     walk(loaded.config, "")
     return rows
+
+
+def absent_settings(config: msgspec.Struct) -> list[ConfigSetting]:
+    """Return the settings of tables that a configuration does not have, with their defaults, each kind of table once.
+
+    In their paths NAME stands for the table's name and N for its place in a list, ROLE for that of an inference server.
+    """
+    shown, rows = {type(one) for one in _structs(config)}, []
+
+    def walk(kind: type, prefix: str, *, is_absent: bool) -> None:
+        descriptions, hints = field_descriptions(kind), get_type_hints(kind)
+        for field in msgspec.structs.fields(kind):
+            path = f"{prefix}{field.name}"
+            inner, place = _table_in(hints[field.name])
+            if inner is not None and (place or type(None) in get_args(hints[field.name])):
+                if inner not in shown:
+                    shown.add(inner)
+                    walk(inner, f"{path}{_ROLE if path == 'inference' else place}.", is_absent=True)
+            elif inner is not None:
+                walk(inner, f"{path}.", is_absent=is_absent)
+            elif is_absent and field.default is not msgspec.UNSET:
+                default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+                value = None if default is msgspec.NODEFAULT else msgspec.to_builtins(default)
+                origin = "needed, once its table is there" if default is msgspec.NODEFAULT else _ABSENT
+                rows.append(ConfigSetting(path, value, origin, descriptions.get(field.name, "")))
+
+    walk(type(config), "", is_absent=False)
+    return rows
+
+
+_ABSENT, _ROLE = "default, once its table is there", ".ROLE"
+
+
+def _structs(value: Any) -> Iterator[msgspec.Struct]:
+    """Yield a struct and all that it holds."""
+    if isinstance(value, msgspec.Struct):
+        yield value
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _structs(inner)
+
+
+def _table_in(hint: Any) -> tuple[type | None, str]:
+    """Return the struct that a field holds or may hold, and what of its path stands for one of several."""
+    plain = _plain(hint)
+    if get_origin(plain) in {dict, list}:
+        inner = _plain(get_args(plain)[-1])
+        return (inner, ".NAME" if get_origin(plain) is dict else "[N]") if _is_struct(inner) else (None, "")
+    return (plain, "") if _is_struct(plain) else (None, "")
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:

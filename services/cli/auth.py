@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from lachesis.pipeline.bus.accounts import accounts_config, accounts_of
+from lachesis.pipeline.bus.accounts import accounts_config, accounts_of, streams_account
 from lachesis.pipeline.bus.permissions import Permissions, permissions
 from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.config.run import RunConfig
@@ -92,6 +92,7 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
     config = options.config()
     seeds = folder / "auth" / config.run
     table, keys, made = access_table(scope_of(config)), {}, []
+    domain = None if config.nats is None else config.nats.domain
     for identity in table:
         file = seeds / f"{identity}.nk"
         if force or not file.exists():
@@ -100,7 +101,7 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
             made.append(identity)
         file.chmod(0o600)
         keys[identity] = _public_key(file)
-    _write(folder / "auth" / f"{config.run}.conf", accounts_config(accounts_of(config.run, table, keys)))
+    _write(folder / "auth" / f"{config.run}.conf", accounts_config(accounts_of(config.run, table, keys), domain))
     if tls is not None:
         _write(folder / "tls.conf", _tls_config(tls))
     _write(folder / "auth.conf", _include(folder))
@@ -113,7 +114,19 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
         f"{folder / 'auth.conf'}: include it in the server's configuration, and reload the server when it changes; "
         "twice where a run is new in it, since a reload gives JetStream only to accounts that were there before"
     )
+    if domain is not None:
+        print(_leaf_node(config.run, domain))
     print(f"in the run's configuration: [nats] nkey_folder = {msgspec.json.encode(str(seeds)).decode()}")
+
+
+def _leaf_node(run: str, domain: str) -> str:
+    """Return what joins the run's account to the server of the domain that holds its streams."""
+    account = msgspec.json.encode(streams_account(run)).decode()
+    return (
+        f"in the server's configuration, besides: leafnodes {{ remotes: [ {{ url: ..., account: {account} }} ] }}, "
+        "with address and credentials of an account that has JetStream on the server of the domain "
+        f"{domain!r}; leave that account to the run alone, since whoever is in it may write to all of its streams"
+    )
 
 
 def show_auth(options: Options, *, as_json: bool) -> None:
@@ -127,8 +140,8 @@ def show_auth(options: Options, *, as_json: bool) -> None:
 
 
 def _permissions(config: RunConfig) -> dict[str, Permissions]:
-    table = access_table(scope_of(config))
-    return {identity: permissions(config.run, identity, access) for identity, access in table.items()}
+    table, domain = access_table(scope_of(config)), None if config.nats is None else config.nats.domain
+    return {identity: permissions(config.run, identity, access).in_domain(domain) for identity, access in table.items()}
 
 
 def _cells(access: Access) -> list[str | None]:

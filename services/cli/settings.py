@@ -10,7 +10,7 @@ import typer
 
 from lachesis.pipeline.config import secrets
 from lachesis.pipeline.config.json_schema import json_schema
-from lachesis.pipeline.config.load import ConfigSetting, settings
+from lachesis.pipeline.config.load import ConfigSetting, absent_settings, settings
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table, printable
@@ -38,8 +38,9 @@ def config_schema() -> None:
 
 
 def show_settings(options: Options, *, as_json: bool) -> None:
-    """Print the settings in the order in which the configuration declares them."""
-    rows = [masked(row) for row in settings(options.load())]
+    """Print the settings in the order in which they are declared, then those of tables that are not there."""
+    loaded = options.load()
+    rows = [masked(row) for row in (*settings(loaded), *absent_settings(loaded.config))]
     if as_json:
         print_json([msgspec.structs.asdict(row) if isinstance(row, msgspec.Struct) else row for row in rows])
     elif sys.stdout.isatty():

