@@ -12,7 +12,7 @@ import torch
 from starlette.applications import Starlette
 
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.placement import forms_of
+from lachesis.pipeline.inference.placement import forms_of, narrow_names
 from lachesis.pipeline.inference.serving_app import ServedTokens, serving_app
 from lachesis.pipeline.inference.shared_copy import SharedCopy
 from lachesis.pipeline.model.end_tokens import end_tokens
@@ -45,12 +45,13 @@ def build_app(
     folder = Path(weights_folder).resolve()
 
     shared = SharedCopy(policy.model.config, forms or forms_of(policy.model))
+    narrow = narrow_names(policy.model)
 
     def read(path: str, version: str) -> dict[str, torch.Tensor]:
         found, wanted = path_inside(folder, path), PolicyVersion.parse(version)
         if found.name == POINTER_FILE:
             return shared.read(found, wanted)
-        return read_weights(found, wanted, forms or policy_tensors(policy.model))
+        return read_weights(found, wanted, forms or policy_tensors(policy.model), narrow)
 
     return serving_app(
         ServedTokens(

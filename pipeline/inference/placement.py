@@ -13,7 +13,7 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["find_device", "fitted", "forms_of", "place"]
+__all__ = ["find_device", "fitted", "forms_of", "narrow_names", "place"]
 
 
 def find_device(setting: str, role: str) -> torch.device:
@@ -58,9 +58,16 @@ def forms_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in policy_tensors(model).items()}
 
 
-def fitted(tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Return a policy's tensors rounded to what `model` computes in."""
+def narrow_names(model: Any) -> frozenset[str]:
+    """Return the names of the tensors that `model` holds in bfloat16."""
+    return frozenset(name for name, tensor in policy_tensors(model).items() if tensor.dtype == torch.bfloat16)
+
+
+def fitted(tensors: Mapping[str, torch.Tensor], model: Any) -> Mapping[str, torch.Tensor]:
+    """Return a policy's tensors rounded to what `model` computes in; where they are, the same."""
     targets = policy_tensors(model)
+    if all(name not in targets or tensor.dtype == targets[name].dtype for name, tensor in tensors.items()):
+        return tensors
     return {
         name: tensor.to(targets[name].dtype)
         if name in targets and tensor.dtype == torch.float32 and targets[name].dtype == torch.bfloat16

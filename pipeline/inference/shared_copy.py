@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lachesis.pipeline.model.exchange import CheckedTensors
 from lachesis.pipeline.model.segment_layout import rope_of
 from lachesis.pipeline.model.shared_memory import SegmentReader, read_pointer
 from lachesis.pipeline.model.tensors import check_coverage, matches
@@ -29,7 +30,7 @@ class SharedCopy:
         self._expected = expected
         self._reader: SegmentReader | None = None
 
-    def read(self, pointer: Path, version: PolicyVersion) -> dict[str, torch.Tensor]:
+    def read(self, pointer: Path, version: PolicyVersion) -> CheckedTensors:
         """Return a copy of the tensors, where the segment has them.
 
         Raises `DataError` or `NotFoundError` when the segment does not hold `version`, or is of another model.
@@ -52,7 +53,7 @@ class SharedCopy:
                     raise DataError(f"the trainer of {where} has ended; its next start shares its weights anew.")
         check_coverage(copied, self._expected, where)
         self._reader = reader
-        return copied
+        return CheckedTensors(copied)
 
     def _check(self, reader: SegmentReader, version: PolicyVersion, where: str) -> None:
         if reader.header.rope != self._rope:

@@ -107,11 +107,15 @@ def hash_bytes(data: bytes | memoryview, form: TreeForm) -> bytes:
     return blake3(data).digest() if form == "blake3" else hashlib.sha256(data).digest()
 
 
-def on_threads(work: Callable[[A], R], items: list[A], total_bytes: int) -> list[R]:
-    """Return `work` of each item, in order, from as many threads as `total_bytes` in all are worth."""
-    if total_bytes <= _INLINE_BYTES:
+def on_threads(work: Callable[[A], R], items: list[A], total_bytes: int, *, threads_each: int = 1) -> list[R]:
+    """Return `work` of each item, in order, from as many threads as `total_bytes` in all are worth.
+
+    `threads_each`: how many `work` takes by itself.
+    """
+    count = max(1, _threads() // threads_each)
+    if total_bytes <= _INLINE_BYTES or count == 1:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(_threads(), "weights") as pool:
+    with ThreadPoolExecutor(count, "weights") as pool:
         return list(pool.map(work, items))
 
 

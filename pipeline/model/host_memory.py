@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lachesis.pipeline.model.digest import on_threads
 from lachesis.pipeline.model.tensors import is_wide
 
 __all__ = ["HostCopies", "allocate"]
@@ -28,6 +29,8 @@ __all__ = ["HostCopies", "allocate"]
 log = logging.getLogger("lachesis")
 
 _ALIGNMENT = 64
+_PIECE_ELEMENTS = 1 << 19
+"""Elements of a tensor that one thread copies at a time."""
 _SPARE: deque[mmap.mmap] = deque(maxlen=2)
 """Memory that nothing uses: as much as two blocks, which the system takes where it has need of it."""
 
@@ -56,10 +59,32 @@ class HostCopies:
         self._next = (self._next + 1) % len(self._slots)
         with torch.no_grad():
             for name, tensor in tensors.items():
-                copies[name].copy_(tensor.to(forms[name][1]) if tensor.is_cuda else tensor, non_blocking=True)
+                if tensor.is_cuda:
+                    copies[name].copy_(tensor.to(forms[name][1]), non_blocking=True)
+            _copy_on_threads([(copies[name], tensor) for name, tensor in tensors.items() if not tensor.is_cuda])
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.synchronize(device)
         return dict(copies)
+
+
+def _copy_on_threads(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first, large ones in pieces.
+
+    torch by itself takes no more threads than it computes with, of which a trainer has one for the sake of its bits.
+    """
+    pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for copy, tensor in pairs:
+        source = tensor.detach()
+        if source.is_contiguous():
+            flat = torch.split(copy.view(-1), _PIECE_ELEMENTS), torch.split(source.view(-1), _PIECE_ELEMENTS)
+            pieces += zip(*flat, strict=True)
+        else:
+            pieces.append((copy, source))
+
+    def copy_one(piece: tuple[torch.Tensor, torch.Tensor]) -> None:
+        piece[0].copy_(piece[1])
+
+    on_threads(copy_one, pieces, sum(copy.nbytes for copy, _ in pairs), threads_each=torch.get_num_threads())
 
 
 def allocate(

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lachesis.pipeline.model.digest import (
+    PIECE_BYTES,
     Bytes,
     DigestForm,
     Piece,
@@ -205,15 +207,21 @@ def copy_checked(
     the bytes that were copied: the file may be changed meanwhile.
     """
 
+    scratch = threading.local()
+
     def copy(piece: Piece) -> tuple[bytes, bool]:
         source = file.data[piece.name][piece.start : piece.end]
-        if piece.name in widen:
-            part = source.copy()
-            wide = targets[piece.name][2 * piece.start : 2 * piece.end].view(np.uint32)
-            np.left_shift(part.view(np.uint16), np.uint32(16), out=wide)
-        else:
+        if piece.name not in widen:
             part = targets[piece.name][piece.start : piece.end]
             np.copyto(part, source)
+        else:
+            if not hasattr(scratch, "memory"):  # one for each thread: new memory costs more than a copy into it
+                scratch.memory = np.empty(PIECE_BYTES, np.uint8)
+            part = scratch.memory[: source.size]
+            np.copyto(part, source)
+            wide = targets[piece.name][2 * piece.start : 2 * piece.end].view(np.uint32)
+            np.copyto(wide, part.view(np.uint16))
+            np.left_shift(wide, np.uint32(16), out=wide)
         return hash_bytes(part.data, form), is_finite(part, file.forms[piece.name].dtype)
 
     pieces = [piece for one in file.forms.values() for piece in pieces_of(one.name, one.nbytes)]

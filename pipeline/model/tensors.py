@@ -24,6 +24,7 @@ from lachesis.pipeline.model.digest import (
     on_threads,
     pieces_of,
 )
+from lachesis.pipeline.model.exchange import CheckedTensors, exchange
 from lachesis.pipeline.model.raw_weights import DTYPES, UNFIT, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -218,12 +219,14 @@ def _infinite(tensors: Mapping[str, torch.Tensor]) -> set[str]:
 
 
 def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy `tensors` into `model` in place, all of them or, with DataError, none."""
+    """Give `model` the values of `tensors`, all of them or, with DataError, none.
+
+    `CheckedTensors` may become the model's own: nothing else is to use them afterwards.
+    """
     targets = policy_tensors(model)
-    check_coverage(tensors, targets, "the weights")
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(tensors[name])
+    infinite = () if isinstance(tensors, CheckedTensors) else _infinite(tensors)
+    check_forms(_texts(tensors), _texts(targets), infinite, "the weights")
+    exchange(model, targets, tensors)
 
 
 def form_text(dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from lachesis.pipeline.fsync import fsync, make_folder
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, TreeForm, WeightsDigest, form_of, tree_form_of
+from lachesis.pipeline.model.exchange import CheckedTensors
 from lachesis.pipeline.model.host_memory import allocate
 from lachesis.pipeline.model.policy_file import check_content, check_label, policy_labels, travels_rounded
 from lachesis.pipeline.model.raw_weights import (
@@ -125,12 +126,12 @@ def _write(
 
 
 def read_weights(
-    path: str | Path, version: PolicyVersion, expected: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+    path: str | Path, version: PolicyVersion, expected: Mapping[str, torch.Tensor], narrow: Collection[str] = ()
+) -> CheckedTensors:
     """Return the tensors of the file, each of which has the name, shape and dtype of one in `expected`.
 
-    In a file of weights that were rounded to bfloat16 they have that dtype, and are returned in the one expected.
-    They are copies: the file may go or change afterwards.
+    In a file of weights that were rounded to bfloat16 they have that dtype, and are returned in the one expected, but
+    for those in `narrow`, which stay as they are. They are copies: the file may go or change afterwards.
 
     Raises NotFoundError when there is no such file (it may have been pruned: ask for a newer version), DataError when
     it is damaged, belongs to another version or does not cover `expected` exactly.
@@ -146,6 +147,8 @@ def read_weights(
     wants = {name: form_text(tensor.dtype, tensor.shape) for name, tensor in expected.items()}
     check_forms(found, wants, [], where)
     form = form_of(version.digest)
+    if is_rounded:
+        dtypes |= {name: _dtype_of(file.forms[name]) for name in narrow}
     widen = {name for name, dtype in dtypes.items() if dtype != _dtype_of(file.forms[name])}
     at_once = {name for name in widen if form != "flat" and dtypes[name] == torch.float32}
     tensors = allocate(
@@ -160,7 +163,7 @@ def read_weights(
         digest = WeightsDigest(weights_digest(tensors, form), {})
     check_content(file, digest, version, where)
     check_forms(found, wants, infinite, where)
-    return {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}
+    return CheckedTensors({name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
 
 
 def _dtype_of(form: TensorForm) -> torch.dtype:

@@ -30,6 +30,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.model.exchange import exchange
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.raw_weights import DTYPES, read_raw
@@ -142,7 +143,10 @@ def main() -> None:
     tensors = a_model(options.million, options.device)
     sent = rounded(tensors, options.dtype)
     host = {name: tensor.cpu() for name, tensor in sent.items()}
-    model = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    served = torch.nn.Module()
+    for number, tensor in enumerate(tensors.values()):
+        served.register_parameter(f"p{number}", torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False))
+    held = dict(zip(tensors, served.parameters(), strict=True))
     expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     warm = {name: torch.zeros_like(tensor) for name, tensor in host.items()}
     copies = HostCopies()
@@ -164,9 +168,7 @@ def main() -> None:
             written[:] = [write_new_weights(taken, folder, 1, "a", options.dtype)]
 
         def come_in() -> None:
-            loaded = read_weights(written[0][1], written[0][0], expected)
-            for name, target in model.items():
-                target.copy_(loaded[name])
+            exchange(served, held, read_weights(written[0][1], written[0][0], expected))
 
         took = in_turn(
             {

@@ -28,6 +28,7 @@ _BESIDE = [
     ("out", "copied anew"),
     ("read", "copied anew"),
     ("in", "copied anew"),
+    ("in", "copied over"),
 ]
 """What is told in units of something else, of the same round."""
 
@@ -52,6 +53,7 @@ def _round_trips(name: str, tensors: dict[str, torch.Tensor], served: Any, folde
     sent, copies = rounded(tensors, dtype), HostCopies()
     host = copies.copy(tensors, dtype)
     warm = {key: torch.zeros_like(tensor) for key, tensor in host.items()}
+    over = warm if DEVICE == "cpu" else {key: torch.zeros_like(tensor) for key, tensor in host.items()}
     plain, file = folder / "plain.safetensors", (PolicyVersion(0, "gpu", ""), folder)
     loaded: dict[str, torch.Tensor] = {}
 
@@ -67,6 +69,7 @@ def _round_trips(name: str, tensors: dict[str, torch.Tensor], served: Any, folde
         "rounded": lambda: rounded(tensors, dtype),
         "copied": lambda: [warm[key].copy_(tensor) for key, tensor in sent.items()],
         "copied anew": lambda: [tensor.clone() for tensor in host.values()],
+        "copied over": lambda: [over[key].copy_(tensor) for key, tensor in host.items()],
         "stop": lambda: copies.copy(tensors, dtype),
         "digest": lambda: policy_version(1, "gpu", host),
         "plain save_file": lambda: save_file(host, plain),

@@ -12,7 +12,7 @@ from lachesis.pipeline.inference.placement import find_device, forms_of, place
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
-from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.schemas.errors import ConfigError
 
@@ -42,7 +42,8 @@ def test_a_device_that_is_not_there_is_named(monkeypatch, setting, gpus):
         find_device(setting, "eval")
 
 
-async def test_weights_in_float32_arrive_at_a_server_that_computes_in_bfloat16(policy, tmp_path):
+@pytest.mark.parametrize("travels", ["float32", "bfloat16"])
+async def test_weights_arrive_at_a_server_that_computes_in_bfloat16(policy, tmp_path, travels):
     threads = torch.get_num_threads()
     forms, buffers = forms_of(policy.model), {name: value.clone() for name, value in policy.model.named_buffers()}
     place(policy, InferenceConfig(device="cpu", dtype="bfloat16", threads=threads), "policy")
@@ -52,8 +53,9 @@ async def test_weights_in_float32_arrive_at_a_server_that_computes_in_bfloat16(p
     trained = build_tiny_policy(5, width=32, layers=2, max_length=96)
     tensors = {name: tensor * 2 for name, tensor in policy_tensors(trained.model).items()}
     trained.model.load_state_dict(tensors, strict=False)
-    version = policy_version(1, "a", tensors)
-    path = write_weights(tensors, tmp_path, version)
+    sent = rounded(tensors, travels)
+    version = policy_version(1, "a", sent)
+    path = write_weights(sent, tmp_path, version, travels)
     with Engine(policy.model, eos_token_id=2, weight_version="0-a-b", config=EngineConfig()) as engine:
         app = build_app(policy, engine, model_name="policy", weights_folder=tmp_path, token="t", forms=forms)
         config = ClientConfig(url="http://test")

@@ -106,6 +106,20 @@ def test_a_file_is_digested_as_it_is_written_and_checked_as_it_is_copied(tensors
     assert torch.equal(found["large"], sent["large"].float())
 
 
+@pytest.mark.parametrize("form", ["blake3", "sha256", "flat"])
+def test_tensors_that_a_model_holds_in_bfloat16_stay_as_they_travelled(tensors, tmp_path, form):
+    sent = rounded(tensors, "bfloat16")
+    version = old_version(sent, form) if form != "blake3" else policy_version(3, "a", sent)
+    path = write_weights(sent, tmp_path, version, "bfloat16")
+    found = read_weights(path, version, tensors, {"large"})
+    assert found["large"].dtype == torch.bfloat16
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name].to(tensor.dtype), sent[name].to(tensor.dtype))
+        assert name == "large" or found[name].dtype == tensor.dtype
+    with pytest.raises(DataError, match="1 missing: other"):
+        read_weights(path, version, tensors | {"other": torch.zeros(1)}, {"large", "other"})
+
+
 @pytest.mark.parametrize("form", ["sha256", "flat"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_file_of_an_old_form_is_read(tensors, tmp_path, dtype, form):

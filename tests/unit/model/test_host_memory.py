@@ -43,6 +43,25 @@ def test_a_copy_stays_as_it_was(dtype):
     assert_equal(copied, expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_tensors_are_copied_in_pieces_whatever_their_layout(dtype, threads):
+    before = torch.get_num_threads()
+    generator = torch.Generator().manual_seed(0)
+    held = {
+        "whole": torch.randn(1031, 1033, generator=generator),
+        "turned": torch.randn(1033, 1031, generator=generator).t(),
+        "every other": torch.randn(700_001, 2, generator=generator)[:, 0],
+        "numbers": torch.arange(1_000_003),
+    }
+    torch.set_num_threads(threads)
+    try:
+        copied = HostCopies().copy(held, dtype)
+    finally:
+        torch.set_num_threads(before)
+    assert_equal(copied, rounded(held, dtype))
+
+
 def test_memory_is_used_again_after_as_many_copies_as_there_are_slots():
     copies = HostCopies(2)
     first = copies.copy(tensors(1.0))
