@@ -21,7 +21,9 @@ from lachesis.pipeline.inference.decoding import (
     WholeSequences,
 )
 from lachesis.pipeline.inference.decoding_trial import DecodingTrial
+from lachesis.pipeline.inference.graphed_call import GraphPool
 from lachesis.pipeline.inference.row_cache import keeps_states, new_cache
+from lachesis.pipeline.inference.static_batch import StaticBatch
 from lachesis.pipeline.model.context import positions_change_at
 from lachesis.schemas.errors import ConfigError
 
@@ -33,6 +35,7 @@ log = logging.getLogger("lachesis")
 def choose_decoding(model: Any, max_model_len: int) -> DecodingBatch:
     """Return an empty batch that decodes `model`. Raises `ConfigError` that says why there is none."""
     name, failures = type(model).__name__, []
+    graphs = graph_pool(next(model.parameters()).device)
     changes_at = positions_change_at(model.config, max_model_len)
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         trial = DecodingTrial(model, max_model_len, by_prefix=changes_at is not None)
@@ -46,7 +49,7 @@ def choose_decoding(model: Any, max_model_len: int) -> DecodingBatch:
                 raise ConfigError(text) from error
         if (inexact := _inexact_cache(model)) is not None:
             failures.append(inexact)
-        for make in [lambda: WholeSequences(model)] if inexact is not None else _ways(model, changes_at):
+        for make in [lambda: WholeSequences(model)] if inexact is not None else _ways(model, changes_at, graphs):
             try:
                 batch = make()
                 problem = trial.problem(batch)
@@ -56,18 +59,27 @@ def choose_decoding(model: Any, max_model_len: int) -> DecodingBatch:
                 problem = f"{type(error).__name__}: {error}"
             if problem is None:
                 batch.clear()
+                if graphs is not None:
+                    graphs.strict = False  # a size that comes later may find no memory
                 batch.about += f" ({failures[-1]})" if failures else ""
                 batch.about += "" if trial.left_out is None else f"; {trial.left_out}"
-                if type(batch) is not PaddedBatch or trial.left_out is not None:
+                if failures or type(batch) is not PaddedBatch or trial.left_out is not None:
                     log.info("%s is decoded %s", name, batch.about)
                 return batch
             failures.append(problem[:200])
     raise ConfigError(f"{name} cannot be sampled by the reference server. Tried: {'; '.join(failures)}")
 
 
-def _ways(model: Any, changes_at: int | None) -> Iterator[Callable[[], DecodingBatch]]:
+def graph_pool(device: torch.device) -> GraphPool | None:
+    """Return what records steps on a GPU, None elsewhere. A step that cannot be recorded fails its trial."""
+    return GraphPool(device, strict=True) if device.type == "cuda" else None
+
+
+def _ways(model: Any, changes_at: int | None, graphs: GraphPool | None) -> Iterator[Callable[[], DecodingBatch]]:
     if changes_at is None:
         if not _has_states(model):  # families mask padding out of their states, but not all of them do it exactly
+            if graphs is not None:
+                yield lambda: StaticBatch(model, graphs)
             yield lambda: PaddedBatch(model)
         yield lambda: UnpaddedBatch(model)
         yield lambda: SeparateRows(model)

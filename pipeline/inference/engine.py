@@ -24,6 +24,7 @@ import torch
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
 from lachesis.pipeline.inference.decoding_choice import choose_decoding
+from lachesis.pipeline.inference.graphed_call import GraphPool
 from lachesis.pipeline.inference.placement import fitted
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
@@ -34,7 +35,8 @@ from lachesis.pipeline.inference.requests import (
     TokenListener,
     top_logprobs_of,
 )
-from lachesis.pipeline.inference.sampling import allowed_tokens, processed_logprobs, sample
+from lachesis.pipeline.inference.sampler import Sampler
+from lachesis.pipeline.inference.sampling import allowed_tokens, read_draw, row_settings
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.inference.text import StopStrings
 from lachesis.pipeline.model.context import context_length, positions_change_at
@@ -68,6 +70,7 @@ class Engine:
         self._decode = decode
         self._weight_version = weight_version
         self._batch: DecodingBatch = choose_decoding(model, self.max_model_len)
+        self._sampler = Sampler(GraphPool(self._batch.device))
         self._score_apart = positions_change_at(model.config, self.max_model_len) is not None
         self._rows: list[SampleRow] = []
         self._waiting: deque[GenerationRequest] = deque()
@@ -266,9 +269,10 @@ class Engine:
     def _next_token(self) -> None:
         """Sample a token for every row, settle the rows that end, and read the token into the others."""
         params = [row.request.params for row in self._rows]
-        temperature = [p.temperature for p in params]
-        logprobs_BV = processed_logprobs(self._batch.logits, temperature, [p.top_p for p in params])
-        tokens, logprobs = sample(logprobs_BV, temperature, [row.draw.random() for row in self._rows])
+        uniform = [row.draw.random() for row in self._rows]
+        settings = row_settings([p.temperature for p in params], [p.top_p for p in params], uniform)
+        logprobs_BV, drawn = self._sampler(self._batch.logits, settings)
+        tokens, logprobs = read_draw(drawn)
         for index, row in enumerate(self._rows):
             top_k = row.request.params.logprobs
             top = top_logprobs(logprobs_BV[index], top_k) if top_k else []

@@ -1,6 +1,7 @@
 """Decides how a step is divided once memory ran out. Pure.
 
-Micro-batches get smaller, down to one sequence; then layers are computed again.
+Micro-batches get smaller, down to one sequence; then layers are computed again. Those that only had to get smaller
+because the device had no memory left between its passes grow again after some steps with room, each time later.
 
 Guarantees that ranks which are given the same wishes decide alike, and that there are finitely many attempts: each has
 fewer tokens in a micro-batch than the one that failed, or is the first that computes layers again.
@@ -15,7 +16,10 @@ import msgspec
 
 from lachesis.schemas.errors import OutOfMemoryError
 
-__all__ = ["FailedPass", "FitWish", "StepFit", "describe_fit"]
+__all__ = ["CALM_STEPS", "MAX_CALM_STEPS", "FailedPass", "FitWish", "StepFit", "describe_fit"]
+
+CALM_STEPS, MAX_CALM_STEPS = 20, 640
+"""Steps with memory left after which micro-batches grow: twice as many each time, and never after the second number."""
 
 
 class FailedPass(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,12 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     recomputes: bool
     may_recompute: bool
+    most: int | None = None
+    """Tokens beyond which passes ran out of memory; None: they never did."""
+    calm_steps: int = 0
+    """Steps since the last change, all with memory left."""
+    wait_steps: int = CALM_STEPS
+    """Calm steps after which a micro-batch gets larger."""
 
     @classmethod
     def of(cls, tokens: int, recompute: bool | Literal["auto"], *, can_recompute: bool) -> StepFit:
@@ -66,9 +76,13 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
             may_recompute=recompute == "auto" and can_recompute,
         )
 
-    def beginning_with(self, tokens: int) -> StepFit:
-        """Return it with at most so many tokens, which an earlier life of the trainer found to fit."""
-        return msgspec.structs.replace(self, tokens=min(self.tokens, tokens))
+    def beginning_with(self, tokens: int, device: str) -> StepFit:
+        """Return it with at most so many tokens, which an earlier life of the trainer found to fit.
+
+        They grow again on a GPU (`device`), where it may have been for lack of room alone; on a CPU memory ran out.
+        """
+        found = min(self.tokens, tokens)
+        return msgspec.structs.replace(self, tokens=found, most=found if device == "cpu" else None)
 
     def wish_after(self, failed: FailedPass | None, help_text: str) -> FitWish:
         """Return what a rank needs after its passes failed, or went well.
@@ -95,8 +109,9 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
             if wish.hopeless is not None:
                 raise OutOfMemoryError(wish.hopeless)
         if any(wish.recompute for wish in wishes):
-            return msgspec.structs.replace(self, tokens=self.configured, recomputes=True)
-        return msgspec.structs.replace(self, tokens=min(wish.tokens for wish in wishes if wish.tokens is not None))
+            return msgspec.structs.replace(self, tokens=self.configured, recomputes=True, most=None, calm_steps=0)
+        fewer = min(wish.tokens for wish in wishes if wish.tokens is not None)
+        return msgspec.structs.replace(self, tokens=fewer, most=fewer, calm_steps=0)
 
     def after_step(self, wishes: Sequence[FitWish], longest: int) -> StepFit:
         """Return how the next step is divided, given what the ranks wish after one whose passes went well.
@@ -104,9 +119,18 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
         `longest`: tokens of the longest sequence of all ranks, which have to fit into a micro-batch.
         """
         half = self.tokens // 2
-        if longest > half or not any(wish.is_tight for wish in wishes):
+        if any(wish.is_tight for wish in wishes):
+            if longest > half:
+                return msgspec.structs.replace(self, calm_steps=0)
+            return msgspec.structs.replace(self, tokens=half, calm_steps=0)
+        largest = self.configured if self.most is None else min(self.configured, self.most)
+        if self.tokens >= largest or self.wait_steps > MAX_CALM_STEPS:
             return self
-        return msgspec.structs.replace(self, tokens=half)
+        calm = self.calm_steps + 1
+        if calm < self.wait_steps:
+            return msgspec.structs.replace(self, calm_steps=calm)
+        grown = min(largest, 2 * self.tokens)
+        return msgspec.structs.replace(self, tokens=grown, calm_steps=0, wait_steps=2 * self.wait_steps)
 
 
 def describe_fit(fit: StepFit, configured_recompute: bool | Literal["auto"]) -> str | None:

@@ -98,8 +98,7 @@ class Learner:
         self.config, self.fit = config, self._fit_of(config)
         self._next_fit: StepFit | None = None
         self.spares_memory = True
-        """Whether the steps after one that filled the memory are divided more finely; recorded ones are taken as they
-        were."""
+        """Whether steps are divided by the memory that those before left; recorded ones are taken as they were."""
         self._last_size: StepSize | None = None
         self.packing: PackingChoice | None = None
         """Whether rows are computed in one, without padding; None: no step has needed to know yet."""
@@ -296,7 +295,8 @@ class Learner:
                 wish = msgspec.structs.replace(wish, is_tight=True)
             wishes = [msgspec.json.decode(one, type=FitWish) for one in self.ranks.gather(msgspec.json.encode(wish))]
             if passes is not None and all(one.is_content for one in wishes):
-                self._next_fit = self.fit.after_step(wishes, self.ranks.largest(batch.tokens_BT.shape[1]))
+                longest = self.ranks.largest(batch.tokens_BT.shape[1])
+                self._next_fit = self.fit.after_step(wishes, longest) if self.spares_memory else None
                 return passes
             passes = None
             self.optimizer.zero_grad(set_to_none=True)

@@ -73,7 +73,7 @@ def _keep_fit(checkpoint: Checkpoint) -> None:
         return
     allowed = learner_on_record(numerics.learner.encode()).max_tokens_per_microbatch
     if allowed == learner.config.max_tokens_per_microbatch:
-        learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps))
+        learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps), learner.device.type)
 
 
 def load_reference(config: RunConfig, setup: ModelSetup) -> Any:

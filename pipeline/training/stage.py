@@ -381,6 +381,10 @@ class _Trainer:
         """Warn when a step is divided more than the settings say, and record it, so that it can be repeated."""
         if metrics.memory is not None and metrics.memory != self.memory:
             log.warning("step %d: %s", metrics.step, metrics.memory)
+        elif metrics.memory is None and self.memory is not None:
+            log.info(
+                "step %d: there is room again: micro-batches have %d tokens", metrics.step, metrics.microbatch_tokens
+            )
         self.service.set_note("memory", metrics.memory)
         self.memory = metrics.memory
         self.numerics = with_microbatch(self.numerics, metrics.step - 1, metrics.microbatch_tokens)

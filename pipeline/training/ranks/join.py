@@ -156,7 +156,7 @@ def _join(
     learner = Learner(
         model, start.training.learner, steps=start.steps, reference=reference, ranks=ranks, sharded=sharded
     )
-    learner.fit = learner.fit.beginning_with(start.microbatch_tokens)
+    learner.fit = learner.fit.beginning_with(start.microbatch_tokens, device.type)
     for name, parameter in _trained(learner.trained):
         if name in moments:
             learner.optimizer.state[parameter] = {

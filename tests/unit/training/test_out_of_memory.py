@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
+from lachesis.pipeline.training import fitting
 from lachesis.pipeline.training import learner as learner_module
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
@@ -212,6 +213,53 @@ def test_steps_after_one_that_filled_the_memory_are_divided_more_finely(small_po
     learner = Learner(small_policy().model, LearnerConfig(max_tokens_per_microbatch=5 * longest))
     sizes = [learner.step(given).microbatch_tokens for _ in range(4)]
     assert sizes == [5 * longest, 5 * longest // 2, 5 * longest // 4, 5 * longest // 4], "never less than a sequence"
+
+
+def test_steps_grow_again_once_there_is_room_and_ever_later():
+    fit = StepFit.of(1000, False, can_recompute=True)
+    fit = msgspec.structs.replace(fit, wait_steps=2)
+    tight, calm = [FitWish(is_tight=True)], [FitWish()]
+    seen = []
+    for _ in range(3000):
+        fit = fit.after_step(tight if fit.tokens == 1000 else calm, 10)
+        seen.append(fit.tokens)
+    assert seen[:4] == [500, 500, 1000, 500], "two calm steps, then whole again, which is too much"
+    waits = [len(run) for run in "".join("x" if tokens == 500 else " " for tokens in seen).split()]
+    assert waits[:4] == [2, 4, 8, 16]
+    assert fit.tokens == 500
+    assert seen.count(1000) == len(waits) - 1 < 10, "at last it stays as it is"
+
+
+def test_steps_do_not_grow_beyond_what_ran_out_of_memory():
+    fit = StepFit.of(1000, False, can_recompute=True).after([FitWish(tokens=400)])
+    fit = fit.after_step([FitWish(is_tight=True)], 10)
+    assert fit.tokens == 200
+    for _ in range(3000):
+        fit = fit.after_step([FitWish()], 10)
+    assert fit.tokens == 400
+    assert fit.after([FitWish(recompute=True)]).tokens == 1000
+
+
+@pytest.mark.parametrize(("device", "grown"), [("cpu", 250), ("cuda", 1000)])
+def test_a_later_life_begins_with_what_fitted_and_grows_on_a_gpu(device, grown):
+    fit = StepFit.of(1000, False, can_recompute=True).beginning_with(250, device)
+    assert fit.tokens == 250
+    for _ in range(1000):
+        fit = fit.after_step([FitWish()], 10)
+    assert fit.tokens == grown
+    assert StepFit.of(100, False, can_recompute=True).beginning_with(250, device).tokens == 100
+
+
+def test_a_learner_grows_its_micro_batches_again(small_policy, batch, monkeypatch):
+    retries = iter([0, 3, *[3] * 99])  # the first step alone finds no memory left
+    monkeypatch.setattr(learner_module, "allocator_retries", lambda _device: next(retries))
+    given = batch(small_policy(), 0)
+    most = 4 * given.tokens_BT.shape[1]
+    learner = Learner(small_policy().model, LearnerConfig(max_tokens_per_microbatch=most))
+    sizes = [learner.step(given) for _ in range(fitting.CALM_STEPS + 2)]
+    assert [one.microbatch_tokens for one in sizes] == [most, *[most // 2] * fitting.CALM_STEPS, most]
+    assert sizes[1].memory is not None
+    assert sizes[-1].memory is None
 
 
 def test_a_recorded_step_is_not_divided_more_finely(small_policy, batch, monkeypatch):
