@@ -4,6 +4,7 @@ A test that asserts nothing would pass every program, one that does not compile 
 """
 
 import ast
+import builtins
 import re
 import sys
 import warnings
@@ -13,7 +14,7 @@ import msgspec
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["CALLED_IMPORTS", "calling_test", "imported_packages", "imports_of", "runnable_test"]
+__all__ = ["CALLED_IMPORTS", "called_names", "calling_test", "imported_packages", "imports_of", "runnable_test"]
 
 _CALLER = """\
 import json as _json
@@ -123,6 +124,25 @@ def imported_packages(code: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
     return found - sys.stdlib_module_names - {"solution"}
+
+
+def called_names(code: str) -> set[str]:
+    """Return the names that a test takes from the program: what it reads and neither defines nor imports itself."""
+    read, bound = set[str](), set(dir(builtins))
+    for node in ast.walk(_tree(code)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and node.module == "solution":
+            read |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "globals()":
+            read.add(ast.unparse(node.slice).strip("'"))
+    return read - bound
 
 
 def imports_of(prompt: Any) -> str:

@@ -15,7 +15,7 @@ import anyio
 from lachesis.pipeline.scoring.rater import Rater, Sample
 from lachesis.pipeline.scoring.raters.program import program_in
 from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
-from lachesis.pipeline.tasks.assertions import imported_packages
+from lachesis.pipeline.tasks.assertions import called_names, imported_packages
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -39,7 +39,7 @@ class CodeRater(Rater):
     """
 
     name = "code"
-    version = "4"
+    version = "5"
     bounds = (0.0, 1.0)
 
     def __init__(
@@ -73,7 +73,8 @@ class CodeRater(Rater):
             self._check_imports(tests)
         except ConfigError as error:
             raise DataError(f"item {sample.item}: {error}") from error
-        code = program_in(sample.text, for_input=any("assert" not in test for test in tests))
+        called = set().union(*(called_names(test.get("assert", "")) for test in tests))
+        code = program_in(sample.text, for_input=any("assert" not in test for test in tests), called=called)
         passed, left_s = 0, float(self._total_s)
         with anyio.move_on_after(self._total_s):
             for test in tests if code is not None else ():

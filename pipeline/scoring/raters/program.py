@@ -1,17 +1,19 @@
 """Finds the program in a completion: the last block that is more than a value or an example.
 
-Blocks labelled Python come first, then those without a label. A block that only uses what an earlier one defines shows
-how to use it: the earlier one is the answer. If it goes on with it (it only defines functions, or reads the input that
-the earlier one does not read), the answer is both. What does not compile and is not labelled Python is no candidate. A
-text without any block is the program itself, or holds it between lines of prose.
+Where the tests say what they need (standard input, or a name that they call), blocks behind the last one that has it
+are examples. Blocks labelled Python come first, then those without a label. A block that only uses what an earlier one
+defines shows how to use it: the earlier one is the answer. If it goes on with it (it only defines functions, or reads
+the input that the earlier one does not read), the answer is both. What does not compile and is not labelled Python is
+no candidate. A text without any block is the program itself, or holds it between lines of prose.
 """
 
 import ast
 import builtins
 import re
+import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from lachesis.pipeline.scoring.raters.fences import PYTHON_LABEL, CodeBlock, code_blocks
@@ -38,6 +40,8 @@ _FIRST_LINE = re.compile(
     r"[A-Za-z_][\w, ]* = |print\()"
 )
 _BUILTINS = frozenset(dir(builtins))
+_DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_INPUT = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\s*[,)]")
 
 _VALUES = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Tuple, ast.List, ast.Set,
     ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.JoinedStr, ast.AnnAssign, ast.operator,
@@ -57,10 +61,11 @@ class _Candidate(NamedTuple):
     label: str
 
 
-def program_in(completion: str, *, for_input: bool = False) -> str | None:
+def program_in(completion: str, *, for_input: bool = False, called: Collection[str] = ()) -> str | None:
     """Return the Python program that a completion gives as its answer; None without any.
 
-    `for_input`: the program is to read standard input, and is not to be imported.
+    `for_input`: the program is to read standard input, and is not to be imported. `called`: names that the tests use; a
+    program that defines none of them is an example.
     """
     text = _without_end_of_turn(answer_part(completion))
     blocks = [block for block in code_blocks(text) if block.text.strip()][-_MAX_BLOCKS:]
@@ -70,6 +75,10 @@ def program_in(completion: str, *, for_input: bool = False) -> str | None:
     own = [one for one in candidates if one.is_python]
     unlabelled = [one for one in candidates if not one.label and one.tree is not None]
     others = [one for one in candidates if one.tree is not None]
+    for among in (own, unlabelled, others):
+        chosen = _last(_up_to_answer(among, for_input, called), 2, for_input)
+        if chosen is not None:
+            return chosen.code
     for least in (2, 1, 0):
         for among in (own, unlabelled, others) if least else (own,):
             chosen = _last(among, least, for_input)
@@ -102,10 +111,35 @@ def _last(candidates: Sequence[_Candidate], least: int, for_input: bool) -> _Can
     return None
 
 
+def _up_to_answer(candidates: Sequence[_Candidate], for_input: bool, called: Collection[str]) -> Sequence[_Candidate]:
+    """Return the candidates up to the last one that has what the tests need; none where none has."""
+    for at in range(len(candidates) - 1, -1, -1):
+        if (for_input and _reads_input(candidates[at])) or not _names(candidates[at]).isdisjoint(called):
+            return candidates[: at + 1]
+    return ()
+
+
+def _names(candidate: _Candidate) -> set[str]:
+    """Return what a program defines, or would define if it compiled."""
+    if candidate.tree is None:
+        return set(_DEFINED.findall(candidate.code))
+    assigned = {
+        node.id
+        for statement in candidate.tree.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    defined = [node for node in ast.walk(candidate.tree) if isinstance(node, _DEFINITIONS) and not _is_stub(node)]
+    return assigned.union(node.name for node in defined)
+
+
 def _goes_on(candidate: _Candidate, used: Sequence[_Candidate], for_input: bool) -> bool:
     """Return whether a program is the second part of those that it uses, and no example or test of them."""
     body = [] if candidate.tree is None else candidate.tree.body
     new = [node for node in body if isinstance(node, _DEFINITIONS)]
+    if any(isinstance(node, ast.ImportFrom) and node.module and _is_foreign(node.module) for node in body):
+        return False
     if new and all(isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) for node in body):
         known = {name for one in used if one.tree is not None for name in _defined(one.tree)}
         return not any(node.name in known or "test" in node.name.lower() or node.name == "main" for node in new)
@@ -113,8 +147,21 @@ def _goes_on(candidate: _Candidate, used: Sequence[_Candidate], for_input: bool)
 
 
 def _reads_input(candidate: _Candidate) -> bool:
-    nodes = [] if candidate.tree is None else list(ast.walk(candidate.tree))
-    return any(getattr(node, "id", getattr(node, "attr", None)) in {"input", "stdin"} for node in nodes)
+    if candidate.tree is None:
+        return _INPUT.search(candidate.code) is not None
+    return any(
+        getattr(node, "id", getattr(node, "attr", None)) in {"input", "stdin", "fileinput"} or _opens_input(node)
+        for node in ast.walk(candidate.tree)
+    )
+
+
+def _opens_input(node: ast.AST) -> bool:
+    """Return whether a call opens or reads standard input by its number or its path."""
+    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+        return False
+    name = getattr(node.func, "id", getattr(node.func, "attr", None))
+    first = node.args[0].value
+    return name in {"open", "read", "fdopen"} and (first == "/dev/stdin" or (first == 0 and first is not False))
 
 
 def _strength(candidate: _Candidate) -> int:
@@ -157,10 +204,16 @@ def _uses(candidate: _Candidate, earlier: Sequence[_Candidate]) -> bool:
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)} | _BUILTINS
     for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and node.module and _is_foreign(node.module):
+            read |= {alias.name for alias in node.names}  # from solution import f
+        elif isinstance(node, ast.Import | ast.ImportFrom):
             bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     missing = read - bound - _defined(candidate.tree)
     return any(one.tree is not None and not missing.isdisjoint(_defined(one.tree)) for one in earlier)
+
+
+def _is_foreign(module: str) -> bool:
+    return module.partition(".")[0] not in sys.stdlib_module_names
 
 
 def _defined(tree: ast.Module) -> set[str]:

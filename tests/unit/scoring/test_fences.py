@@ -14,6 +14,7 @@ import pytest
 from lachesis.pipeline.scoring.rater import Sample
 from lachesis.pipeline.scoring.raters.code import CodeRater
 from lachesis.pipeline.scoring.raters.program import program_in
+from lachesis.pipeline.tasks.assertions import called_names
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -179,3 +180,56 @@ async def test_a_right_program_passes_whatever_stands_around_it() -> None:
     assert await rater.rate(Sample(prompt="", completion=f"<think>{answer}", task=task)) == 0.0
     with pytest.raises(DataError, match=r"item sums-7: .*calls 'f' with None"):
         await rater.rate(Sample(prompt="", completion=answer, task={"tests": {"fn_name": "f"}}, item="sums-7"))
+
+
+READS = "n = int(input())\nprint(n * 2)"
+DOUBLES = "def f(x):\n    return x * 2"
+EXAMPLES = [
+    "x = 3\nprint(x * 2)", "%timeit f(2)", "$ python sol.py", "!pip install x", "f(2)  →  4", "print(f(", "4\n6",
+    "Traceback (most recent call last):\nTypeError: x", "from my_module import f\nprint(f(2))",
+    "import timeit\nprint(timeit.timeit('f(2)', globals=globals()))", "def brute(x):\n    return sum([x, x])",
+    "for i in range(3):\n    print(i, i * 2)", "class Node:\n    pass", "def f(x: int) -> int:\n    ...",
+    "import random\nprint(random.randint(1, 10))", "with open('sol.py') as source:\n    print(source.read())",
+    "import unittest\nfrom m import f\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertTrue(f(2))",
+    "import subprocess\nprint(subprocess.run(['python', 'sol.py'], text=True).stdout)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("label", ["python", ""])
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_behind_the_program_is_not_the_program(example: str, label: str) -> None:
+    """What the tests need says which block is meant."""
+    for program in (
+        READS,
+        READS.replace("input()", "open(0).read()"),
+        "import fileinput\nfor line in fileinput.input():\n    print(int(line) * 2)",
+    ):
+        completion = f"```{label}\n{program}\n```\nFor example:\n```{label}\n{example}\n```\n"
+        assert program_in(completion, for_input=True) == program
+    for tests in (
+        ["assert f(2) == 4"],
+        ["import math\nx = 2\nassert math.isclose(f(x), 4)"],
+        [{"fn_name": "f", "input": [2], "output": 4}],
+        ["from solution import f\nassert f(2) == 4"],
+    ):
+        called = called_names(program_tests(tests)[0]["assert"])
+        completion = f"```{label}\n{DOUBLES}\n```\nFor example:\n```{label}\n{example}\n```\n"
+        assert program_in(completion, called=called) == DOUBLES
+
+
+def test_the_last_program_that_the_tests_can_use_is_meant() -> None:
+    newer = "def f(x):\n    return x << 1"
+    broken = "def f(x):\n    retrun x"
+    for last in (newer, broken):
+        completion = f"```python\n{DOUBLES}\n```\nBetter:\n```python\n{last}\n```\n"
+        assert program_in(completion, called={"f"}) == last
+    helped = "```python\ndef g(x):\n    return 2 * x\n```\n```python\ndef f(x):\n    return g(x)\n```\n"
+    assert "def g" in str(program_in(helped, called={"f"}))
+    assert program_in("```python\nprint(8)\n```", for_input=True, called={"f"}) == "print(8)"
+
+
+async def test_a_program_with_an_example_behind_it_passes() -> None:
+    rater = CodeRater(required=())
+    for program, tests in ((READS, DOUBLED), (DOUBLES, ["assert f(2) == 4"])):
+        completion = f"```python\n{program}\n```\nFor 3 it is\n```python\nx = 3\nprint(x * 2)\n```\n"
+        assert await rater.rate(Sample(prompt="", completion=completion, task={"tests": tests})) == 1.0
