@@ -24,7 +24,7 @@ from lachesis.pipeline.item_keys import Keys, exact_key, prompt_key
 from lachesis.pipeline.tasks.columns import column, fill_template, is_missing, template_columns
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
 from lachesis.pipeline.tasks.program_tests import program_tests
-from lachesis.pipeline.tasks.references import reference_text
+from lachesis.pipeline.tasks.references import holds_list, reference_text
 from lachesis.pipeline.tasks.row_index import RowIndex, index_file, load_index, save_index
 from lachesis.pipeline.tasks.row_report import RowReport, first_of_each, twins
 from lachesis.pipeline.tasks.row_stores import DatasetRow, LineRows
@@ -143,7 +143,7 @@ class Dataset(Environment):
         """Find the rows to ask, their keys, and what is to be told of the others."""
         report = RowReport(self._where)
         places, keys, exact, answers = array("q"), array("Q"), array("Q"), array("Q")
-        hard = 0
+        hard, listed, example = 0, 0, ""
         for number, (row, twice) in enumerate(islice(self._rows.with_repeats(self._read_columns()), self._last)):
             try:
                 task = self._task(row, "")
@@ -160,6 +160,8 @@ class Dataset(Environment):
                 report.leave_out(number + 1, f"it says {twice!r} twice, as two keys of one object")
                 continue
             hard += task.difficulty is not None
+            if holds_list(said := task.task.get("answer")):
+                listed, example = listed + 1, example or str(said)[:60]
             places.append(number)
             keys.append(prompt_key(asked))
             exact.append(int(task.item, 16))
@@ -171,6 +173,11 @@ class Dataset(Environment):
             report.say(
                 f"{len(places) - hard} of {len(places)} rows have no {self._difficulty!r}, so the curriculum uses that "
                 "of none: fill it in, or leave those rows out"
+            )
+        if listed:
+            report.say(
+                f"{listed} of {len(places)} answers are the text of a list, {example} say, and are compared as they "
+                f'stand. If what is in the list is the answer, give answer = "{self._answer}.0"'
             )
         lines = self._rows.lines() if isinstance(self._rows, LineRows) else (b"", b"", b"")
         return RowIndex(

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.schemas.errors import ConfigError
 
@@ -61,12 +62,8 @@ def _find(row: Mapping[str, Any], name: str) -> Any:
 
 def _opened(value: Any) -> Any:
     """Return what is in a JSON text, as tables have the columns that hold others; else the value."""
-    if isinstance(value, str) and value.lstrip()[:1] in {"{", "["}:
-        try:
-            return msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            return value
-    return value
+    found = literal_in(value) if isinstance(value, str) else None
+    return value if found is None else found
 
 
 def _names(row: Mapping[str, Any]) -> Iterator[str]:

@@ -4,13 +4,13 @@ Guarantees that what the model would not see, an image say, is refused in words,
 conversation is told apart from what is asked.
 """
 
-import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from lachesis.pipeline.tasks.columns import is_missing
+from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message, ToolCall
 
@@ -74,14 +74,10 @@ def _listed(text: str) -> list[Any] | None:
         f"{quote}{name}{quote}" in text for name in _ROLE for quote in "'\""
     ):
         return None
-    try:
-        found = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        try:
-            found = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            return None
-    is_chat = isinstance(found, list) and found and all(isinstance(one, dict) and _first(one, _ROLE) for one in found)
+    found = literal_in(text)
+    if not isinstance(found, list):
+        return None
+    is_chat = found and all(isinstance(one, dict) and _first(one, _ROLE) for one in found)
     return found if is_chat else None
 
 

@@ -19,6 +19,8 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["CsvTable"]
 
 _WHOLE = re.compile(r"[-+]?\d+\.0")
+_NAMED_SEPARATOR = re.compile(r'"?sep=(?P<separator>[^"\r\n])"?\r?\n')
+"""What Excel writes, and reads, in a line before the table."""
 _QUOTED = re.compile(r'"[^"]*"')
 _MISSING = frozenset({"", "nan", "NaN", "<NA>"})
 _SEPARATORS = ",;\t|"
@@ -33,7 +35,10 @@ class CsvTable:
         self._where = where
         self._encoding = encoding_of(data[:4])
         with self._text() as text:
-            self._separator = _separator(text.readline())
+            first = text.readline()
+        named = _NAMED_SEPARATOR.fullmatch(first)
+        self._skipped = 0 if named is None else 1
+        self._separator = _separator(first) if named is None else named["separator"]
         self._names: list[str] = next(self._cells(), [])
         self.repeated = frozenset(name for name, count in Counter(self._names).items() if count > 1)
         """Names that several columns have."""
@@ -58,7 +63,10 @@ class CsvTable:
         return io.TextIOWrapper(io.BytesIO(self._data), encoding=self._encoding, newline="")
 
     def _cells(self) -> Any:
-        return csv.reader(self._text(), strict=True, delimiter=self._separator)
+        reader = csv.reader(self._text(), strict=True, delimiter=self._separator)
+        for _ in range(self._skipped):
+            next(reader)
+        return reader
 
     def _whole_columns(self) -> list[int]:
         """Return the columns whose every cell is a whole number written as a float, or missing."""

@@ -8,7 +8,6 @@ outputs} (APPS, TACO), also with the name of a function to call; other names of 
 is, is refused.
 """
 
-import ast
 import base64
 import binascii
 import re
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.tasks.assertions import CALLED_IMPORTS, calling_test, imports_of, runnable_test
+from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["program_tests"]
@@ -66,7 +66,7 @@ def _decoded(value: Any) -> Any:
         try:
             return msgspec.json.decode(value)
         except msgspec.DecodeError:
-            return _literal(value)
+            return literal_in(value) or value
     if _is_packed(value):
         raise ConfigError(
             "tests of code are packed (base64 of zlib, as LiveCodeBench's private_test_cases), and in them is a "
@@ -74,15 +74,6 @@ def _decoded(value: Any) -> Any:
             "public_test_cases"
         )
     return value
-
-
-def _literal(value: str) -> Any:
-    """Return the list or mapping that a text is in Python, as tables in text files have it; else the text."""
-    try:
-        found = ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return value
-    return found if isinstance(found, list | dict) else value
 
 
 def _is_packed(value: str) -> bool:

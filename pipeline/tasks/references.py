@@ -9,9 +9,10 @@ import math
 from decimal import Decimal
 from typing import Any
 
+from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["reference_text", "reference_texts"]
+__all__ = ["holds_list", "reference_text", "reference_texts"]
 
 _MAX_PLAIN_EXPONENT = 20
 """Powers of ten up to which a number is written without an exponent."""
@@ -49,6 +50,15 @@ def reference_text(value: Any, where: str) -> str:
     if not text:
         raise ConfigError(_refused(where, value, "it is empty: drop the row, or give no answer (None)"))
     return text
+
+
+def holds_list(value: Any) -> bool:
+    """Return whether an answer is a text that holds a list of texts, in JSON or as Python prints it.
+
+    Whether the list or what is in it is meant, nobody can tell: '["a", "b"]' is the answer where JSON is asked for.
+    """
+    found = literal_in(value) if isinstance(value, str) else None
+    return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
 
 
 def _refused(where: str, value: Any, cure: str) -> str:

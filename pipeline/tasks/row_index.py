@@ -21,7 +21,7 @@ __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
 
 log = logging.getLogger("lachesis")
 
-_VERSION = 2
+_VERSION = 3
 """Raised whenever what is found in the same rows changes."""
 _LARGE_BYTES = 4 << 20
 """A smaller file is looked through in a second or less."""

@@ -190,9 +190,11 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
             found = None
         if isinstance(found, dict):
             return found
-        cure = (
-            "; the file is a JSON list, so its name must end in .json"
-            if data.lstrip()[:2] in {b"[{", b"[", b"[\n"}
-            else ""
-        )
+        cure = ""
+        if data.lstrip()[:2] in {b"[{", b"[", b"[\n"}:
+            cure = "; the file is a JSON list, so its name must end in .json"
+        elif data.strip() == b"{":
+            cure = "; each object must stand in one line: write the rows without indentation"
+        elif isinstance(error, UnicodeDecodeError):
+            cure = "; save the file as UTF-8"
         raise ConfigError(f"data set {where}: {error}{cure}") from error

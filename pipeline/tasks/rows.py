@@ -136,10 +136,16 @@ def _frame(found: Any) -> list[Any] | None:
         return data
     if len(found) == 1 and isinstance(only := next(iter(found.values())), list):
         return only
-    if found and all(isinstance(cells, dict) for cells in found.values()):
-        labels = list(next(iter(found.values())))
-        if all(list(cells) == labels for cells in found.values()):
-            return [{name: cells[label] for name, cells in found.items()} for label in labels]
+    return _columns_of(found) if found else None
+
+
+def _columns_of(found: dict[str, Any]) -> list[Any] | None:
+    """Return the rows of columns that are lists of one length, or have the same labels; else None."""
+    columns = list(found.values())
+    if all(isinstance(cells, list) and len(cells) == len(columns[0]) for cells in columns):
+        return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
+    if all(isinstance(cells, dict) and list(cells) == list(columns[0]) for cells in columns):
+        return [{name: cells[label] for name, cells in found.items()} for label in columns[0]]
     return None
 
 

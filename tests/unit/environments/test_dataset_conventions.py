@@ -260,6 +260,7 @@ def test_every_encoding_and_gzip(tmp_path: Path, encoding: str, ending: str, pac
     [
         {"prompt": {"0": "a", "1": "b"}, "answer": {"0": "1", "1": "2"}},
         {"columns": ["prompt", "answer"], "index": [0, 1], "data": [["a", "1"], ["b", "2"]]},
+        {"prompt": ["a", "b"], "answer": ["1", "2"]},
         {"schema": {}, "data": [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]},
     ],
 )
@@ -291,6 +292,35 @@ def test_semicolons_long_cells_and_chats_as_python_writes_them(tmp_path: Path) -
     assert said(env, 1) == [("user", "it's, so")]
 
 
+@pytest.mark.parametrize("written", ['["\\\\frac{1}{2}"]', "['a', 'b']"])
+def test_an_answer_that_is_the_text_of_a_list_is_told_with_its_cure(tmp_path: Path, written: str) -> None:
+    """Skywork's data set has its answers so."""
+    rows = [
+        {"prompt": "a", "reward_model": {"ground_truth": written}},
+        {"prompt": "b", "reward_model": {"ground_truth": "[1, 2]"}},
+    ]
+    (doubt,) = made(tmp_path, rows, answer="reward_model.ground_truth").doubts
+    assert "1 of 2 answers are the text of a list" in doubt
+    assert 'answer = "reward_model.ground_truth.0"' in doubt
+
+
+def test_the_first_of_a_list_in_a_text_is_an_answer(tmp_path: Path) -> None:
+    env = made(
+        tmp_path, [{"prompt": "a", "answer": '["18"]'}, {"prompt": "b", "answer": "['7', '8']"}], answer="answer.0"
+    )
+    assert [env.task(n).task["answer"] for n in range(2)] == ["18", "7"]
+    assert not env.doubts
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"'])
+def test_the_line_in_which_excel_names_the_separator(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{first}\r\nprompt;answer\r\nhow many, then?;7\r\n")
+    env = Dataset(path=str(path))
+    assert said(env) == [("user", "how many, then?")]
+    assert env.task(0).task["answer"] == "7"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
@@ -299,8 +329,20 @@ def test_semicolons_long_cells_and_chats_as_python_writes_them(tmp_path: Path) -
         ("a.jsonl.gz", gzip.compress(lines(PAIRS).encode(), mtime=0)[:-9], "no whole gzip file"),
         ("a.jsonl", b'[\n{"prompt": "a"}]', "its name must end in .json"),
         ("a.json", b'{"prompt": "a", "answer": 1}', "no JSON list of objects"),
+        ("a.json", b'{"prompt": ["a", "b"], "answer": ["1"]}', "no JSON list of objects"),
+        ("a.jsonl", b'{\n"prompt": "a",\n"answer": 1\n}\n', "without indentation"),
+        ("a.jsonl", '{"prompt": "é", "answer": 1}\n'.encode("latin-1"), "save the file as UTF-8"),
     ],
-    ids=["Latin-1", "no gzip", "half of a gzip file", "a list over lines", "no list"],
+    ids=[
+        "Latin-1",
+        "no gzip",
+        "half of a gzip file",
+        "a list over lines",
+        "no list",
+        "columns of other lengths",
+        "indented",
+        "lines in Latin-1",
+    ],
 )
 def test_what_cannot_be_read_says_what_to_do(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
