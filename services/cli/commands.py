@@ -46,8 +46,8 @@ COMMANDS = {
                 "the bottleneck. Ends with Ctrl-C."),
         Command("trace", "trace:trace", "Show the spans of a rollout as a waterfall, or follow slow "
                 "and failed rollouts as they end."),
-        Command("rollouts", "rollouts:rollouts", "List groups of rollouts, the newest first, or show one with its "
-                "samples."),
+        Command("rollouts", "rollouts:rollouts", "List groups of rollouts, the newest first or by a rater, or show "
+                "one with its samples."),
         Command("web", "web:web", "Serve a page that shows the run and its rollouts, and print its address. "
                 "Ends with Ctrl-C."),
         Command("health", "health:health", "Show the health checks. Exits with 1 if an environment "
