@@ -50,6 +50,7 @@ _SENTENCE_START = re.compile(r"(?<!\bvs)(?<!approx)(?<!\be\.g)(?<!\bi\.e)(?<!\bc
 _SENTENCE_END = re.compile(r"[.!](?=\s+[^a-z\s]|\s*$)|\?(?!\s*[Nn]o)|\n|。")
 _ROW = re.compile(r"^[ \t]*\|(?:[^|\n]*\|){2,}[ \t]*$")
 _BULLET = re.compile(r"(?:^|\n)[ \t]*[*•][ \t]+[$€£]?$")
+_PERCENT = re.compile(r"\s*(?:%|per\s?cent\b)", re.IGNORECASE)
 _SURE_ASIDE = re.compile(
     r"\((?=[^()\n]*\b(?:sure|certain|confident|confidence|certainty|correct)\b)[^()\n]{0,80}\)", re.IGNORECASE
 )
@@ -62,7 +63,7 @@ _OUT_OF = re.compile(
     r"^(?:\s+(?!short|instead|more|less|ahead|because)[A-Za-z]+){0,2}\s+(?:out\s+)?of\s+(?:the\s+|all\s+|a\s+total\s+of\s+|these\s+|her\s+|his\s+)*$"
 )
 _WORD_BEFORE = re.compile(
-    rf"\b(?:{'|'.join(sorted(COUNTING))})\b(?:\s+\w+)?,?\s+(?:to|or|and|plus|minus|times|by|versus|vs|over)\s+$"
+    rf"\b(?:{'|'.join(sorted(COUNTING))})\b(?:\s+\w+)?,?\s+(?:to|or|and|plus|minus|times|by|versus|vs|over|(?:out\s+)?of)\s+$"
     r"|[+*/^×÷<>]\s*$",
     re.IGNORECASE,
 )
@@ -129,8 +130,11 @@ def _said_in(text: str) -> Number | None:
         if found is None or (counting == {"one"} and spelled_out(sentence) is None):
             return None
         head, tail = found.head, found.tail
+        number = Number(found.value, percent=_PERCENT.match(tail) is not None)
+        if is_assurance(number, head, tail):
+            return None
         offered = hedge_around(head, tail) is None and not is_changed(head, tail) and not _WORD_BEFORE.search(head)
-        return Number(found.value) if offered and not re.match(r"\s*[+*/^×÷=<>]", tail) else None
+        return number if offered and not re.match(r"\s*[+*/^×÷=<>]", tail) else None
     return None
 
 

@@ -17,15 +17,22 @@ _TENS = {
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _PARTS = {
     "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
-    "tenth": 10, "hundredth": 100, "halves": 2,
+    "tenth": 10, "eleventh": 11, "twelfth": 12, "sixteenth": 16, "twentieth": 20, "hundredth": 100,
+    "thousandth": 1000, "millionth": 10**6, "halves": 2,
 }  # fmt: skip
 COUNTING = {*_UNITS, *_TENS, *_LARGE, "hundred"}
 _BEFORE = re.compile(
     r"(?:.*\b(?:is|are|was|equals|gives|be|get|has|have|answer)\b\W*|\W*|.*:\W*)", re.IGNORECASE | re.DOTALL
 )
 _NOT = re.compile(
-    r"\b(?:not|no|than|least|most|or|and|nor|either|of|squared|cubed|times|plus|minus|over|\w+n't)\b", re.IGNORECASE
+    r"\b(?:not|no|than|least|most|or|and|nor|either|of|squared|cubed|times|plus|minus|over|sure|certain|confident"
+    r"|confidence|certainty"
+    r"|convinced|\w+n't)\b",
+    re.IGNORECASE,
 )
+_POINT_BEFORE = re.compile(r"(?<!\bthis )(?<!\bthat )(?<!\bthe )\bpoint\s+$", re.IGNORECASE)
+_DECIMALS = re.compile(r"\s+point((?:[\s-]+(?:zero|one|two|three|four|five|six|seven|eight|nine))+)\b", re.IGNORECASE)
+_AND_PART = re.compile(r"\s+and\s+(?:an?|one)[\s-]+(half|third|quarter|fourth|fifth|tenth)\b", re.IGNORECASE)
 _MAX_WORDS_AFTER = 3
 
 
@@ -59,7 +66,8 @@ def last_spelled_out(text: str) -> SpelledNumber | None:
     words = _words(text)
     first = next((i for i in range(len(words) - 1, -1, -1) if _counts(words[i])), len(words))
     while first and (
-        _counts(words[first - 1]) or (_is_and(words[first - 1]) and first > 1 and _counts(words[first - 2]))
+        _counts(words[first - 1])
+        or (words[first - 1].group().lower() in {"and", "point"} and first > 1 and _counts(words[first - 2]))
     ):
         first -= 1
     return _spelled_from(text, words, first)
@@ -83,10 +91,25 @@ def _spelled_from(text: str, words: list[re.Match[str]], first: int) -> SpelledN
         result /= _PARTS.get(part) or _PARTS[part.removesuffix("s")]
         last += 1
     head, tail = text[: words[first].start()], text[words[last].end() :]
+    further = _further(tail)
+    if further is None or _POINT_BEFORE.search(head):
+        return None
+    result, tail = result + further[0], tail[further[1] :]
     sign = re.search(r"\b(?:minus|negative)\W*$|(?<!\w)-\s*$", head, re.IGNORECASE)
     if sign is not None:
         head, result = head[: sign.start()], -result
     return SpelledNumber(result, head, tail)
+
+
+def _further(tail: str) -> tuple[Fraction, int] | None:
+    """Return what "point five" or "and a half" behind a whole number adds, and its length; None of another "point"."""
+    decimals, part = _DECIMALS.match(tail), _AND_PART.match(tail)
+    if decimals is not None:
+        digits = "".join(str(_UNITS[digit.lower()]) for digit in re.findall(r"[A-Za-z]+", decimals[1]))
+        return Fraction(int(digits), 10 ** len(digits)), decimals.end()
+    if part is not None:
+        return Fraction(1, _PARTS[part[1].lower()]), part.end()
+    return None if re.match(r"\W+point\b", tail, re.IGNORECASE) else (Fraction(0), 0)
 
 
 def _words(text: str) -> list[re.Match[str]]:

@@ -19,6 +19,16 @@ _MAX_EXPONENT = 400
 _MAX_POWER_BITS = 4096
 
 _RUN = rf"(?:\d+(?:(?:[.,'_{NARROW}]|[ ](?=\d\d\d(?!\d)))\d+)*|(?<!\d)\.\d+)"
+_SCALES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "lakh": 10**5, "crore": 10**7, "mn": 10**6, "bn": 10**9, "十": 10, "百": 10**2, "千": 10**3,
+    "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8,
+    "mille": 10**3, "mil": 10**3, "tausend": 10**3, "тысяч": 10**3, "тысячи": 10**3, "тыс": 10**3,
+    "millions": 10**6, "millones": 10**6, "millón": 10**6, "milhões": 10**6, "milioni": 10**6, "millionen": 10**6,
+    "миллионов": 10**6, "миллиона": 10**6, "миллион": 10**6, "млн": 10**6, "mrd": 10**9, "milliarden": 10**9,
+    "milliards": 10**9, "миллиардов": 10**9, "млрд": 10**9,
+}  # fmt: skip
+_SCALE_NAMES = "|".join(sorted((name for name in _SCALES if len(name) > 1), key=len, reverse=True))
 _NUMBER = re.compile(
     rf"""
     (?P<run>{_RUN})
@@ -37,15 +47,10 @@ _NUMBER = re.compile(
       | (?:\s+|\s+and\s+)(?P<part>\d+)\s*/\s*(?P<whole>\d+)
     )?
     (?:\s*(?P<percent>%|(?:percent|per\ cent|pct)(?![A-Za-z]))
-      | \s*(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|bn|mn)(?![A-Za-z])|[万萬亿億]))?
+      | [\s-]*(?P<scale>(?:{_SCALE_NAMES})(?!\w)|[十百千][万萬亿億]?|[万萬亿億]))?
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_SCALES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "lakh": 10**5, "crore": 10**7, "mn": 10**6, "bn": 10**9,
-    "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8,
-}  # fmt: skip
 _GROUPED = [
     re.compile(r"(?P<whole>[1-9]\d{0,2}(?:,\d{3})+)(?:\.(?P<decimals>\d+))?"),
     re.compile(r"(?P<whole>\d{1,2}(?:,\d{2})+,\d{3})(?:\.(?P<decimals>\d+))?"),
@@ -112,7 +117,8 @@ def _value_of(found: re.Match[str]) -> Number | None:
             return None
         value, others = value + Fraction(int(found["part"]), int(found["whole"])), ()
     if found["scale"]:
-        factor *= _SCALES[found["scale"].lower()]
+        scale = found["scale"].lower()
+        factor *= _SCALES[scale] if scale in _SCALES else _SCALES[scale[0]] * _SCALES[scale[1]]
     return Number(
         value * factor,
         percent=bool(found["percent"]),

@@ -47,7 +47,8 @@ _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _NEAR = 64
 """Characters before a number in which such words end."""
 _CHANGED_AFTER = re.compile(
-    r"^\s*(?:squared|cubed|factorial)\b|^\s*(?:st|nd|rd|th)\s+(?:prime|term|power|root|multiple)\b"
+    r"^[\s-]*(?:ten|hundred|thousand|million)ths?\b"
+    r"|^\s*(?:squared|cubed|factorial)\b|^\s*(?:st|nd|rd|th)\s+(?:prime|term|power|root|multiple)\b"
     r"|^\W*and[\s-](?:an?\s+|a-|one\s+|two\s+|three\s+)?(?:half|thirds?|quarters?|fourths?|fifths?)\b"
     r"|^\W*(?:is|was)\s+(?:wrong|incorrect|false|not\s+(?:it|right|correct|the answer))\b",
     re.IGNORECASE,
@@ -92,6 +93,8 @@ def operator_after(tail: str) -> bool:
         return True
     attached = re.match(r"[^\W\d_]+", tail)
     if attached is not None:
+        if re.match(r"h(?!\s*\d)", tail):
+            return False  # 18h, and not 18h30
         return len(attached[0]) < 3 and attached[0].isascii() and attached[0] not in _ATTACHED_UNITS
     lone = re.match(r"\s+([A-Za-z])(?![A-Za-z']|\.[A-Za-z])", tail)
     return lone is not None and lone[1] not in _LONE_UNITS
