@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.pipeline.user_code import argument_problem
 
 __all__ = ["bind_arguments"]
@@ -28,11 +29,22 @@ def bind_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, st
     for name, value in given.items():
         hint = hints.get(name, Any)
         try:
-            bound[name] = msgspec.convert(value, hint, strict=strict)
+            bound[name] = _converted(value, hint, strict=strict)
         except msgspec.ValidationError as error:
             allowed = nearest(str(value), map(str, choices)) if (choices := _choices(hint)) else ""
             raise ValueError(f"argument {name!r}: {error}{allowed}") from error
     return bound
+
+
+def _converted(value: Any, hint: Any, *, strict: bool) -> Any:
+    """Return a value as the annotation has it. Unless `strict`, a list or an object may come as its text."""
+    try:
+        return msgspec.convert(value, hint, strict=strict)
+    except msgspec.ValidationError:
+        found = literal_in(value) if isinstance(value, str) and not strict else None
+        if found is None:
+            raise
+        return msgspec.convert(found, hint, strict=strict)
 
 
 def _choices(hint: Any) -> list[Any]:

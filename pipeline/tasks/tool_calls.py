@@ -1,5 +1,7 @@
 """Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
+In the marker may also stand `<function=NAME><parameter=KEY>VALUE</parameter></function>`, as Qwen3-Coder's and
+Qwen3.5's templates have it, OpenAI's object around a function, and `parameters` for `arguments`, as in Llama's.
 Guarantees that nothing which the model only thought is a call, however its template marks thoughts (`thoughts`), nor
 what it shows in a block of code between other text; such calls are counted. Arguments are an object, or the text of
 one, as OpenAI's routes write it.
@@ -25,9 +27,20 @@ _MAX_READ = 4 * _MAX_CALLS
 """Calls of one text that are looked at for markers of thoughts in their arguments."""
 
 
+_FUNCTION = re.compile(r"<function=(?P<name>[^<>\n]+)>(?P<body>.*?)(?:</function>)?", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>\n]+)>(?P<value>.*?)</parameter>\s*", re.DOTALL)
+
+
+_NONE = msgspec.Raw(b"null")
+
+
 class _Call(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw
+    """A call, or OpenAI's object around one."""
+
+    name: str = ""
+    arguments: msgspec.Raw = _NONE
+    parameters: msgspec.Raw = _NONE
+    function: "_Call | None" = None
 
 
 _decoder = msgspec.json.Decoder(_Call)
@@ -148,7 +161,7 @@ def _readable(text: str) -> list[tuple[int, int]]:
             break
         place = start + len(CALL_MARKER)
         try:
-            _decoder.decode(text[place:end].strip())
+            _read(text[place:end].strip())
         except (msgspec.MsgspecError, RecursionError, ValueError):
             continue
         place = end + len(_CLOSER)
@@ -158,8 +171,14 @@ def _readable(text: str) -> list[tuple[int, int]]:
 
 def _read(text: str) -> ToolCall:
     """Return the call that JSON says. Raises `MsgspecError` or `ValueError`."""
+    written = _FUNCTION.fullmatch(text)
+    if written is not None:
+        return ToolCall(name=written["name"].strip(), arguments=_parameters(written["body"]))
     call = _decoder.decode(text)
-    arguments = bytes(call.arguments).decode()
+    call = call.function or call
+    if not call.name:
+        raise ValueError("it has no `name`")
+    arguments = bytes(call.arguments if bytes(call.arguments) != b"null" else call.parameters).decode()
     if arguments == "null":
         arguments = "{}"
     elif arguments.startswith('"'):
@@ -170,3 +189,14 @@ def _read(text: str) -> ToolCall:
             raise ValueError(f"its arguments are a text that holds no JSON object: {error}") from error
         arguments = inner
     return ToolCall(name=call.name, arguments=arguments)
+
+
+def _parameters(body: str) -> str:
+    """Return parameters as a JSON object of texts. Raises `ValueError` where there is anything else beside them."""
+    found, place = dict[str, str](), 0
+    while (parameter := _PARAMETER.match(body, place)) is not None:
+        found[parameter["key"].strip()] = parameter["value"].removeprefix("\n").removesuffix("\n")
+        place = parameter.end()
+    if body[place:].strip():
+        raise ValueError(f"its function has something else than parameters: {body[place:].strip()!r:.60}")
+    return msgspec.json.encode(found).decode()

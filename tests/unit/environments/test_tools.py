@@ -1,5 +1,7 @@
 """Tool calls: whatever a model writes is read or answered, and nothing it writes raises."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +34,34 @@ async def test_calls_are_run_in_order_with_checked_arguments() -> None:
     text = "first " + call("add", '{"a": 2}') + " then\n" + call("join", '{"parts": ["x", "y"]}')
     assert await answers(text) == ["3", "x-y"]
     assert await answers(call("add", '{"a": "4", "b": 5}')) == ["9"]
+
+
+async def test_calls_in_the_forms_of_other_templates_are_run() -> None:
+    """Qwen3-Coder and Qwen3.5, Llama, OpenAI, and a call of a tool without arguments."""
+    qwen = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>".format
+    value = "<parameter={}>\n{}\n</parameter>\n".format
+    assert await answers(qwen("add", value("a", "2") + value("b", "5"))) == ["7"]
+    assert await answers(qwen("join", value("parts", '["x", "<y>\\n"]'))) == ["x-<y>\n"]
+    both = qwen("join", value("parts", "['x', 'y']")) + " and " + qwen("add", value("a", "1"))
+    assert await answers(both) == ["x-y", "2"]
+    assert await answers(qwen("add", "")) == ["error: add: missing argument 'a'"]
+    assert "something else than parameters" in (await answers(qwen("add", "a = 2")))[0]
+    assert await answers('<tool_call>{"name": "add", "parameters": {"a": 2}}</tool_call>') == ["3"]
+    asked = '{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}'
+    assert await answers(f"<tool_call>{asked}</tool_call>") == ["3"]
+    assert await answers('<tool_call>{"name": "add"}</tool_call>') == ["error: add: missing argument 'a'"]
+    assert "it has no `name`" in (await answers('<tool_call>{"arguments": {"a": 2}}</tool_call>'))[0]
+
+
+async def test_the_text_of_a_parameter_is_kept_whole() -> None:
+    (found,) = parse_tool_calls(
+        "<tool_call><function=run><parameter=code>\n"
+        "  if a < b:\n\n    print('<think>')\n\n</parameter></function></tool_call>"
+    ).calls
+    assert json.loads(found.arguments) == {"code": "  if a < b:\n\n    print('<think>')\n"}
+    assert parse_tool_calls("<think>" + "<tool_call><function=run></function></tool_call>") == ([], [], 1)
+    for hostile in ("<function=f>" + " " * 60_000 + "x", "<function=f>" + "<parameter=a>" * 20_000):
+        assert parse_tool_calls(f"<tool_call>{hostile}</tool_call>").errors
 
 
 async def test_the_arguments_stay_as_written() -> None:
