@@ -61,6 +61,14 @@ _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|
 _BRACED = re.compile(r"(?<![\^_A-Za-z}])\{\s*([-+]|[-+]?[\d.,]*\d)\s*\}")
 _SIMPLE = re.compile(r"\s*[-+]?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+)\s*")
 _ROOT = re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
+_SIUNITX = re.compile(r"\\(?:num|qty|SI)\s*(?:\[[^\]]*\])?\s*\{([^{}]*)\}(?:\s*\{([^{}]*)\})?")
+_COLOR = re.compile(r"\\color\s*\{[^{}]*\}")
+_PLAIN_NAMES = re.compile(
+    r"(?<![A-Za-z\\])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|exp|ln|log|pi|infinity)(?![A-Za-z])"
+)
+_PLAIN_ROOT = re.compile(r"(?<![A-Za-z])\\?sqrt\s*\(([^()]*)\)")
+_PLAIN_SIGNS = ((">=", r"\ge "), ("<=", r"\le "), ("!=", r"\ne "), ("**", "^"), ("*", r"\cdot "))
+_ACCENT = re.compile(r"\\(hat|vec|bar|overline|tilde)\s+([A-Za-z])(?![A-Za-z])")
 _SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
     "±": r"\pm ", "×": r"\cdot ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "θ": r"\theta "}  # fmt: skip
 _MAX_PASSES = 8
@@ -76,8 +84,10 @@ def unwrapped(text: str) -> str:
     text = _ROOT.sub(
         lambda found: f"\\sqrt{{{found[1] or found[2] or found[3]}}}", typographic(text).replace(NARROW, "")
     )
-    for symbol, command in _SYMBOLS.items():
+    for symbol, command in (*_SYMBOLS.items(), *_PLAIN_SIGNS):
         text = text.replace(symbol, command)
+    text = _PLAIN_NAMES.sub(lambda found: "\\infty " if found[1] == "infinity" else f"\\{found[1]} ", text)
+    text = _ACCENT.sub(r"\\\1{\2}", _PLAIN_ROOT.sub(r"\\sqrt{\1}", _COLOR.sub("", text)))
     text = re.sub(r"\\(?:mathrm|text)\s*\{([a-z])\}", r"\1", _NOTHING.sub("", text))
     text = re.sub(r"\\log_(?:e|\{e\})(?![A-Za-z])", r"\\ln", text)
     for _ in range(_MAX_PASSES):
@@ -114,7 +124,7 @@ def _lowered(found: re.Match[str]) -> str:
 def _structured(text: str) -> str:
     if "\\" not in text and "$" not in text and "{" not in text:
         return text
-    text = _GROUP_BLANK.sub(NARROW, text)
+    text = _GROUP_BLANK.sub(NARROW, _SIUNITX.sub(_measured, _COLOR.sub("", text)))
     text = _GROUP_SIGN.sub(lambda found: found[1] or ":", text).replace("\\$", "\ue000").replace("\\%", "%")
     text = _UNIT_FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]} ", text)
     text = re.sub(r"\\(?:Omega|ohm)(?![A-Za-z])", "Ω", _MICRO.sub(r" µ\1 ", text))
@@ -134,6 +144,11 @@ def _structured(text: str) -> str:
         text = changed
     text = re.sub(r"\\[()\[\]]|\$", " ", text)
     return text.replace("\ue000", "$")
+
+
+def _measured(found: re.Match[str]) -> str:
+    """Return the number of siunitx and its unit, \\SI{5}{km} say, without commands of units."""
+    return f"{found[1]} {(found[2] or '').replace(chr(92), ' ')} "
 
 
 def _fraction(found: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from lachesis.pipeline.scoring.raters.boxed import boxed, has_box
 from lachesis.pipeline.scoring.raters.latex import plain, unwrapped
 from lachesis.pipeline.scoring.raters.notation import of_one_kind, same_notation
 from lachesis.pipeline.scoring.raters.number import Number, read_number
-from lachesis.pipeline.scoring.raters.words import same_time, same_words
+from lachesis.pipeline.scoring.raters.words import are_all_reals, same_choice, same_time, same_words
 
 __all__ = ["equal", "equal_or_unsure", "is_equation_of_numbers", "reference_answer"]
 
@@ -69,11 +69,10 @@ def _compared(gold: str, given: str) -> Verdict:
         gold, given = (_DOTS.sub(r"\\dots", re.sub(r"\s", "", text)) for text in (gold, given))
         if read_number(gold) is None:
             return gold == given  # how a sequence goes on is not compared
-    known = _same_digits(gold, given)
-    if known is None:
-        known = same_time(gold, given)
-    if known is not None:
-        return known
+    for compare in (_same_digits, same_time, same_choice, are_all_reals):
+        known = compare(gold, given)
+        if known is not None:
+            return known
     expected = _number_meant(gold)
     if expected is not None:
         return _against_number(expected, gold, given)

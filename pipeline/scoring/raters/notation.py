@@ -18,12 +18,16 @@ _MATRIX = re.compile(r"\s*\\begin\{(?P<kind>[pbvBV]?matrix)\}(?P<rows>.*)\\end\{
 _ANGLES = re.compile(
     r"\s*(?:\\left)?\s*(?:\\langle|⟨|<)\s*(?P<parts>[^<>]*?,[^<>]*?)\s*(?:\\right)?\s*(?:\\rangle|⟩|>)\s*"
 )
-_TUPLE = re.compile(r"\s*(?:\\left)?\([^()]*,.*\)\s*", re.DOTALL)
+_TUPLE = re.compile(r"\s*(?:\\left)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*")
+_OUTWARD = re.compile(r"(?P<open>[\[\]])(?P<parts>[^\[\](){},;]+[,;][^\[\](){},;]+)(?P<close>[\[\]])")
+"""]0, 1[ and [0, 1[, as in French and German"""
+_CASES = re.compile(r"\s*\\begin\{cases\}(?P<rows>[^&]*)\\end\{cases\}\s*", re.DOTALL)
 _SET = re.compile(r"\s*(?:\\left)?\s*\\\{.*\\\}\s*", re.DOTALL)
 
 
 def same_notation(gold: str, given: str) -> tuple[str, str]:
     """Return both answers in one notation, if either is in another one that means the same."""
+    gold, given = (_inward(_listed_cases(text)) for text in (gold, given))
     if bool(_MATRIX.fullmatch(gold)) != bool(_MATRIX.fullmatch(given)) or "angle" in gold + given:
         return _tuple(gold), _tuple(given)
     if _is_interval(gold) or _is_interval(given):
@@ -34,10 +38,31 @@ def same_notation(gold: str, given: str) -> tuple[str, str]:
 def of_one_kind(gold: str, given: str) -> bool:
     """Return whether two answers can be the same: a set has no order and a tuple has one."""
     if _SET.fullmatch(gold):
-        return not _TUPLE.fullmatch(given)
-    if _TUPLE.fullmatch(gold):
+        return not _is_tuple(given)
+    if _is_tuple(gold):
         return not _SET.fullmatch(given)
     return True
+
+
+def _is_tuple(text: str) -> bool:
+    return "," in text and _TUPLE.fullmatch(text) is not None
+
+
+def _listed_cases(text: str) -> str:
+    """Return a system of equations as a list of them."""
+    found = _CASES.fullmatch(text)
+    rows = [] if found is None else [row.strip(" ,;") for row in found["rows"].split("\\\\") if row.strip()]
+    return ", ".join(rows) if rows and all(row.count("=") == 1 for row in rows) else text
+
+
+def _inward(text: str) -> str:
+    """Return intervals with round brackets at open ends."""
+    found = list(_OUTWARD.finditer(text))
+    if not found or all(one["open"] + one["close"] == "[]" for one in found):
+        return text
+    return _OUTWARD.sub(
+        lambda one: f"{'[' if one['open'] == '[' else '('}{one['parts']}{']' if one['close'] == ']' else ')'}", text
+    )
 
 
 def _is_interval(text: str) -> bool:

@@ -6,9 +6,18 @@ import re
 
 from lachesis.pipeline.scoring.raters.latex import plain
 
-__all__ = ["same_time", "same_words"]
+__all__ = ["are_all_reals", "same_choice", "same_time", "same_words"]
 
 _CHOICES = re.compile(r"[(\[]?\s*[A-Z]\s*[)\]]?[.:]?")
+_LETTERS = re.compile(r"[A-H]{2,8}")
+_CHOICE_SAID = re.compile(r"\(?(?P<letter>[A-H])[).:]\s*(?P<said>\S.*)", re.DOTALL)
+"""A choice with what it says: A. Paris"""
+_ALL_REALS = re.compile(
+    r"\s*(?:(?:[a-z]\s*)?\\in\s*)?(?:\\mathbb\s*\{?\s*R\s*\}?|\\Re(?![A-Za-z])|ℝ|\(\s*-\s*\\infty\s*,\s*\+?\\infty\s*\))\s*"
+)
+_ALL_REALS_SAID = frozenset(
+    {"all real numbers", "all reals", "real numbers", "reals", "set of all real numbers", "any real number"}
+)
 _SEVERAL = re.compile(r"[(\[{\s]*[A-Z](?:[\s,;/&)(]+(?:and\s+)?[A-Z])+[)\]}\s]*")
 _LABELLED = re.compile(
     r"(?:the\s+)?(?:correct\s+|final\s+|best\s+|right\s+)?(?:answer|option|choice)?(?:\s+(?:answer|option|choice))?"
@@ -57,6 +66,25 @@ def same_words(gold: str, given: str) -> bool | None:
     if _EMPTY.fullmatch(gold) or _key(expected) in _NOTHING:
         return bool(_EMPTY.fullmatch(given)) or _key(_said(shown)) in _NOTHING
     return _key(expected) in {_key(shown), _key(_said(shown))} if _is_words(expected, gold) else None
+
+
+def same_choice(gold: str, given: str) -> bool | None:
+    """Return whether two answers are the same choices, of which one has what it says, or no commas; None of others."""
+    expected, shown = plain(gold), plain(given)
+    choices = _CHOICE_SAID.fullmatch(expected), _CHOICE_SAID.fullmatch(shown)
+    if choices[0] is not None and _CHOICES.fullmatch(shown):
+        return choices[0]["letter"] == re.sub(r"[^A-Z]", "", shown)
+    if choices[0] is not None and choices[1] is not None:
+        return choices[0]["letter"] == choices[1]["letter"] and _key(choices[0]["said"]) == _key(choices[1]["said"])
+    pairs = ((expected, shown), (shown, expected))
+    if any(_LETTERS.fullmatch(one) and _SEVERAL.fullmatch(two) for one, two in pairs):
+        return _letters(expected) == _letters(shown)
+    return None
+
+
+def are_all_reals(gold: str, given: str) -> bool | None:
+    """Return True where the reference is the set of real numbers, and the answer says so in words; else None."""
+    return True if _ALL_REALS.fullmatch(gold) and _key(_said(plain(given))) in _ALL_REALS_SAID else None
 
 
 def _is_negative(found: re.Match[str]) -> bool:
