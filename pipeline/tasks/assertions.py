@@ -127,7 +127,7 @@ def imported_packages(code: str) -> set[str]:
 
 
 def called_names(code: str) -> set[str]:
-    """Return the names that a test takes from the program: what it reads and neither defines nor imports itself."""
+    """Return the names that a test takes from the program: those that it neither defines nor imports."""
     read, bound = set[str](), set(dir(builtins))
     for node in ast.walk(_tree(code)):
         if isinstance(node, ast.Name):

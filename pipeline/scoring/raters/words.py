@@ -69,7 +69,10 @@ def same_words(gold: str, given: str) -> bool | None:
 
 
 def same_choice(gold: str, given: str) -> bool | None:
-    """Return whether two answers are the same choices, of which one has what it says, or no commas; None of others."""
+    """Return whether two answers are the same choices, None where neither is one.
+
+    One may have what its choice says, "A. Paris", or no commas, "AC".
+    """
     expected, shown = plain(gold), plain(given)
     choices = _CHOICE_SAID.fullmatch(expected), _CHOICE_SAID.fullmatch(shown)
     if choices[0] is not None and _CHOICES.fullmatch(shown):
@@ -83,7 +86,7 @@ def same_choice(gold: str, given: str) -> bool | None:
 
 
 def are_all_reals(gold: str, given: str) -> bool | None:
-    """Return True where the reference is the set of real numbers, and the answer says so in words; else None."""
+    """Return True where the reference is the set of real numbers, and the answer its words; else None."""
     return True if _ALL_REALS.fullmatch(gold) and _key(_said(plain(given))) in _ALL_REALS_SAID else None
 
 
