@@ -4,12 +4,14 @@ import msgspec
 
 from lachesis.schemas.values import Count
 
-__all__ = ["MAX_NOTICES", "MAX_NOTICE_CHARS", "Notice"]
+__all__ = ["MAX_NOTICES", "MAX_NOTICE_CHARS", "REFUSED_POLICY", "Notice"]
 
 MAX_NOTICES = 32
 """Notices of one service at most: however much one has to say, it does not hide the others."""
 MAX_NOTICE_CHARS = 1000
 """Characters of each text of a notice."""
+REFUSED_POLICY = "policy"
+"""Key of an inference server's notice that it has refused a policy. Its text begins `policy VERSION was refused`."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -33,6 +33,7 @@ from lachesis.schemas.errors import (
     SchemaError,
     VersionError,
 )
+from lachesis.schemas.notices import REFUSED_POLICY
 
 __all__ = ["follow_policy"]
 
@@ -147,7 +148,7 @@ class _PolicyFollower:
                     done = None
                 continue
             self._service.mark_ok()
-            self._service.set_problem("policy", None)
+            self._service.set_problem(REFUSED_POLICY, None)
             self._loaded.set()
             self._service.vitals.metrics["policy/step"] = done.policy_version.step
             await self._pause_if_late()
@@ -155,12 +156,10 @@ class _PolicyFollower:
     def _say_refused(self, record: PolicyRecord, error: Exception) -> None:
         text = f"policy {record.version} was refused: {error}"
         if self._loaded.is_set():
-            self._service.set_problem("policy", text)
+            self._service.set_problem(REFUSED_POLICY, text)
             return
-        mend = (
-            "it is tried again; if its file is gone or damaged, end the trainer's process: its next life publishes anew"
-        )
-        self._service.set_problem("policy", text, mend=mend, held_up=["environments"], stops=True)
+        mend = "it is tried again, and the trainer publishes it again; see its log and the disk of the weights"
+        self._service.set_problem(REFUSED_POLICY, text, mend=mend, held_up=["environments"], stops=True)
 
     async def _load_until_superseded(self, record: PolicyRecord) -> None:
         """Load a record's weights, again after each outage. Raises `_SupersededError` once there is a newer record."""
@@ -194,4 +193,4 @@ class _PolicyFollower:
                 self._paused = True
                 text = f"paused: its weights are {behind} steps behind, and {self._max_behind} may be trained on"
                 log.warning("the inference server is %s", text)
-                self._service.set_problem("policy", text)
+                self._service.set_problem(REFUSED_POLICY, text)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
+import anyio
 import anyio.to_thread
 import torch
 from anyio.abc import TaskGroup
@@ -70,14 +71,32 @@ class PolicyPublisher:
         # the sender of differences needs the version before as well
         self._copies = HostCopies(2 if config.weights.transport == "nats" else 1)
         self._publications = OneAtATime(tasks)
+        self._publishing = anyio.Lock()
+        self._newest: tuple[int, Mapping[str, torch.Tensor]] | None = None
 
     async def publish(self, step: int) -> None:
         """Take the weights as they are after `step` steps; return as soon as they may change again."""
-        await self._publications.finish()
-        if self.shared is not None:
-            self.shared.begin_version()
-        tensors = await anyio.to_thread.run_sync(self._copy_weights)
-        await self._publications.start(partial(self._publish, step, tensors))
+        async with self._publishing:
+            await self._publications.finish()
+            if self.shared is not None:
+                self.shared.begin_version()
+            self._newest = None
+            tensors = await anyio.to_thread.run_sync(self._copy_weights)
+            self._newest = step, tensors
+            await self._publications.start(partial(self._publish, step, tensors))
+
+    async def publish_again(self, version: str) -> None:
+        """Store and announce the newest weights once more, if they are of this version: what was stored is damaged.
+
+        Weights in shared memory are nowhere else.
+        """
+        async with self._publishing:
+            policy = self._feed.policy
+            if self._newest is None or self.shared is not None or policy is None or policy.version != version:
+                return
+            await self._publications.finish()
+            self._sender.forget()
+            await self._publications.start(partial(self._publish, *self._newest))
 
     async def finish(self) -> None:
         """Wait until the newest weights are published."""

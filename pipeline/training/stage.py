@@ -58,6 +58,7 @@ from lachesis.pipeline.training.publication import COPY_ADVICE, PolicyPublisher
 from lachesis.pipeline.training.ranks.leader import Leader, lead_ranks
 from lachesis.pipeline.training.ranks.place import RankPlace, check_ranks, rank_device
 from lachesis.pipeline.training.ranks.process_group import in_thread
+from lachesis.pipeline.training.refused_policy import republish_refused
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.samples import readable_samples
@@ -138,6 +139,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
                     await trainer.publisher.publish(trainer.learner.steps)
                     await trainer.publisher.finish()
                     tasks.start_soon(trainer.peer_metrics.listen, service)
+                    tasks.start_soon(republish_refused, service, trainer.publisher.publish_again)
                     tasks.start_soon(follow_incidents, service)
                     if tracking.tracks:
                         tasks.start_soon(track_alerts, service, config, tracking)

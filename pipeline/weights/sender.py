@@ -34,6 +34,10 @@ class WeightsSender(Protocol):
         Raises `InfrastructureError` when it may be tried again, `FencedError` when another trainer has taken over.
         """
 
+    def forget(self) -> None:
+        """Build the next version on none before it: what was sent of those may be damaged."""
+        ...
+
     async def expire(self) -> None:
         """Delete versions that are too old, once a newer one is published."""
 
@@ -56,6 +60,9 @@ class _ThroughServer:
         version = await anyio.to_thread.run_sync(policy_version, step, lineage, tensors)
         return version, (await self._uploader.send(version, tensors)).location
 
+    def forget(self) -> None:
+        self._uploader.forget()
+
     async def expire(self) -> None:
         await self._uploader.expire()
 
@@ -73,6 +80,9 @@ class _ThroughFolder:
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
         return version, str(path)
+
+    def forget(self) -> None:
+        """Each file stands for itself."""
 
     async def expire(self) -> None:
         await anyio.to_thread.run_sync(partial(prune_weights, self._folder, keep=self._kept))

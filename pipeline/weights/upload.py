@@ -96,6 +96,10 @@ class WeightsUploader:
         self._chains.append(head.chain)
         return SentWeights(weights_location(self._head_seq), head.size, head.plain_size, payload.is_delta)
 
+    def forget(self) -> None:
+        """Store the next version whole."""
+        self._base = None
+
     async def expire(self) -> None:
         """Delete chains that only versions need which are older than the newest `kept`."""
         self._chains = self._chains[-self._kept :]

@@ -23,6 +23,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.notices import Notice
 from lachesis.services.cli.ending import follow_run
+from lachesis.services.cli.last_notices import showing_last_notices
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.health import EnvHealth, checked_environments, read_alert, read_health
 from lachesis.services.observe.notices import DISK
@@ -50,7 +51,8 @@ def health(
     if follow:
         anyio.run(follow_health, config, as_json)
         return
-    found, notices = anyio.run(_read, config)
+    with showing_last_notices(config, on_stderr=as_json):
+        found, notices = anyio.run(_read, config)
     if as_json:
         print_json(found)
     else:

@@ -29,6 +29,7 @@ from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, fitting, table
 from lachesis.services.cli.ending import end_on_signal
+from lachesis.services.cli.last_notices import showing_last_notices
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,
@@ -81,7 +82,8 @@ def top(
 ) -> None:
     """Watch the run: lag, rate and latency of each stage, and the bottleneck. Ends with Ctrl-C."""
     config = options.config()
-    overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window)
+    with showing_last_notices(config, on_stderr=as_json):
+        overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window)
     if overview is None:
         return
     if as_json:

@@ -84,6 +84,8 @@ class Cause(NamedTuple):
     process: str = ""
     switch: str = ""
     fills: bool = False
+    is_brief: bool = False
+    """Whether it ends the run before all commands could be looked at."""
     within_s: float = 10.0
 
 
@@ -108,8 +110,8 @@ CAUSES = (
                    "teacher", "inference-teacher", "health", "curriculum", "nats-server")),
     Cause("a rater raises", ("scorer", "has a rating", "KeyError"), switch="rater raises"),
     Cause("all rewards are equal", ("no group was fit", "zero_variance"), switch="rewards are equal", within_s=60.0),
-    Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises"),
-    Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends"),
+    Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises", is_brief=True),
+    Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
     Cause("a rater hangs", ("scorer", "has a rating", "timeout"), switch="rater hangs", within_s=30.0),
     Cause("the environment hangs", ("environment-sums is silent", "blocks"), switch="task hangs", within_s=12.0),
     Cause("the disk of the store is full", ("nats-server", "is full", "make room"), fills=True),
@@ -257,7 +259,7 @@ async def _campaign(folder: Path, causes: Sequence[Cause]) -> None:
                 await healthy(run)
             except (TimeoutError, AssertionError) as error:
                 print(f"not healthy before {cause.name}: {[notice_line(one) for one in notices_of(run)]} {error}"[:500])
-            print(json.dumps(await inject(run, cause, look=True)), flush=True)
+            print(json.dumps(await inject(run, cause, look=not cause.is_brief)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,28 @@
+"""Shows the notices of a run's supervisor where a command fails because the run's server does not answer."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.notices.text import notice_lines
+from lachesis.schemas.errors import AccessError, InfrastructureError, StartupError, leaves
+from lachesis.services.output import printable
+from lachesis.services.run.notices_file import read_notices
+
+__all__ = ["showing_last_notices"]
+
+_OUT_OF_REACH = (StartupError, InfrastructureError, AccessError)
+
+
+@contextmanager
+def showing_last_notices(config: RunConfig, *, on_stderr: bool = False) -> Iterator[None]:
+    """Print what the run's supervisor says in its folder where the context fails for want of a server, and fail."""
+    try:
+        yield
+    except Exception as error:
+        if any(isinstance(leaf, _OUT_OF_REACH) for leaf in leaves(error)):
+            for line in notice_lines(read_notices(config.path) or [], time.time_ns()):
+                print(printable(f"notice: {line}"), file=sys.stderr if on_stderr else sys.stdout)
+        raise
