@@ -43,6 +43,10 @@ _MAX_HELD = 256
 _MANY_LIVES = 4
 """Lives of one replica within `_LIVES_S` from which they are no accident."""
 _SERVER = "server"
+_DISK = "disk"
+"""What is reported about the disk under the run's own server."""
+_STALLED = "stalled for "
+"""Begins the note of a service that waits for the server."""
 
 
 class NoticeBoard:
@@ -63,6 +67,7 @@ class NoticeBoard:
         """Pids of processes that the supervisor has started; others of the run may be started beside them."""
         self._found: dict[str, list[Notice]] = {}
         self._server_away_s = -math.inf
+        self._store_full_s = -math.inf
 
     # facts
 
@@ -192,12 +197,17 @@ class NoticeBoard:
     def _waits(self, speaking: Sequence[HeardProcess], now: Moment) -> Iterator[Notice]:
         """Yield what is waited for; however many processes wait for the same thing, it is one notice."""
         found: dict[tuple[str, str], Notice] = {}
+        if any(one.stops for one in self._found.get(_DISK, ())):
+            self._store_full_s = now.s
+        is_store_full = now.s - self._store_full_s <= _RECOVERY_S
         for one in speaking:
             if one.waits_since_s is None or now.s - one.waits_since_s < _LONG_WAIT_S:
                 continue
             note = one.wait_note or "it does not say for what"
             if any(said.stops and said.what == note for said in one.beat.stage.notices):
                 continue  # it says so itself
+            if is_store_full and note.startswith(_STALLED):
+                continue  # the full disk under the server is said already
             service, key = one.beat.service, f"waits/{without_figures(note)}"
             mine = Notice(
                 key=key,

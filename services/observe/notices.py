@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import disk_room
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
 from lachesis.pipeline.notices.progress import fruitless_warning
@@ -36,6 +37,8 @@ __all__ = [
 
 DISK = "disk"
 """Begins the keys of notices about the disk of the run's own server."""
+_MIN_FREE_BYTES = 64 << 10
+"""Room below which a supervisor cannot be expected to write its notices."""
 
 
 def expected_run(config: RunConfig, *, missed: bool = True) -> ExpectedRun:
@@ -99,10 +102,23 @@ def outcome_notices(outcomes: Mapping[str, int]) -> list[Notice]:
 
 
 def silent_supervisor(folder: Path) -> list[Notice]:
-    """Return that the supervisor is silent, where one runs here and does not write its notices."""
+    """Return why the supervisor that runs here does not write its notices: its disk is full, or it is silent."""
     state = read_record(folder / STATE_FILE, SupervisorState)
     if state is None or state.phase != "running" or not state.process.runs:
         return []
+    room = disk_room(folder)
+    if room.total_bytes and (room.free_bytes < _MIN_FREE_BYTES or not room.inodes):
+        return [
+            Notice(
+                key=f"{DISK}/folder",
+                source=SUPERVISOR,
+                what=f"the disk that holds {folder} is full",
+                why=f"{room.free_bytes:,} bytes free, so that the supervisor cannot write down what else there is",
+                mend="make room there, and the run goes on by itself",
+                held_up=["every service"],
+                stops=True,
+            )
+        ]
     pid = state.process.pid
     stopped = process_state(pid) in {"T", "t"}
     return [

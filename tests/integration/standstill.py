@@ -114,8 +114,7 @@ CAUSES = (
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
     Cause("a rater hangs", ("scorer", "has a rating", "timeout"), switch="rater hangs", within_s=30.0),
     Cause("the environment hangs", ("environment-sums is silent", "blocks"), switch="task hangs", within_s=12.0),
-    Cause("the disk of the store is full", ("nats-server", "is full", "make room"), fills=True),
-    Cause("the disk of the trainer is full", ("trainer", "the disk is full", "make room"), fills=True, within_s=30.0),
+    Cause("the disk is full", ("the disk that holds", "is full", "make room"), fills=True),
 )  # fmt: skip
 
 
@@ -133,11 +132,11 @@ def open_standing_run(folder: Path) -> Iterator[Run]:
 
 
 def notices_of(run: Run) -> list[Notice]:
-    """Return what the run's supervisor says."""
+    """Return what the run's supervisor says, or why it cannot."""
     try:
         return msgspec.json.decode((run.folder / NOTICES_FILE).read_bytes(), type=SavedNotices).notices
     except FileNotFoundError:
-        return []
+        return look_at_folder(run.folder.name, run.folder).notices
 
 
 async def inject(run: Run, cause: Cause, gone_within_s: float = 60.0, *, look: bool = False) -> Outcome:

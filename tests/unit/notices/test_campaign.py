@@ -299,6 +299,19 @@ def test_a_wait_that_looks_well_between_two_attempts_is_one_wait() -> None:
     assert [one.what for one in run.run(20)] == ["environment-sums is waiting"]
 
 
+def test_services_that_wait_for_a_server_on_a_full_disk_are_not_said_beside_the_disk() -> None:
+    run = SimulatedRun()
+    run.run(5)
+    run.board.report("disk", [Notice(key="disk/failed", source="nats-server", what="the disk is full", stops=True)])
+    for name in ("batcher", "teacher"):
+        run.wait(name, f"stalled for 7 s: publish rl.{name}: its disk is or was full")
+    run.wait("scorer", "rater judge: unavailable")
+    assert {one.source for one in run.run(20)} == {"nats-server", "scorer"}
+    run.board.report("disk", [])
+    assert {one.source for one in run.run(3)} == {"scorer"}
+    assert {one.source for one in run.run(10)} == {"scorer", "batcher", "teacher"}
+
+
 def test_an_environment_at_its_limit_is_no_wait_and_a_governor_that_admits_nothing_is() -> None:
     run = SimulatedRun()
     run.wait("environment-sums", "full", "backpressure")

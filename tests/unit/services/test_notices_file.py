@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.disk import SHORTAGES
+from lachesis.pipeline.disk import SHORTAGES, DiskRoom
 from lachesis.schemas.notices import Notice
+from lachesis.services.observe.notices import silent_supervisor
 from lachesis.services.run.notices_file import NoticesWriter, read_notices
+from lachesis.services.run.supervisor_state import SupervisorStateWriter
 
 
 def test_what_the_disk_has_no_room_for_does_not_leave_what_held_before(
@@ -28,3 +30,23 @@ def test_what_the_disk_has_no_room_for_does_not_leave_what_held_before(
     writer.file.retry()
     assert read_notices(tmp_path) == [full_disk]
     assert SHORTAGES.longest_wait_text is None
+
+
+@pytest.mark.parametrize(
+    ("room", "what"),
+    [
+        (DiskRoom(0, 1 << 30), "is full"),
+        (DiskRoom(1 << 30, 1 << 31, inodes=False), "is full"),
+        (DiskRoom(1 << 30, 1 << 31), "supervisor is silent"),
+        (DiskRoom(0, 0), "supervisor is silent"),
+    ],
+)
+def test_a_supervisor_that_writes_nothing_is_silent_or_has_a_full_disk(
+    room: DiskRoom, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lachesis.services.observe.notices.disk_room", lambda _: room)
+    writer = SupervisorStateWriter(tmp_path)
+    writer.report("running", 1, 1)
+    (notice,) = silent_supervisor(tmp_path)
+    assert what in notice.what
+    assert notice.stops

@@ -18,8 +18,10 @@ class Service:
     def __init__(self):
         self.draining = anyio.Event()
 
-    def set_note(self, about, text):
-        pass
+        self.problems = {}
+
+    def set_problem(self, topic, text, **details):
+        self.problems[topic] = text, details
 
 
 class Server:
