@@ -18,7 +18,7 @@ _OUT_OF_REACH = (StartupError, InfrastructureError, AccessError)
 
 @contextmanager
 def showing_last_notices(config: RunConfig, *, on_stderr: bool = False) -> Iterator[None]:
-    """Print what the run's supervisor says in its folder where the context fails for want of a server, and fail."""
+    """Print what the supervisor says in the run's folder if the context fails for want of a server."""
     try:
         yield
     except Exception as error:

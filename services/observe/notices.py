@@ -102,7 +102,7 @@ def outcome_notices(outcomes: Mapping[str, int]) -> list[Notice]:
 
 
 def silent_supervisor(folder: Path) -> list[Notice]:
-    """Return why the supervisor that runs here does not write its notices: its disk is full, or it is silent."""
+    """Return why the supervisor here writes no notices: its disk is full, or it is silent."""
     state = read_record(folder / STATE_FILE, SupervisorState)
     if state is None or state.phase != "running" or not state.process.runs:
         return []
