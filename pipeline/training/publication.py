@@ -86,9 +86,9 @@ class PolicyPublisher:
             await self._publications.start(partial(self._publish, step, tensors))
 
     async def publish_again(self, version: str) -> None:
-        """Store and announce the newest weights once more, if they are of this version: what was stored is damaged.
+        """Store and announce the newest weights once more, if they are of this version.
 
-        Weights in shared memory are nowhere else.
+        For what was stored is damaged. Weights in shared memory are nowhere else.
         """
         async with self._publishing:
             policy = self._feed.policy

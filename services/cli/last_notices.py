@@ -1,4 +1,4 @@
-"""Shows the notices of a run's supervisor where a command fails because the run's server does not answer."""
+"""Shows the supervisor's notices where a command fails because the run's server does not answer."""
 
 import sys
 import time
