@@ -1,6 +1,7 @@
 """Publishes the newest policy again where no inference server can load it.
 
-Its file is damaged, or gone. Without it a run whose first policy is damaged after it was stored would wait for ever, since there is no next one.
+Its file is damaged, or gone. Without that, a run whose first policy is damaged after it was stored would wait for ever,
+since there is no next one.
 """
 
 import logging
