@@ -1,4 +1,4 @@
-"""ROLLOUTS or the bucket is older than all else, as a power cut leaves it: named, recovered from, trained to the end."""
+"""ROLLOUTS or the bucket is older than the rest, as after a power cut: named, recovered from, trained to the end."""
 
 import os
 import shutil
