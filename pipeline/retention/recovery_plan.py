@@ -146,7 +146,7 @@ async def make_plan(
 
 
 async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, int]:
-    """Return the newest sequence of each stream, and of the bucket, that has or is to have copies in a cluster."""
+    """Return where each stream, and the bucket, ends that has or is to have copies in a cluster."""
     found = {kind_of(one.name): one for one in await bus.describe_streams()}
     return {stream: one.usage.last for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
 

@@ -70,7 +70,7 @@ async def make_streams(bus: NatsBus, config: RunConfig, *, takes_over: bool = Fa
 
 
 async def describe_unknown_history(bus: NatsBus, config: RunConfig) -> str | None:
-    """Return that the server holds history of the run of which its folder knows nothing, None where that is not so.
+    """Return that the server holds history of which the run's folder knows nothing, None where it does.
 
     Such a folder is of another machine, or new. A server whose store is older than the run could be told by nothing.
     """
