@@ -13,8 +13,6 @@ are the session's work. What may fail, and what then happens:
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import anyio
-
 from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.environments.session import Reply, Session
 from lachesis.pipeline.environments.tools import describe_tools, run_tools, tools_of
@@ -128,7 +126,7 @@ class Environment:
         return describe_tools(self.tools)
 
     async def _timed(self, answer: Sequence[Message | str] | Awaitable[Sequence[Message | str]]) -> Any:
-        with anyio.move_on_after(self.turn_timeout_s):
+        with HOOKS.move_on_after(self.turn_timeout_s):
             return await resolve_awaitable(answer)
         raise InfrastructureError(f"{type(self).__name__}.respond took longer than {self.turn_timeout_s:g} s")
 

@@ -6,6 +6,7 @@ is away means waiting, not generating. Leases held are renewed until they are se
 
 import anyio
 
+from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -30,7 +31,8 @@ class ProducerLeases:
         self._held: dict[str, LeaseRequest] = {}  # by lease, what renews it
         self.is_closed = False
         """Whether nothing at all was granted to the environment when it was asked for last: it is halted, say."""
-        self._renew_s = _FIRST_PAUSE_S  # until a lease has told how long it lives
+        self.renew_s = _FIRST_PAUSE_S
+        """Seconds between two renewals; few until a lease has told how long it lives."""
 
     async def acquire(self, sequences: int, size: int) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
@@ -51,7 +53,7 @@ class ProducerLeases:
                 self._tell_never(None)
                 self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
                 if reply.expires_s is not None:
-                    self._renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
+                    self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
                 return reply.lease
             self._service.mark_waiting("backpressure", reply.reason)
             self._tell_never(reply.reason if reply.never else None)
@@ -85,16 +87,27 @@ class ProducerLeases:
     async def renew(self) -> None:
         """Renew every lease held, a few times in its life. Runs until cancelled."""
         while True:
-            await anyio.sleep(self._renew_s)
+            await anyio.sleep(self.renew_s)
             for request in list(self._held.values()):
                 try:
-                    await self._request(request, min(self._renew_s, _ASK_TIMEOUT_S))
+                    await self._request(request, min(self.renew_s, _ASK_TIMEOUT_S))
                 except InfrastructureError:
                     break  # the governor is away: it waits one lease period after its return, so ours still count
 
-    async def _request(self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S) -> LeaseReply:
+    async def renew_over(self, bus: Bus, timeout_s: float) -> None:
+        """Renew every lease held once, over another connection: for another thread, while this one's loop is held."""
+        for request in list(self._held.values()):
+            try:
+                await self._request(request, timeout_s, bus)
+            except InfrastructureError:
+                return
+
+    async def _request(
+        self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S, bus: Bus | None = None
+    ) -> LeaseReply:
         subject = subjects.lease(self._service.run, self._env)
-        return decode(LeaseReply, await self._service.bus.request(subject, encode(request), timeout_s=timeout_s))
+        asked = self._service.bus if bus is None else bus
+        return decode(LeaseReply, await asked.request(subject, encode(request), timeout_s=timeout_s))
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import anyio
 
-__all__ = ["HOOKS", "HOOK_CURE", "HookTimes"]
+__all__ = ["HOOKS", "HOOK_CURE", "HeldLoop", "HookTimes"]
 
 log = logging.getLogger("lachesis")
 
@@ -24,10 +24,22 @@ HOOK_CURE: Final = (
 _LONG_S = 0.1
 """Seconds from which on other tasks come before the next call."""
 _PAUSE_S = 0.05
-"""Seconds that they have: a heartbeat or a renewal takes some rounds of the loop."""
+"""Seconds that they have: a heartbeat or a renewal takes some rounds of the loop,"""
+_PAUSE_SHARE = 0.05
+"""and after a long call more of them, since more has come up meanwhile: this share of the call,"""
+_MAX_PAUSE_S = 1.0
+"""but no more than these seconds."""
 _SLOW_S = 1.0
 """Seconds from which on a call is named."""
 _REMEMBERED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLoop:
+    """The function that holds the event loop, and since when by the clock of `HookTimes`."""
+
+    name: str
+    since_s: float
 
 
 @dataclass(slots=True)
@@ -44,6 +56,11 @@ class HookTimes:
         self._clock = clock
         self._next_s = -1.0
         self._slow: dict[str, _SlowHook] = {}
+        self._scopes: set[anyio.CancelScope] = set()
+        self.held: HeldLoop | None = None
+        """What holds the loop now. Other threads may read it."""
+        self.held_s = 0.0
+        """Seconds for which slow functions have held the loop in all."""
 
     async def call(self, hook: Callable[..., Any], *args: Any) -> Any:
         """Call an environment's method with `args`, on this thread. An awaitable is returned as it is."""
@@ -57,16 +74,37 @@ class HookTimes:
     def timed(self, name: str) -> Iterator[None]:
         """Note how long the body holds the event loop."""
         began_s = self._clock()
+        before, self.held = self.held, HeldLoop(name, began_s)
         try:
             yield
         finally:
-            self._record(name, began_s, self._clock())
+            self.held = before
+            if before is None:
+                self._record(name, began_s, self._clock())
+
+    @contextmanager
+    def move_on_after(self, seconds: float) -> Iterator[anyio.CancelScope]:
+        """As anyio's, for time in which the loop is not held: what waits meanwhile has no part in it."""
+        with anyio.move_on_after(seconds) as scope:
+            self._scopes.add(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.discard(scope)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long, not counting time in which the loop is held."""
+        with self.move_on_after(seconds):
+            await anyio.sleep_forever()
 
     def _record(self, name: str, began_s: float, ended_s: float) -> None:
         took_s = ended_s - began_s
         if took_s < _LONG_S:
             return
-        self._next_s = ended_s + _PAUSE_S
+        self._next_s = ended_s + min(_MAX_PAUSE_S, max(_PAUSE_S, _PAUSE_SHARE * took_s))
+        self.held_s += took_s
+        for scope in self._scopes:
+            scope.deadline += took_s
         if took_s < _SLOW_S:
             return
         one = self._slow.get(name)

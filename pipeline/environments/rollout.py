@@ -271,7 +271,7 @@ async def _made_by_environment(
     """Return what the environment makes. Raises `InfrastructureError` where that takes longer than a rollout may."""
     async with background() as watching:
         watching.start_soon(_watch_end, env, task, report_stuck)
-        with anyio.move_on_after(env.rollout_timeout_s + _GROUP_S):
+        with HOOKS.move_on_after(env.rollout_timeout_s + _GROUP_S):
             return await generate()
     raise InfrastructureError(
         f"{type(env).__name__}: a group took longer than {env.rollout_timeout_s:g} s (rollout_timeout_s)"
@@ -281,7 +281,7 @@ async def _made_by_environment(
 async def _watch_end(env: Environment, task: Task, report_stuck: Callable[[str], None] | None) -> None:
     """Tell when a rollout goes on although its time is up and it was cancelled."""
     limit_s = env.rollout_timeout_s
-    await anyio.sleep(limit_s + _CANCELLED_S)
+    await HOOKS.sleep(limit_s + _CANCELLED_S)
     if report_stuck is not None:
         report_stuck(
             f"a rollout of {type(env).__name__}, item {task.item!r:.80}, cannot be cancelled after its "
@@ -292,7 +292,7 @@ async def _watch_end(env: Environment, task: Task, report_stuck: Callable[[str],
 async def _collect_sample(env: Environment, task: Task, session: Session) -> dict[str, float | None] | Exception:
     """Return the sample's rewards by component, or the bug that cost it."""
     try:
-        with anyio.move_on_after(env.rollout_timeout_s):
+        with HOOKS.move_on_after(env.rollout_timeout_s):
             with refuse_ending("its code"), contextlib.suppress(SampleEnded):
                 await env.rollout(task, session)
             if session.failure is None:

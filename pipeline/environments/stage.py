@@ -32,6 +32,7 @@ from lachesis.pipeline.environments.epoch_claims import EpochClaims
 from lachesis.pipeline.environments.failures import GroupFailures
 from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.group_times import GroupTimes
+from lachesis.pipeline.environments.held_loop import speaking_while_held
 from lachesis.pipeline.environments.held_out import settle_held_out
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import item_keys_of, load_environment
@@ -100,6 +101,11 @@ class _Draw(NamedTuple):
     claim: EpochClaim | None = None
 
 
+def _now_s() -> float:
+    """Return the time for groups, without that in which a plain function held the event loop."""
+    return time.monotonic() - HOOKS.held_s
+
+
 async def run_environments(service: Service, config: RunConfig, name: str) -> None:
     """Generate rollouts of environment `name`, of every one that is not another project's if it is empty."""
     own = [env for env, settings in config.environments.items() if not settings.is_foreign]
@@ -160,7 +166,11 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             producer.guard.engine = "vllm" if own.kind == "vllm" else "lachesis"
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed, keys_of_items)
-        async with running_environment(env), anyio.create_task_group() as tasks:
+        async with (
+            running_environment(env),
+            speaking_while_held(service, env.rollout_timeout_s, [producer.leases]),
+            anyio.create_task_group() as tasks,
+        ):
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
             tasks.start_soon(producer.name_late_groups)
@@ -325,7 +335,7 @@ class _Producer:
 
     def _end_hanging(self) -> None:
         """End groups whose code hangs, and the process if one of them cannot be cancelled."""
-        now_s = time.monotonic()
+        now_s = _now_s()
         for one in self.times.hanging(now_s):
             scope, told_s = self._ending.get(one.group, (None, None))
             if scope is not None and told_s is None:
@@ -340,7 +350,7 @@ class _Producer:
     async def name_late_groups(self) -> None:
         """Say which groups take far longer than others did, and which code holds all up, again and again."""
         while True:
-            late = self.times.describe_late(time.monotonic())
+            late = self.times.describe_late(_now_s())
             self.service.set_problem(
                 f"{self.name} late groups",
                 None if late is None else f"environment {self.name}: {late}",
@@ -453,7 +463,7 @@ class _Producer:
     ) -> GroupDraft:
         """Return a group's samples. Raises `InfrastructureError` also where it is ended because its code hangs."""
         made = False
-        self.times.begin(lease, str(item), time.monotonic())
+        self.times.begin(lease, str(item), _now_s())
         try:
             with anyio.CancelScope() as scope:
                 self._ending[lease] = scope, None
@@ -468,13 +478,13 @@ class _Producer:
                     started_ns=started_ns,
                     report=self.service.report_wait,
                     report_stuck=_end_process,
-                    report_request=lambda change: self.times.record_request(lease, change, time.monotonic()),
+                    report_request=lambda change: self.times.record_request(lease, change, _now_s()),
                 )
                 made = True
                 return draft
         finally:
             del self._ending[lease]
-            self.times.end(lease, time.monotonic(), made=made)
+            self.times.end(lease, _now_s(), made=made)
         raise _HungCodeError(
             f"{type(self.env).__name__}: the code of a group of item {task.item!r:.80} gave no sign for "
             f"{self.times.end_s:.0f} s, far longer than others, and was ended"

@@ -58,6 +58,11 @@ class StepProgress:
         self._fruitless_since_s: float | None = None
 
     @property
+    def outcomes(self) -> dict[str, int]:
+        """Groups by what became of them, since the run began; empty before the batcher was heard."""
+        return dict(self._outcomes)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the last step is taken."""
         return self._steps is not None and self.step is not None and self.step >= self._steps

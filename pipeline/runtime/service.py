@@ -74,6 +74,10 @@ class Service:
         self.began_ns = time.time_ns()
         self.started = anyio.Event()
         self.draining = anyio.Event()
+        self.last_beat: Heartbeat | None = None
+        """What was said last; another thread may say it again while the event loop is held."""
+        self.alive_file: Path | None = None
+        """What is touched after each heartbeat."""
         self._stalled: str | None = None  # why, as it was last logged
         self._stalled_s = 0.0  # since when
 
@@ -129,7 +133,13 @@ class Service:
         if sink is not None:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()
             sink.observe(ServiceFigures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
+        self.last_beat = beat
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
+
+    def touch_alive_file(self) -> None:
+        """Say to probes that the service lives."""
+        if self.alive_file is not None:
+            self.alive_file.touch()
 
     def _with_stall(self, stage: StageVitals) -> StageVitals:
         """Return the figures with a stall of the bus as state and note; log when one begins, changes or is over."""
@@ -264,12 +274,12 @@ async def open_service(
     `alive_file` is touched after each, for probes that look at its age.
     """
     service = Service(bus, name, run, revision, replica=replica, tracing=tracing)
+    service.alive_file = alive_file
 
     async def beat() -> None:
         while True:
             await service.heartbeat()
-            if alive_file is not None:
-                alive_file.touch()  # noqa: ASYNC240 - of a file in memory or on a local disk
+            service.touch_alive_file()
             await anyio.sleep(HEARTBEAT_S)
 
     async def announce() -> None:

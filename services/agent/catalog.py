@@ -3,9 +3,11 @@
 Nothing is imported to find them.
 """
 
+import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,8 +19,14 @@ from lachesis.pipeline.environments.source_scan import EnvironmentField, Family,
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name
 
-__all__ = ["CatalogEntry", "list_environments", "select_environment"]
+__all__ = ["ATROPOS_KIND", "CatalogEntry", "list_environments", "select_environment"]
 
+ATROPOS_KIND = "atropos"
+_NEEDS_PYTHON = (
+    "it needs an interpreter that has atroposlib, and none is named: the operator gives one by `lachesis mcp "
+    '--atropos-python`, or rl_edit_config("python", "atropos/bin/python") does'
+)
+_VERIFIERS = "an environment of verifiers cannot be run by its source alone: wrap it as a lachesis.Environment"
 _MAX_SECTION_CHARS = 64
 """As `check_name`."""
 
@@ -26,25 +34,38 @@ _MAX_SECTION_CHARS = 64
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An environment that can be selected. `kind`: what a configuration names it by; None: as `name` has it there.
 
-    `section`: its name under [environments]. `fields`: its own settings, `environments.NAME.params`. `problem`: why it
-    cannot be selected, and what to do instead.
+    `section`: its name under [environments]. `params`: what [environments.NAME.params] has besides. `fields`: its own
+    settings, `environments.NAME.params`, or `params.settings` of a class of Atropos. `problem`: why it cannot be
+    selected, and what to do instead. `note`: what is to be set before a run.
     """
 
     name: str
     section: str
     kind: str | None
+    params: dict[str, Any] = {}
     family: Family | None = None
     file_path: str | None = None
     description: str | None = None
     fields: list[EnvironmentField] = []
     problem: str | None = None
+    note: str | None = None
+
+    @property
+    def own(self) -> str:
+        """Where its own settings lie: the path with a dot at the end."""
+        below = "params.settings" if self.kind == ATROPOS_KIND else "params"
+        return f"environments.{self.section}.{below}."
 
 
-def list_environments(config: RunConfig, folders: Sequence[Path]) -> list[CatalogEntry]:
+def list_environments(
+    config: RunConfig, folders: Sequence[Path], atropos_python: str | None = None
+) -> list[CatalogEntry]:
     """Return the environments that can be selected.
 
-    Those of the configuration, of files in `folders`, of installed packages, and the built-in ones.
+    Those of the configuration, of files in `folders`, of installed packages, and the built-in ones. `atropos_python`:
+    an interpreter with atroposlib; by default the one that the configuration names for another class of Atropos.
     """
+    python = atropos_python or _atropos_python(config)
     found = [
         CatalogEntry(name=name, section=name, kind=None, description=f"in the configuration: {env.kind}")
         for name, env in config.environments.items()
@@ -52,9 +73,9 @@ def list_environments(config: RunConfig, folders: Sequence[Path]) -> list[Catalo
     for folder in folders:
         for file in scan_files(folder):
             path = str(Path(file.path).absolute())
-            found += [_entry(env, env.name, f"{path}:{env.name}", path) for env in file.environments]
+            found += [_entry(env, env.name, f"{path}:{env.name}", path, python) for env in file.environments]
     found += [
-        _entry(one.environment, one.entry_point or one.environment.name, one.kind, one.path)
+        _entry(one.environment, one.entry_point or one.environment.name, one.kind, one.path, python)
         for one in scan_installed().environments
     ]
     found += [
@@ -64,16 +85,26 @@ def list_environments(config: RunConfig, folders: Sequence[Path]) -> list[Catalo
     return _unique(found)
 
 
-def _entry(env: FoundEnvironment, name: str, kind: str, path: str) -> CatalogEntry:
+def _atropos_python(config: RunConfig) -> str | None:
+    """Return the interpreter that the configuration names for another class of Atropos; None: it names none."""
+    named = (env.params.get("python") for env in config.environments.values() if env.kind == ATROPOS_KIND)
+    return next((python for python in named if isinstance(python, str)), None)
+
+
+def _entry(env: FoundEnvironment, name: str, kind: str, path: str, python: str | None) -> CatalogEntry:
+    is_atropos = env.family == "atropos"
+    needs_python = is_atropos and python is None and importlib.util.find_spec("atroposlib") is None
     return CatalogEntry(
         name=name,
         section=_section(name),
-        kind=kind,
+        kind=ATROPOS_KIND if is_atropos else kind,
+        params={"place": kind, **({} if python is None else {"python": python})} if is_atropos else {},
         family=env.family,
         file_path=path,
         description=env.summary,
         fields=env.fields,
-        problem=None if env.family == "lachesis" else _foreign(env.family),
+        problem=_VERIFIERS if env.family == "verifiers" else None,
+        note=_NEEDS_PYTHON if needs_python else None,
     )
 
 
@@ -102,12 +133,3 @@ def _section(name: str) -> str:
     section = re.sub(r"[^a-z0-9_-]+", "-", words)[:_MAX_SECTION_CHARS].strip("-_") or "env"
     check_name("environment", section)
     return section
-
-
-def _foreign(family: str) -> str:
-    if family == "atropos":
-        return (
-            "an environment of Atropos needs an interpreter that has atroposlib: add [environments.NAME] with kind = "
-            '"atropos" and params.place = "FILE:CLASS" to the configuration, and select that'
-        )
-    return "an environment of verifiers cannot be run by its source alone: wrap it as a lachesis.Environment"

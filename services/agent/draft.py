@@ -3,6 +3,7 @@
 Guarantees that whatever is accepted loads as a configuration, and keeps the operator's policy.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -14,13 +15,13 @@ import msgspec
 
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import LoadedConfig, load, settings
-from lachesis.pipeline.config.policy import ConfigPolicy
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import toml_value
 from lachesis.pipeline.environments.source_scan import EnvironmentField
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.agent.catalog import CatalogEntry
+from lachesis.services.agent.catalog import ATROPOS_KIND, CatalogEntry
 
 __all__ = ["DraftField", "RunDraft", "values_by_path"]
 
@@ -39,8 +40,13 @@ COMMON = (
     "evaluate.items",
 )
 """Settings that are shown where no section is asked for, besides those of the environment."""
+_KNOWN_NAMES: Mapping[str, str] = PRESETS["rl"].names
+"""Names of settings in Atropos' agent tools, under any policy and without one."""
 _MAX_EDITS = 512
 _MAX_EDIT_BYTES = 128 << 10
+_MAX_ALIKE = 4
+_ATROPOS_PARAMS = ("python", "items", "fresh_items", "timeout_s", "hang_s", "success_threshold")
+"""Parameters of the kind, beside the settings of the class; `seed` is the run's."""
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 _LIMITS = {"minimum": "min", "exclusiveMinimum": "above", "maximum": "max", "exclusiveMaximum": "below"}
 
@@ -78,6 +84,7 @@ class RunDraft:
         self.entry: CatalogEntry | None = None
         self.edits: dict[str, Any] = {}
         self._schema = json_schema(RunConfig)
+        self._names = {**_KNOWN_NAMES, **policy.names}
 
     def base(self) -> RunConfig:
         """Return the configuration that drafts begin with. Raises `ConfigError`."""
@@ -124,7 +131,7 @@ class RunDraft:
         before, now = values_by_path(self._load(entry, {})), self._load(entry, self.edits)
         descriptions = {row.path: row.description for row in settings(now)}
         own = f"environments.{entry.section}."
-        names = {path.replace("*", entry.section): name for name, path in self.policy.names.items()}
+        names = {path.replace("*", entry.section): name for name, path in self._names.items()}
         shown = [
             path
             for path in descriptions
@@ -132,7 +139,7 @@ class RunDraft:
         ]
         values = values_by_path(now)
         found = [self._field(path, values.get(path), before.get(path), descriptions[path], names) for path in shown]
-        return found + self._params(entry, own, values) if not section or own.startswith(section) else found
+        return found + self._params(entry, values) if not section or own.startswith(section) else found
 
     def sections(self) -> list[str]:
         """Return the sections that settings lie in."""
@@ -160,18 +167,21 @@ class RunDraft:
             locked=self.policy.locks(path, value, value) is not None,
         )
 
-    def _params(self, entry: CatalogEntry, own: str, values: Mapping[str, Any]) -> list[DraftField]:
-        given = values.get(f"{own}params") or {}
+    def _params(self, entry: CatalogEntry, values: Mapping[str, Any]) -> list[DraftField]:
+        given = values.get(f"environments.{entry.section}.params") or {}
+        if entry.kind == ATROPOS_KIND:
+            given = given.get("settings") or {}
         return [
             DraftField(
-                name=f"{own}params.{field.name}",
+                name=f"{entry.own}{field.name}",
                 type=field.type or "unknown",
                 current_value=masked(field.name, given.get(field.name)),
                 default=masked(field.name, field.default),
                 description=field.help or "",
-                locked=self._locks_param(f"{own}params.{field.name}", field),
+                locked=self._locks_param(f"{entry.own}{field.name}", field),
             )
             for field in entry.fields
+            if not _is_atropos_name(field.name, entry)
         ]
 
     def _locks_param(self, path: str, field: EnvironmentField) -> bool:
@@ -184,7 +194,10 @@ class RunDraft:
         return self.entry
 
     def _path(self, field: str, entry: CatalogEntry) -> str:
-        """Return the path of a setting that may be named by another name, or within the environment."""
+        """Return the path of a setting that may be named by another name, or within the environment.
+
+        Raises `ConfigError` that names the nearest ones where there is none.
+        """
         own = f"environments.{entry.section}."
         if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", field):
             raise ConfigError(f"{field!r} names no setting: write it as batching.batch_size")
@@ -193,27 +206,63 @@ class RunDraft:
         head = field.partition(".")[0]
         if head in RunConfig.__struct_fields__:
             return field
-        if any(field == one.name for one in entry.fields):
+        if any(head == one.name for one in entry.fields) and not _is_atropos_name(field, entry):
+            return f"{entry.own}{field}"
+        if head in EnvironmentConfig.__struct_fields__:
+            return f"{own}{field}"
+        if field in _KNOWN_NAMES:
+            return _KNOWN_NAMES[field].replace("*", entry.section)
+        if entry.kind == ATROPOS_KIND and field in _ATROPOS_PARAMS:
             return f"{own}params.{field}"
-        return f"{own}{field}"
+        raise ConfigError(f"unknown setting {field!r}{self._alike(field, entry)}")
+
+    def _alike(self, field: str, entry: CatalogEntry) -> str:
+        """Return which settings may be meant by a name that is none."""
+        paths = [row.path for row in settings(self._load(entry, self.edits))]
+        last = field.rpartition(".")[2]
+        same = [path for path in paths if path.endswith(f".{last}")][:_MAX_ALIKE]
+        if same:
+            return f": is {' or '.join(same)} meant?"
+        names = [*self._names, *(one.name for one in entry.fields), *(path.rpartition(".")[2] for path in paths)]
+        close = difflib.get_close_matches(last, names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"{hint or ';'} rl_get_current_config shows the common ones, with section=... more"
 
     def _load(self, entry: CatalogEntry, edits: Mapping[str, Any]) -> LoadedConfig[RunConfig]:
         given = self.policy.values(entry.section)
-        kind = {} if entry.kind is None else {f"environments.{entry.section}.kind": entry.kind}
+        own = f"environments.{entry.section}."
+        kind = {} if entry.kind is None else {f"{own}kind": entry.kind}
+        kind |= {f"{own}params.{name}": value for name, value in entry.params.items()}
         texts = [f"{path}={toml_value(value)}" for path, value in {**kind, **given, **edits}.items()]
         loaded = load(RunConfig, file=self._file, environ=self._environ, sets=[*self._sets, *texts])
+        env = loaded.config.environments[entry.section]
+        if entry.kind == ATROPOS_KIND:
+            env = _with_tokenizer(env, loaded.config.model)
         config = msgspec.structs.replace(
             loaded.config,
-            environments={entry.section: loaded.config.environments[entry.section]},
+            environments={entry.section: env},
             evaluation={name: env for name, env in loaded.config.evaluation.items() if name == entry.section},
         )
         return LoadedConfig(config, loaded.origins)
 
 
+def _with_tokenizer(env: EnvironmentConfig, model: str | None) -> EnvironmentConfig:
+    """Return a class of Atropos with the run's model as its tokenizer, unless another one is set."""
+    own = env.params.get("settings") or {}
+    if model is None or "tokenizer_name" in own:
+        return env
+    return msgspec.structs.replace(env, params={**env.params, "settings": {**own, "tokenizer_name": model}})
+
+
+def _is_atropos_name(name: str, entry: CatalogEntry) -> bool:
+    """Whether a setting of a class of Atropos is one of the run here: `group_size`, `max_token_length` and others."""
+    return entry.kind == ATROPOS_KIND and name in _KNOWN_NAMES
+
+
 def _check_own(entry: CatalogEntry, edits: Mapping[str, Any]) -> None:
     """Raise `ConfigError` where a setting of the environment itself is not of the plain type that its source says."""
     for field in entry.fields:
-        path = f"environments.{entry.section}.params.{field.name}"
+        path = f"{entry.own}{field.name}"
         kinds = _PLAIN.get(field.type or "")
         value = edits.get(path)
         if kinds is None or value is None:

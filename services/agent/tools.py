@@ -63,7 +63,7 @@ class AgentTools:
 
     `file` and `sets`: what every run begins with; `folders`: where environments are looked for. `key_envs`: variables
     of this process with keys that may be sent to servers which the agent names. `max_runs`: live runs of this machine
-    from which on no further one is started.
+    from which on no further one is started. `atropos_python`: an interpreter with atroposlib, for classes of Atropos.
     """
 
     def __init__(
@@ -76,12 +76,14 @@ class AgentTools:
         *,
         key_envs: Collection[str] = (),
         max_runs: int = MAX_RUNS,
+        atropos_python: str | None = None,
     ) -> None:
         self._draft = RunDraft(file, tuple(sets), policy)
         self._folders = list(folders)
         self._load = load
         self._key_envs = key_envs
         self._max_runs = max_runs
+        self._atropos_python = None if atropos_python is None else str(Path(atropos_python).absolute())
         self._starting = anyio.Lock()
         self._commands = anyio.CapacityLimiter(_MAX_COMMANDS)
 
@@ -104,7 +106,8 @@ class AgentTools:
         """
         entry = select_environment(name, await self._entries())
         self._draft.select(entry)
-        return {"message": f"Selected environment: {name}", "environment": name, "file_path": entry.file_path}
+        said = {"message": f"Selected environment: {name}", "environment": name, "file_path": entry.file_path}
+        return said if entry.note is None else {**said, "note": entry.note}
 
     async def rl_get_current_config(self, section: str = "") -> dict[str, Any]:
         """Show the settings of the selected environment's run: type, value, default, limits and meaning.
@@ -163,7 +166,8 @@ class AgentTools:
     async def rl_check_status(self, run_id: str) -> dict[str, Any]:
         """Report at once how a run stands: processes, step, rewards, held-out rates, staleness, p99, logs.
 
-        `notices`: what stands in the way of the run or harms it, since when, why, and what to do.
+        `notices`: what stands in the way of the run or harms it, since when, why, and what to do. `outcomes`: what
+        became of its groups, such as batched (trained on), stale, zero_variance (all answers of a group scored alike).
         """
         found = self._overview(run_id)
         return _status(found)
@@ -310,7 +314,9 @@ class AgentTools:
             return await call_command(*arguments, codes=codes, lines=lines)
 
     async def _entries(self) -> list[CatalogEntry]:
-        return await anyio.to_thread.run_sync(lambda: list_environments(self._draft.base(), self._folders))
+        return await anyio.to_thread.run_sync(
+            lambda: list_environments(self._draft.base(), self._folders, self._atropos_python)
+        )
 
     def _entry(self) -> CatalogEntry:
         if self._draft.entry is None:
@@ -403,6 +409,7 @@ def _status(found: RunOverview) -> dict[str, Any]:
             "end_to_end_p99_s": found.end_to_end_p99_s,
             "rewards": msgspec.to_builtins(found.rewards),
         },
+        "outcomes": found.outcomes or None,
         "notices": notice_lines(found.notices, time.time_ns()),
         "quarantined": found.quarantined,
         "halted": found.halted,

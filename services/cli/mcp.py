@@ -46,6 +46,10 @@ def mcp(
         list[str] | None,
         typer.Option(metavar="NAME", help="Variable with a key that agents may send to servers. Repeatable."),
     ] = None,
+    atropos_python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with atroposlib, for the classes of Atropos in the folders."),
+    ] = None,
     max_runs: Annotated[
         int, typer.Option(min=0, max=1000, help="Live runs from which on agents start no further one.")
     ] = 8,
@@ -72,6 +76,7 @@ def mcp(
         _load_run,
         key_envs=frozenset(key_env or ()),
         max_runs=max_runs,
+        atropos_python=atropos_python,
     )
     server = make_server(tools)
     if http is None:

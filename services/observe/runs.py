@@ -18,14 +18,14 @@ from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.evaluations import EvaluationStatus, evaluation_rows_of_figures
-from lachesis.services.observe.notices import silent_supervisor
+from lachesis.services.observe.notices import outcome_notices, silent_supervisor
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.summary import SUMMARY_FILE
 from lachesis.services.run.file import run_file
 from lachesis.services.run.known_runs import known_runs
 from lachesis.services.run.lease import DELETION_MARK
-from lachesis.services.run.notices_file import read_notices
+from lachesis.services.run.notices_file import read_notices, read_outcomes
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,
@@ -51,7 +51,8 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     start. `step`: optimizer steps taken of `steps`; `reward` and what follows are of the newest one.
     `end_to_end_p99_s`: seconds from a task to its optimizer step, lately. `pids`: by process, None for one that does
     not run. `quarantined`, `halted`: environments that a health check has stopped. `problem`: why something is not
-    known, or why the run failed. `notices`: what stands in the way of a run that goes on, or harms it.
+    known, or why the run failed. `notices`: what stands in the way of a run that goes on, or harms it; of one that has
+    ended without a batch, why. `outcomes`: groups by what became of them since the run began, empty: not known.
     """
 
     run: str
@@ -78,6 +79,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     logs: str | None = None
     wandb: str | None = None
     notices: list[Notice] = []
+    outcomes: dict[str, int] = {}
 
     @property
     def is_live(self) -> bool:
@@ -90,6 +92,7 @@ class _AnySummary(msgspec.Struct):
 
     state: str = "unknown"
     reason: str | None = None
+    outcomes: dict[str, int] = {}
 
 
 def look_at_runs() -> list[RunOverview]:
@@ -126,7 +129,8 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
         started_ns=None if state is None else state.process.begun_ns,
         pids=_pids(folder),
         logs=str(folder / "logs") if (folder / "logs").is_dir() else None,
-        notices=_notices(folder, found),
+        notices=_notices(folder, found, ended.outcomes),
+        outcomes=read_outcomes(folder) if found in LIVE_STATES else ended.outcomes,
         **_newest(folder),
     )
     file = run_file(folder)
@@ -184,9 +188,9 @@ def _problem(found: RunState, run: str, state: SupervisorState | None, reason: s
     return None
 
 
-def _notices(folder: Path, found: RunState) -> list[Notice]:
+def _notices(folder: Path, found: RunState, outcomes: Mapping[str, int]) -> list[Notice]:
     if found not in LIVE_STATES:
-        return []
+        return outcome_notices(outcomes)
     said = read_notices(folder)
     return silent_supervisor(folder) if said is None else said
 

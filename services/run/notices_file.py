@@ -1,7 +1,7 @@
-"""The notices of a run in its folder: written by its supervisor, read by whoever shows them."""
+"""The notices of a run in its folder, and what became of its groups: written by its supervisor, read by others."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from lachesis.pipeline.disk import DeferredFile
 from lachesis.schemas.notices import Notice
 from lachesis.services.run.supervisor_state import ProcessRecord, read_record
 
-__all__ = ["NOTICES_FILE", "NoticesWriter", "SavedNotices", "read_notices"]
+__all__ = ["NOTICES_FILE", "NoticesWriter", "SavedNotices", "read_notices", "read_outcomes"]
 
 NOTICES_FILE = "notices.json"
 _FRESH_S = 10.0
@@ -20,11 +20,15 @@ _REWRITE_S = 2.0
 
 
 class SavedNotices(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds as of `looked_ns`, Unix ns, by the supervisor whose process is `process`."""
+    """What holds as of `looked_ns`, Unix ns, by the supervisor whose process is `process`.
+
+    `outcomes`: groups by what became of them since the run began; empty before the batcher was heard.
+    """
 
     process: ProcessRecord
     looked_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     notices: list[Notice]
+    outcomes: dict[str, int] = {}
 
     @property
     def age_s(self) -> float:
@@ -41,12 +45,14 @@ class NoticesWriter:
         self._process = ProcessRecord.current()
         self._written: SavedNotices | None = None
 
-    def write(self, notices: Sequence[Notice]) -> None:
+    def write(self, notices: Sequence[Notice], outcomes: Mapping[str, int] | None = None) -> None:
         """Write them if need be; what cannot be written now does not leave there what holds no more."""
         last = self._written
-        if last is not None and last.age_s < _REWRITE_S and last.notices == list(notices):
+        if last is not None and last.age_s < _REWRITE_S and last.notices == list(notices):  # outcomes may wait
             return
-        self._written = SavedNotices(process=self._process, looked_ns=time.time_ns(), notices=list(notices))
+        self._written = SavedNotices(
+            process=self._process, looked_ns=time.time_ns(), notices=list(notices), outcomes=dict(outcomes or {})
+        )
         self.file.write(msgspec.json.encode(self._written))
         if self.file.is_late:
             self._path.unlink(missing_ok=True)  # readers ask the supervisor itself, by its heartbeats
@@ -57,7 +63,18 @@ def read_notices(folder: Path) -> list[Notice] | None:
 
     None where none does, or it says nothing any more.
     """
+    saved = _read(folder)
+    return None if saved is None else saved.notices
+
+
+def read_outcomes(folder: Path) -> dict[str, int]:
+    """Return the groups of a run that goes on by what became of them; empty where that is not known."""
+    saved = _read(folder)
+    return {} if saved is None else saved.outcomes
+
+
+def _read(folder: Path) -> SavedNotices | None:
     saved = read_record(folder / NOTICES_FILE, SavedNotices)
     if saved is None or saved.process.runs is not True or saved.age_s > _FRESH_S:
         return None
-    return saved.notices
+    return saved

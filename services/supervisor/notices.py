@@ -170,7 +170,7 @@ class RunNotices:
         for one in ended:
             lasted = "" if one.since_ns is None else f", after {(now.ns - one.since_ns) / 1e9:.0f} s"
             log.info("over%s: %s", lasted, _named(one, one.what))
-        self._writer.write(notices)
+        self._writer.write(notices, self._board.progress.outcomes)
         await self._broadcast(notices, now.ns)
 
     async def _broadcast(self, notices: Sequence[Notice], now_ns: int) -> None:

@@ -159,7 +159,7 @@ async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path
             ("learning_rate", 1, "training.learner.learning_rate: locked by the operator's policy"),
             ("training", {"learner": {"learning_rate": 1.0}}, "training.learner.learning_rate: locked"),
             ("total_steps", 5, "training.steps: 5 is not allowed by the operator's policy: 1 to 4"),
-            ("nonsense", 1, "unknown setting 'environments.sums.nonsense'"),
+            ("nonsense", 1, "unknown setting 'nonsense'"),
             ("a b=1", 1, "names no setting"),
         ):
             assert why in await agent.refused("rl_edit_config", field=field, value=value)
@@ -221,3 +221,76 @@ async def test_nobody_reaches_a_tool_without_the_token_or_by_another_name(folder
         origin = {"Origin": "http://evil.example"}
         assert (await http.post(url, json=body, headers={**key, **origin})).status_code == 403
     assert (folder / "state/lachesis/mcp.token").stat().st_mode & 0o077 == 0
+
+
+STUB = Path(__file__).parents[2] / "unit" / "environments" / "atropos" / "stub"
+CLASSES = Path(__file__).parent / "atropos"
+
+
+@asynccontextmanager
+async def with_atropos(folder: Path) -> AsyncIterator[Agent]:
+    """Offer classes of Atropos, on the stand-in library of the unit tests, without a policy."""
+    env = environ(folder)
+    env["PYTHONPATH"] = os.pathsep.join([str(STUB), env["PYTHONPATH"]])
+    arguments = ["-m", "lachesis", "mcp", "--config", "base.toml", "--folder", str(CLASSES)]
+    arguments += ["--atropos-python", sys.executable]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=env, cwd=str(folder))
+    async with Client(stdio_client(server)) as client:
+        yield Agent(client)
+
+
+async def test_a_class_of_atropos_that_was_found_is_selected_set_by_its_names_and_trained(folder: Path) -> None:
+    async with with_atropos(folder) as agent:
+        found = {one["name"]: one for one in (await agent.ask("rl_list_environments"))["environments"]}
+        assert found["Spelled"]["family"] == "atropos"
+        assert found["Spelled"]["problem"] is None
+        assert "note" not in await agent.ask("rl_select_environment", name="Spelled")
+        for field, value in (
+            ("group_size", 4),
+            ("batch_size", 8),
+            ("total_steps", 2),
+            ("learning_rate", 1e-3),
+            ("max_new_tokens", 16),
+            ("max_token_length", 64),
+            ("letters", "xyz"),
+            ("environments.spelled.params.items", 40),
+        ):
+            await agent.ask("rl_edit_config", field=field, value=value)
+        run = (await agent.ask("rl_start_training"))["run_id"]
+        with anyio.fail_after(240):
+            while (status := await agent.ask("rl_check_status", run_id=run))["status"] != "finished":
+                assert status["status"] in {"starting", "running", "stopping"}, status
+                await anyio.sleep(0.2)
+        assert status["metrics"]["step"] == 2
+        assert status["outcomes"]["batched"] >= 4
+        text = (folder / "runs" / run / "run.toml").read_text()
+        assert 'letters = "xyz"' in text
+        assert "learning_rate = 0.001" in text
+
+
+async def test_a_run_that_stands_still_says_by_which_outcomes(folder: Path) -> None:
+    async with with_atropos(folder) as agent:
+        await agent.ask("rl_select_environment", name="Flat")
+        for field, value in (
+            ("group_size", 4),
+            ("batch_size", 8),
+            ("max_new_tokens", 16),
+            ("max_token_length", 64),
+            ("scoring.raters", []),
+        ):
+            await agent.ask("rl_edit_config", field=field, value=value)
+        run = (await agent.ask("rl_start_training"))["run_id"]
+        try:
+            with anyio.fail_after(240):
+                while not (status := await agent.ask("rl_check_status", run_id=run))["notices"] or not any(
+                    "no group was fit to train on" in line for line in status["notices"]
+                ):
+                    assert status["status"] in {"starting", "running"}, status
+                    await anyio.sleep(0.2)
+            assert status["outcomes"]["zero_variance"] >= 20
+            assert "batched" not in status["outcomes"]
+        finally:
+            await agent.ask("rl_stop_training", run_id=run)
+        stopped = await agent.ask("rl_check_status", run_id=run)
+        assert stopped["outcomes"]["zero_variance"] >= 20
+        assert any("no group was fit to train on" in line for line in stopped["notices"])

@@ -52,7 +52,8 @@ class Slow(Environment):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr(plain_hooks, "anyio", SimpleNamespace(sleep=clock.sleep))
+    vanilla = {"sleep": clock.sleep, "move_on_after": anyio.move_on_after, "sleep_forever": anyio.sleep_forever}
+    monkeypatch.setattr(plain_hooks, "anyio", SimpleNamespace(**vanilla))
     return clock
 
 
@@ -106,3 +107,32 @@ async def test_rewards_of_a_group_are_called_so(clock: Clock, monkeypatch: pytes
     draft = await collect_group(env, env.task(0), FakeInference(lambda prompt, call: "a"), 2, SamplingParams())
     assert draft.rewards == [{"environment": 1.0}] * 2
     assert plain_hooks.HOOKS.describe("Slow") is not None
+
+
+async def test_time_in_which_the_loop_is_held_counts_for_no_limit(clock: Clock) -> None:
+    hooks = HookTimes(clock)
+
+    def slow() -> None:
+        clock.now_s += 700.0
+
+    with hooks.move_on_after(600.0) as scope:
+        before_s = scope.deadline
+        await hooks.call(slow)
+        assert scope.deadline == before_s + 700.0
+    await hooks.call(slow)
+    assert scope.deadline == before_s + 700.0, "it has ended"
+    assert hooks.held_s == 1400.0
+
+
+async def test_what_holds_the_loop_is_known_while_it_does(clock: Clock) -> None:
+    hooks = HookTimes(clock)
+    seen = []
+
+    def outer() -> None:
+        with hooks.timed("Inner.task"):
+            seen.append(hooks.held)
+        seen.append(hooks.held)
+
+    await hooks.call(outer)
+    assert [one.name for one in seen if one is not None] == ["Inner.task", "function.outer"]
+    assert hooks.held is None

@@ -1,5 +1,6 @@
 """A run that an agent puts together: whatever is accepted loads, and keeps the operator's policy."""
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,9 +40,80 @@ def test_environments_are_found_without_importing_them(base: Path) -> None:
     assert entries["words"].kind is None
     assert entries["Sums"].section == "sums"
     assert [field.name for field in entries["Sums"].fields] == ["largest"]
-    assert 'kind = "atropos"' in str(entries["Spelling"].problem)
-    with pytest.raises(ConfigError, match=r"Spelling: an environment of Atropos"):
-        select_environment("Spelling", list(entries.values()))
+    assert (entries["Spelling"].kind, entries["Spelling"].problem) == ("atropos", None)
+
+
+def test_a_class_of_atropos_that_was_found_is_a_run_of_its_kind(base: Path) -> None:
+    found = list_environments(draft_of(base, "words").base(), [EXAMPLES])
+    assert "--atropos-python" in str(select_environment("Spelling", found).note)
+    found = list_environments(draft_of(base, "words").base(), [EXAMPLES], sys.executable)
+    entry = select_environment("Spelling", found)
+    assert entry.note is None
+    draft = RunDraft(base, (), ConfigPolicy(), environ={})
+    draft.select(entry)
+    env = draft.config().environments["spelling"]
+    place = f"{EXAMPLES / 'atropos_spelling.py'}:Spelling"
+    assert env.kind == "atropos"
+    assert env.params == {"place": place, "python": sys.executable, "settings": {"tokenizer_name": "somewhere/else"}}
+    assert draft.edit("group_size", 8) == "environments.spelling.samples"
+    draft.edit("max_new_tokens", 16)
+    assert draft.edit("max_token_length", 64) == "environments.spelling.longest_tokens"
+    assert draft.edit("items", 50) == "environments.spelling.params.items"
+    for field in entry.fields:
+        assert draft._path(field.name, entry).startswith("environments.spelling.params.settings.")
+    assert {field.name for field in entry.fields} <= {
+        field.name.rpartition(".")[2] for field in draft.fields() if ".params.settings." in field.name
+    }
+    draft.edit("environments.spelling.params.settings.tokenizer_name", "other")
+    assert draft.config().environments["spelling"].params["settings"] == {"tokenizer_name": "other"}
+
+
+def test_the_interpreter_is_that_of_another_class_of_atropos_in_the_configuration(base: Path) -> None:
+    given = f'[environments.near]\nkind = "atropos"\nparams = {{ place = "a:B", python = "{sys.executable}" }}\n'
+    base.write_text(BASE + given)
+    entry = select_environment("Spelling", list_environments(draft_of(base, "words").base(), [EXAMPLES]))
+    assert entry.params["python"] == sys.executable
+    locked = draft_of(base, "Spelling", load_policy("rl"))
+    with pytest.raises(ConfigError, match="locked"):
+        locked.edit("python", "/another")
+
+
+@pytest.mark.parametrize(
+    ("field", "path"),
+    [
+        ("learning_rate", "training.learner.learning_rate"),
+        ("total_steps", "training.steps"),
+        ("lora_rank", "training.lora.rank"),
+        ("group_size", "environments.sums.samples"),
+        ("batch_size", "batching.batch_size"),
+        ("max_token_length", "environments.sums.longest_tokens"),
+        ("max_num_workers", "environments.sums.concurrency"),
+        ("max_token_trainer_length", "training.learner.max_tokens_per_microbatch"),
+        ("steps_per_eval", "evaluate.every_steps"),
+        ("wandb_project", "training.wandb.project"),
+        ("temperature", "environments.sums.temperature"),
+    ],
+)
+def test_atropos_names_are_known_without_a_policy(base: Path, field: str, path: str) -> None:
+    draft = draft_of(base, "Sums")
+    assert draft.entry is not None
+    assert draft._path(field, draft.entry) == path
+    names = {shown.known_as: shown.name for shown in draft.fields()}
+    assert names.get(field, path) == path
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("warmup_steps", r"is training\.learner\.warmup_steps meant\?"),
+        ("learning_rates", "did you mean 'learning_rate'"),
+        ("checkpoint_evry", "did you mean 'checkpoint_every'"),
+        ("zzzz", "rl_get_current_config shows"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_right_one(base: Path, field: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        draft_of(base, "Sums").edit(field, 1)
 
 
 def test_a_run_has_the_selected_environment_alone_and_a_name_of_its_own(base: Path) -> None:
@@ -78,7 +150,7 @@ def test_a_setting_is_known_by_its_path_its_name_in_the_environment_and_other_na
         ("model", "another", "model: locked"),
         ("largest", "x", r"environments\.sums\.params\.largest: expected `int`, got 'x'"),
         ("largest", True, r"environments\.sums\.params\.largest: expected `int`, got True"),
-        ("estimator", 1, r"unknown setting 'environments\.sums\.estimator'"),
+        ("estimator", 1, r"unknown setting 'estimator': is .*advantage\.estimator.* meant"),
         ("nonsense", 1, "unknown setting"),
         ("a=1\nb", 1, "names no setting"),
         ("", 1, "names no setting"),
