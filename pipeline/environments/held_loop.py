@@ -1,6 +1,6 @@
-"""Speaks for a service whose event loop an environment's plain function holds: from a thread, over a connection of it.
+"""Speaks from a thread for a service whose event loop a plain function of an environment holds.
 
-Guarantees that from `SPEAKS_AFTER_S` seconds on the service's heartbeats go on, with a notice that names the function,
+The thread has a connection of its own. Guarantees that from `SPEAKS_AFTER_S` seconds on the service's heartbeats go on, with a notice that names the function,
 and that its leases are renewed; that nothing of this thread runs while the loop does; and that it falls silent after
 `limit_s`, so that a function which never returns is taken for hung like anything else. A function that holds Python
 itself (one regular expression that never ends, say) keeps this thread from running, too.
@@ -42,7 +42,10 @@ _ANSWER_S = 2.0
 async def speaking_while_held(
     service: Service, limit_s: float, leases: Sequence[ProducerLeases] = ()
 ) -> AsyncIterator[None]:
-    """Speak for `service` and renew `leases` while a plain function holds the loop, for at most `limit_s` each time."""
+    """Speak for `service`, and renew `leases`, while a plain function holds the event loop.
+
+    Each time for at most `limit_s`.
+    """
     if not isinstance(service.bus, NatsBus):
         yield
         return

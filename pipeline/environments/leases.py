@@ -95,7 +95,10 @@ class ProducerLeases:
                     break  # the governor is away: it waits one lease period after its return, so ours still count
 
     async def renew_over(self, bus: Bus, timeout_s: float) -> None:
-        """Renew every lease held once, over another connection: for another thread, while this one's loop is held."""
+        """Renew every lease held once, over another connection.
+
+        For another thread, while this one's loop is held.
+        """
         for request in list(self._held.values()):
             try:
                 await self._request(request, timeout_s, bus)

@@ -1,4 +1,4 @@
-"""The notices of a run in its folder, and what became of its groups: written by its supervisor, read by others."""
+"""The notices of a run in its folder, and what became of its groups, as its supervisor writes them."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Text at both ends of a step: actions that are given as text, and observations without the engine's chat template.
+"""Text at both ends of a step: text as action, and observations without the chat template.
 
 The template is learned from what `tokenize` makes of a few messages, so any engine's will do. Guarantees that the
 tokens of a sample which travels beside its text (`SampledText`) are the engine's own, and that tokens which were made
@@ -24,9 +24,9 @@ __all__ = ["Action", "ChatTemplate", "SampledText", "random_action", "register_w
 
 _FIRST, _SECOND, _THIRD, _FOURTH = "qxqone", "second qxw", "third qxz", "fourth qxy"
 """Texts that stand in no chat template, and of which no two begin or end alike."""
-_SHORTEST_MARK = 3
+_MIN_MARK_CHARS = 3
 """Characters, without blanks, from which on a part of the template is looked for within a text."""
-_LARGEST_NUMBER = 100
+_MAX_RANDOM_NUMBER = 100
 
 
 class SampledText(str):
@@ -60,7 +60,10 @@ class ChatTemplate:
         self._marks: _Marks | None = None
 
     async def sample(self, action: Action) -> GeneratedSample:
-        """Return the sample of an action. Raises `DataError` where it is no whole one, or text that cannot be one."""
+        """Return the sample of an action.
+
+        Raises `DataError` where it is no whole one, or a text that cannot be one.
+        """
         if isinstance(action, SampledText):
             action = action.sample
         if isinstance(action, str):
@@ -77,7 +80,7 @@ class ChatTemplate:
         return (await self._learned()).texts_of_prompt(prompt)
 
     async def next_observation(self, new: str, action_ids: Sequence[int]) -> str:
-        """Return the texts of what follows an action in the next prompt, without what the template writes there."""
+        """Return the texts of what follows an action in the next prompt, without the template."""
         assert self._detokenize is not None  # noqa: S101 - who asks for observations has given one
         said = await self._detokenize(action_ids)
         return (await self._learned()).texts_after(new, said)
@@ -166,7 +169,7 @@ class _Marks(NamedTuple):
         openings = [opening, system if _FOURTH in told else ""] if _FIRST in alone else []
         return cls(
             openings=_longest_first(openings),
-            within=[mark for mark in _longest_first([*between, *after]) if len(mark.strip()) >= _SHORTEST_MARK],
+            within=[mark for mark in _longest_first([*between, *after]) if len(mark.strip()) >= _MIN_MARK_CHARS],
             follow=_longest_first(after),
             end=end if _FIRST in alone else "",
         )
@@ -208,7 +211,7 @@ def _chat(*messages: tuple[str, str]) -> list[dict[str, Any]]:
 def random_action(observation: str, draw: random.Random) -> str:
     """Return a word of an observation, or a number where it has none: any text is an action."""
     words = observation.split()
-    return draw.choice(words) if words else str(draw.randrange(_LARGEST_NUMBER))
+    return draw.choice(words) if words else str(draw.randrange(_MAX_RANDOM_NUMBER))
 
 
 def register_with_gem(cls: type[Any]) -> None:
