@@ -1,4 +1,4 @@
-"""Subjects of JetStream's API and of keys as they are for a domain at the other end of a leaf node. Pure."""
+"""Subjects of JetStream's API and of keys for a domain at the other end of a leaf node. Pure."""
 
 __all__ = ["in_domain", "out_of_domain"]
 

@@ -157,7 +157,7 @@ def settings(loaded: LoadedConfig[C]) -> list[ConfigSetting]:
 
 
 def absent_settings(config: msgspec.Struct) -> list[ConfigSetting]:
-    """Return the settings of tables that a configuration does not have, with their defaults, each kind of table once.
+    """Return the settings of tables that are not there, with their defaults, each kind of table once.
 
     In their paths NAME stands for the table's name and N for its place in a list, ROLE for that of an inference server.
     """

@@ -42,6 +42,8 @@ class EvaluatedEnv:
     judged: bool = True
     withheld: int = 0
     """Tasks that would be held out, had they not been drawn before."""
+    most: int | None = None
+    """Most tasks that the run holds out, evaluate.items; None: it holds none out."""
 
     def reason_without_tasks(self) -> str | None:
         """Return why it is not evaluated, and how to change that; None if it has tasks."""
@@ -57,6 +59,12 @@ class EvaluatedEnv:
                 f"environment {self.name} is not evaluated: {self.withheld} of its {len(self.env)} tasks would be held "
                 "out, but earlier starts of this run may have trained on them, since the tasks, evaluate.held_out or "
                 f"the seed were changed; add [evaluation.{self.name}] with tasks of its own, or start a new run"
+            )
+        if self.most is not None and self.most < MIN_HELD_OUT_TASKS:
+            return (
+                f"environment {self.name} is not evaluated: evaluate.items is {self.most}, and fewer than "
+                f"{MIN_HELD_OUT_TASKS} tasks tell too little; raise it, or add [evaluation.{self.name}] with tasks of "
+                "its own, of which any number is evaluated"
             )
         return (
             f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
@@ -123,4 +131,5 @@ def load_evaluated_env(
         [int(keys[task] >> np.uint64(11)) for task in tasks] if judged else (),
         judged,
         0 if split is None else split.withheld,
+        config.evaluate.items if own else None,
     )

@@ -15,11 +15,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 import lachesis
 from lachesis.pipeline.bus.embedded import die_with_parent
@@ -27,6 +28,7 @@ from lachesis.pipeline.config.foreign_variables import without_service_variables
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.group_memory import has_processes, remove_names, shared_names
 from lachesis.pipeline.inference.protocol import (
     CONTROL_TOKEN,
     SAMPLING_KEY,
@@ -35,6 +37,8 @@ from lachesis.pipeline.inference.protocol import (
     WEIGHTS_FOLDER,
 )
 from lachesis.pipeline.inference.vllm_owner import OWNER
+from lachesis.pipeline.inference.vllm_reason import OutputMark
+from lachesis.pipeline.model.free_memory import free_on_machine
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["Vllm", "start_vllm"]
@@ -42,9 +46,14 @@ __all__ = ["Vllm", "start_vllm"]
 log = logging.getLogger("lachesis")
 
 _ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+_CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+_CPU_CACHE_SHARE = 0.25
+"""Share of the free memory: the trainer and other servers start beside it."""
+_CACHE_OPTIONS = ("--gpu-memory-utilization", "--kv-cache-memory")
 _POLL_S = 0.5
 _SILENT_S = 60.0
 """Unhealthy for so long, it counts as hung."""
+_GROUP_POLL_S = 0.05
 _END_S = 5.0
 """From SIGTERM to SIGKILL."""
 
@@ -52,10 +61,12 @@ _END_S = 5.0
 class Vllm:
     """A running server. Its process group is its own, so that its workers end with it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str, output: OutputMark) -> None:
         self.url = url
         self.token = token
         self._process = process
+        self._output = output
+        self._memory: set[str] = set()
 
     @property
     def pid(self) -> int:
@@ -68,6 +79,7 @@ class Vllm:
                 self._check_running()
                 await anyio.sleep(_POLL_S)
         self._check_running()  # else somebody else answers on its port
+        await self._look_at_memory()
 
     async def watch(self) -> None:
         """Run until the server ends or hangs, and raise StartupError then."""
@@ -84,17 +96,32 @@ class Vllm:
     async def stop(self) -> None:
         """End it and everything it has started: first politely."""
         with anyio.CancelScope(shield=True):
+            await self._look_at_memory()
             self._signal(signal.SIGTERM)
             with anyio.move_on_after(_END_S):
                 await self._process.wait()
+                await self._until_group_ends()  # Python's tracker among them, which removes shared memory
             self._signal(signal.SIGKILL)  # also what is left of the group
             await self._process.wait()
+            with anyio.move_on_after(_END_S):
+                await self._until_group_ends()
+            if removed := await anyio.to_thread.run_sync(remove_names, self._memory):
+                log.info("removed shared memory that vLLM has left: %s", ", ".join(removed))
+
+    async def _look_at_memory(self) -> None:
+        self._memory |= await anyio.to_thread.run_sync(shared_names, self.pid)
+
+    async def _until_group_ends(self) -> None:
+        while await anyio.to_thread.run_sync(has_processes, self.pid):  # noqa: ASYNC110 - nothing tells of it
+            await anyio.sleep(_GROUP_POLL_S)
 
     def _check_running(self) -> None:
         if self._process.returncode is not None:
+            reason = self._output.reason()
+            why = f": {reason}" if reason else "; its output above says why"
             raise StartupError(
-                f"vLLM ended with code {self._process.returncode}; the log above says why. What it was started with: "
-                "`args` and `python` of [inference]"
+                f"vLLM ended with code {self._process.returncode}{why}. It was started with python and args of "
+                "[inference.ROLE]"
             )
 
     def _signal(self, number: signal.Signals) -> None:
@@ -137,12 +164,14 @@ async def start_vllm(
     command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *apart, *recorded, *settings.args]
     secrets = {CONTROL_TOKEN: token} | ({} if key is None else {SAMPLING_KEY: key})
     log.info("starting %s", " ".join(command))
+    output = OutputMark()
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(folder, role, tokenizer_hash)
             | _visible_gpus(settings.gpus)
+            | cpu_cache(settings.args, os.environ)
             | {OWNER: str(os.getpid())}
             | secrets,
             start_new_session=True,
@@ -150,7 +179,7 @@ async def start_vllm(
         )
     except OSError as error:
         raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error
-    server = Vllm(process, f"http://{settings.local_address}:{port}", token)
+    server = Vllm(process, f"http://{settings.local_address}:{port}", token, output)
     try:
         yield server
     finally:
@@ -200,6 +229,23 @@ def _environment(folder: Path, role: str, tokenizer_hash: str) -> dict[str, str]
 
 def _visible_gpus(gpus: list[int]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+
+
+def cpu_cache(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return how much memory vLLM's cache may take on a CPU, where nothing says that.
+
+    Builds for GPUs do not read it. Its own default is nearly all of the machine's memory, and it refuses to start where others have some of it.
+    """
+    if environ.get(_CPU_CACHE) or any(one.startswith(_CACHE_OPTIONS) for one in arguments):
+        return {}
+    free = free_on_machine()
+    if free is None:
+        return {}
+    gib = max(1, int(free * _CPU_CACHE_SHARE) >> 30)
+    log.info(
+        "on a CPU, vLLM's cache takes %d GiB, a quarter of what is free now; %s says another size", gib, _CPU_CACHE
+    )
+    return {_CPU_CACHE: str(gib)}
 
 
 def _free_port() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["free_bytes"]
+__all__ = ["free_bytes", "free_on_machine"]
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -18,11 +18,12 @@ def free_bytes(device: torch.device) -> int | None:
         return int(free + unused)
     if device.type != "cpu":
         return None
-    found = [free for free in (_free_on_machine(), _free_within_limit()) if free is not None]
+    found = [free for free in (free_on_machine(), _free_within_limit()) if free is not None]
     return min(found, default=None)
 
 
-def _free_on_machine() -> int | None:
+def free_on_machine() -> int | None:
+    """Return the bytes that the machine can still give to processes without swapping; None: not known."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

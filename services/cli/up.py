@@ -15,6 +15,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import describe_curriculum
+from lachesis.pipeline.disk import disk_room
 from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
@@ -38,7 +39,7 @@ from lachesis.services.observe.evaluations import (
 from lachesis.services.observe.progress import newest_figures, progress_line
 from lachesis.services.observe.run_record import RunSummaryWriter
 from lachesis.services.observe.watch import RunWatcher
-from lachesis.services.output import printable
+from lachesis.services.output import human_bytes, printable
 from lachesis.services.preflight.first_model import note_model
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
@@ -70,12 +71,25 @@ def bring_up(options: Options) -> None:
     anyio.run(_up, config, options)
 
 
+def _describe_room(config: RunConfig) -> str | None:
+    """Say how much of the disk the run's own streams may come to take; None: they lie with another server."""
+    if config.store is None:
+        return None
+    free, most = disk_room(config.store).free_bytes, config.streams.total_bytes()
+    return (
+        f"its streams may come to take {human_bytes(most)} of the disk, where {human_bytes(free)} are free; then old "
+        "history makes room for new; streams.*_bytes says how much each may take"
+    )
+
+
 async def _up(config: RunConfig, options: Options) -> None:
     if not has_survivors(config.path):
         await _check(config, options.arguments())
     evaluations, record = EvaluationWatch(config), RunSummaryWriter(config)
     supervisor = Supervisor(config, [evaluations, record, PolicyAddress(config)], file=options.file)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
+    if (room := _describe_room(config)) is not None:
+        print(room, flush=True)
     if start := record.describe_start():
         print(start, flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', '--run', config.run])}", flush=True)

@@ -148,6 +148,7 @@ def test_answers_that_nobody_can_judge_are_counted_and_are_no_failures(folder: P
         (["nowhere/at/all"], "there is no folder 'nowhere/at/all'"),
         (["x", "--env", "other"], "--env other: not evaluated by run run; it evaluates parity, small"),
         (["x", "--env", "small"], "of its 9 tasks fewer than 8 would be held out"),
+        (["x", "--env", "parity", "--set", "evaluate.items=4"], "evaluate.items is 4, and fewer than 8 tasks"),
         (["x", "--set", "evaluate.held_out=0"], "has no held-out tasks: evaluate.held_out is 0"),
         (["x", "--model", "m"], "add --server URL"),
     ],
