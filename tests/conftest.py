@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from anyio._core._eventloop import reset_current_async_library, set_current_async_library
+from hidden_gpu import hidden_gpu, pytest_collection_modifyitems, seen_gpu
 from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
 from left_running import pytest_runtest_call, pytest_runtest_teardown
@@ -23,7 +24,7 @@ from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.subjects import BUCKET, STREAMS
 
-__all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
+__all__ = ["hidden_gpu", "pytest_collection_modifyitems", "pytest_runtest_call", "pytest_runtest_teardown", "seen_gpu"]
 
 settings.register_profile(
     "patient",

@@ -2,7 +2,8 @@
 
 It raises what torch raises for tensors on two devices, so code that forgets to move one fails here as on a GPU. It
 shows nothing else of a GPU: no kernels of its own, nothing asynchronous, no memory that runs out. Models need eager
-attention: torch chooses fused kernels by the device. What imports it is skipped where torch has no devices in Python.
+attention: torch chooses fused kernels by the device. What imports it is skipped
+where torch has no devices in Python, and on a machine with a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 import pytest
 import torch
+from hidden_gpu import machine_has_gpu
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -18,6 +20,8 @@ __all__ = ["DEVICE", "OnStandIn", "move", "stand_in"]
 _NAME = "standin"
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip(f"torch {torch.__version__} has no devices in Python", allow_module_level=True)
+if machine_has_gpu():
+    pytest.skip("torch takes the stand-in for its one accelerator, beside a real one", allow_module_level=True)
 backend_registration._setup_privateuseone_for_python_backend(_NAME)
 torch.get_device_module(_NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]  # type: ignore[attr-defined]
 DEVICE = torch.device(_NAME, 0)

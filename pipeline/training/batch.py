@@ -131,10 +131,14 @@ class PackedBatch:
             yield longest_first[start:end], self.rows(longest_first[start:end])
             start, tokens = end, 0
 
-    def on(self, device: torch.device, *, in_one_row: bool) -> PackedBatch:
-        """Return the batch on `device`, its tokens in one row if that is asked for and spares enough padding."""
+    def on(self, device: torch.device, *, in_one_row: bool, always: bool = False) -> PackedBatch:
+        """Return the batch on `device`, its tokens in one row if that is asked for and spares enough padding.
+
+        `always`: also where it spares none, so that a model sees rows in no other form.
+        """
         moved, lengths = self.to(device), self.lengths_B.tolist()
-        if not in_one_row or not self.sequences or sum(lengths) > _MIN_TOKENS * self.tokens_BT.numel():
+        spares = sum(lengths) <= _MIN_TOKENS * self.tokens_BT.numel()
+        if not in_one_row or not self.sequences or not (always or spares):
             return moved
         rows = PackedRows.of(lengths, self.tokens_BT.shape[1], lambda values: move_tensor(values, device))
         return replace(moved, in_one_row=rows)

@@ -22,6 +22,7 @@ from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, move_tensor
+from lachesis.pipeline.training.compile_watch import CompileWatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.distance_by_env import summed_by
 from lachesis.pipeline.training.fitting import FailedPass, FitWish, StepFit, describe_fit
@@ -100,6 +101,7 @@ class Learner:
         self.spares_memory = True
         """Whether steps are divided by the memory that those before left; recorded ones are taken as they were."""
         self._last_size: StepSize | None = None
+        self._compiling = CompileWatch()
         self.packing: PackingChoice | None = None
         """Whether rows are computed in one, without padding; None: no step has needed to know yet."""
         self._sampled = SampledLogprobs(model) if sharded is None else sharded
@@ -152,6 +154,15 @@ class Learner:
         when loss or gradient are not finite. `OutOfMemoryError` where the step does not fit into memory, however it is
         divided: the process has to end then, since AdamW may have moved some weights already.
         """
+        if not self.config.compile:
+            return self._step(batch)
+        self._compiling.begin()
+        try:
+            return self._step(batch)
+        finally:
+            self._compiling.end()
+
+    def _step(self, batch: PackedBatch) -> StepMetrics:
         started = time.perf_counter()
         self.fit, self._next_fit = self._next_fit or self.fit, None
         self._check(batch)
@@ -206,7 +217,8 @@ class Learner:
         """Return whether rows are computed in one; the first call decides it, and is a collective."""
         if self.packing is None:
             models = (self.trained, self.reference)
-            with in_float32(self._sampled):
+            # what is compared takes a few tokens: compiled layers would be made for their sizes
+            with in_float32(self._sampled), torch.compiler.set_stance("force_eager"):
                 self.packing = choose_packing(
                     self.config.packing, models, self._logprobs, needs=self.inputs.needs_padding, ranks=self.ranks
                 )
@@ -268,7 +280,8 @@ class Learner:
         if is_measured(self.config, self.steps, self._last_size):
             on = probe_tokens(self.config, padded=int(computed))
             packs = self._packs()
-            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on, in_one_row=packs)
+            form = {"in_one_row": packs, "always": self.config.compile}
+            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on, **form)
         return BatchGradient(
             loss,
             grad_norm,
@@ -316,7 +329,7 @@ class Learner:
             before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
             for rows_b, part in self._microbatches(batch):
                 rows, width = part.tokens_BT.shape
-                micro = part.on(self.device, in_one_row=packs)
+                micro = part.on(self.device, in_one_row=packs, always=self.config.compile)
                 tokens = micro.computed_tokens
                 padded += tokens
                 output, logprobs_BT = self._pass(micro, part.trainable_tokens, denominator)

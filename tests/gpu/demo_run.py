@@ -1,6 +1,7 @@
 """Runs `lachesis demo` on the device and gives its figures."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -11,7 +12,11 @@ from pathlib import Path
 from gpu.figures import check, figure
 from gpu.models import DEVICE
 
-__all__ = ["run_demo"]
+__all__ = ["CACHE", "run_demo"]
+
+_CACHES = Path(__file__).parents[2] / "build" / "gpu-cache"  # for XDG_CACHE_HOME
+CACHE = _CACHES / "lachesis" / "demo"
+"""Where the demo finds models that were made, also those of an earlier call."""
 
 
 def _is_rate(key: str) -> bool:
@@ -28,7 +33,13 @@ def run_demo(model: str, steps: int, sets: list[str]) -> None:
         settings = [f"--set={text}" for text in (f"training.device={DEVICE}", *sets)]
         began = time.perf_counter()
         command = [sys.executable, "-m", "lachesis", "demo", *given, *settings]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
+        code = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            check=False,
+            env={**os.environ, "XDG_CACHE_HOME": str(_CACHES)},
+        ).returncode
         took = time.perf_counter() - began
         check(f"{name} ends well on {DEVICE}", code == 0, f"code {code}")
         logged = folder / "metrics.jsonl"

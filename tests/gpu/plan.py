@@ -1,8 +1,11 @@
-"""The parts of the script, which run at once, the cheapest first, and how long each may take. Pure."""
+"""The parts of the script, which run at once, the cheapest first, and how long each may take. Pure.
 
-from dataclasses import dataclass
+`CALLS` divides what a machine that is lent for minutes is to show into two calls of the script on it.
+"""
 
-__all__ = ["MOST_S", "PARTS", "Part", "chosen"]
+from dataclasses import dataclass, replace
+
+__all__ = ["CALLS", "MOST_S", "PARTS", "Call", "Part", "chosen", "of_call"]
 
 MOST_S = 420.0
 """Seconds that all parts may take together on a GPU."""
@@ -27,6 +30,7 @@ PARTS = (
     Part("ranks", 90, 300, "Two ranks on one GPU", times=False),
     Part("resume", 110, 300, "A trainer killed, gone on with, and reproduced", times=False),
     Part("vllm", 150, 600, "Real vLLM as policy", times=False),
+    Part("convert", 70, 300, "SmolLM2 made ready for its demo, as the demo does once", times=False),
     Part("suite", 130, 300, "The tests of training, model and inference", times=False),
     Part("weights", 60, 300, "Weights out and in, beside plain copies"),
     Part("inference", 60, 300, "The reference server's engine beside transformers' generate"),
@@ -35,6 +39,27 @@ PARTS = (
     Part("demo", 80, 300, "The demo"),
     Part("pipeline", 100, 300, "From publishers to the trainer's tensors, flat out"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Parts that run one by one, alone on the machine: the seconds that each may take, and all together."""
+
+    limits_s: dict[str, float]
+    most_s: float
+
+
+CALLS = {
+    1: Call({"suite": 290, "convert": 60}, 345),
+    2: Call({"inference": 70, "weights": 60, "smollm2": 65, "demo": 50, "learner": 120, "pipeline": 60}, 420),
+}
+"""Thirteen minutes less what lies between two calls. Parts that an earlier run has shown are in neither."""
+
+
+def of_call(number: int) -> list[Part]:
+    """Return the parts of a call, in its order, with its limits."""
+    known = {part.name: part for part in PARTS}
+    return [replace(known[name], limit_s=limit, times=True) for name, limit in CALLS[number].limits_s.items()]
 
 
 def chosen(names: list[str]) -> list[Part]:

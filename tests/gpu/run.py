@@ -1,6 +1,6 @@
 """Measures this machine's GPU part by part, each in a process of its own with a limit; see README.md.
 
-    python -m gpu.run [--cpu] [--out FOLDER] [--record] [PART...]
+    python -m gpu.run [--call 1|2] [--cpu] [--out FOLDER] [--record] [PART...]
 
 Each line is written as it comes, to FOLDER/results.jsonl; FOLDER/README.md is the page, FOLDER/PART.log what a part
 printed. `--cpu` runs everything in small without a GPU. `--record` keeps the lines of a whole run in `results/` under
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.figures import FIGURES_FD
-from gpu.plan import MOST_S, PARTS, Part, chosen
+from gpu.plan import CALLS, MOST_S, PARTS, Part, chosen, of_call
 from gpu.processes import end_group
 from gpu.report import page, recorded, slug
 
@@ -139,14 +139,14 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _run(parts: list[Part], results: Results, *, small: bool) -> None:
+def _run(parts: list[Part], results: Results, *, small: bool, most_s: float = MOST_S) -> None:
     """Run the parts, those that time nothing at once; in small, on a CPU, one by one."""
-    end = time.monotonic() + MOST_S
+    end = time.monotonic() + most_s
 
     def run(part: Part) -> None:
         left = float("inf") if small else end - time.monotonic()
         if left < 5:
-            results.add({"part": part.name, "left_out": "all of it", "why": f"{MOST_S:g} s are over"})
+            results.add({"part": part.name, "left_out": "all of it", "why": f"{most_s:g} s are over"})
             return
         limit_s = min(left, part.small_limit_s if small else part.limit_s)
         command = [sys.executable, "-m", "gpu.part", part.name, *(["--cpu"] if small else [])]
@@ -176,22 +176,26 @@ def _end(*_: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run; all without")
+    parser.add_argument("--call", type=int, choices=list(CALLS), help="the parts of one of two calls, in its order")
     parser.add_argument("--cpu", action="store_true", help="everything in small, without a GPU")
     parser.add_argument("--out", type=Path, default=_ROOT / "build" / "gpu", help="folder of lines, page and logs")
     parser.add_argument("--record", action="store_true", help="keep the lines of a whole run in tests/gpu/results")
     arguments = parser.parse_args()
-    if arguments.record and arguments.parts:
+    if arguments.call and arguments.parts:
+        parser.error("--call has parts of its own: name none with it")
+    if arguments.record and (arguments.parts or arguments.call):
         parser.error("--record keeps a whole run in the place of the one before: name no parts with it")
     try:
-        parts = chosen(arguments.parts)
+        parts = of_call(arguments.call) if arguments.call else chosen(arguments.parts)
     except ValueError as error:
         parser.error(str(error))
     if arguments.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("OMP_NUM_THREADS", "1" if arguments.cpu else "8")
-    results = Results(arguments.out, _machine(small=arguments.cpu))
-    _run(parts, results, small=arguments.cpu)
+    out = arguments.out / f"call-{arguments.call}" if arguments.call else arguments.out
+    results = Results(out, _machine(small=arguments.cpu))
+    _run(parts, results, small=arguments.cpu, most_s=CALLS[arguments.call].most_s if arguments.call else MOST_S)
     print(results.write_page())
     if arguments.record:
         _RESULTS.mkdir(exist_ok=True)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures this machine's GPU: sh tests/gpu/run.sh [--cpu] [--out FOLDER] [--record] [PART...]
+# Measures this machine's GPU: sh tests/gpu/run.sh [--call 1|2] [--cpu] [--out FOLDER] [--record] [PART...]
 #
 # Takes the torch of the interpreter that PYTHON names (python3), and needs neither make, pip nor a network. What is
 # missing beside torch comes from the pieces that tests/gpu/collect.py has gathered in the folder that PIECES names

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from gpu import collect, install, vllm_026
 from gpu.figures import FIGURES_FD
-from gpu.plan import MOST_S, PARTS, chosen
+from gpu.plan import CALLS, MOST_S, PARTS, chosen, of_call
 from gpu.report import page, recorded, slug
 from gpu.run import _HERE, main, run_part
 
@@ -107,6 +107,26 @@ def test_parts_are_there_and_fit_the_time_in_turn():
     assert [one.name for one in chosen(["demo", "numerics"])] == ["numerics", "demo"]
     with pytest.raises(ValueError, match="no part 'numbers'; there are numerics"):
         chosen(["numbers"])
+
+
+def test_two_calls_fit_thirteen_minutes_and_run_one_part_at_a_time():
+    assert sum(call.most_s for call in CALLS.values()) <= 13 * 60 - 15
+    for number, call in CALLS.items():
+        parts = of_call(number)
+        assert call.most_s <= MOST_S
+        assert sum(part.limit_s for part in parts) <= call.most_s + 30, "the last one would have no time"
+        assert all(part.times for part in parts)
+    assert of_call(1)[0].name == "suite", "alone on the machine"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [(["--call", "1", "demo"], "name none with it"), (["--call", "2", "--record"], "name no parts")]
+)
+def test_a_call_has_parts_of_its_own(monkeypatch, capsys, words, text):
+    monkeypatch.setattr(sys, "argv", ["run", "--cpu", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert text in capsys.readouterr().err
 
 
 def test_pieces_joined_are_what_was_cut(tmp_path, monkeypatch):

@@ -38,6 +38,11 @@ _STEPS_BEFORE = 30
 def measure(*, small: bool) -> None:
     """Measure each model in each way, and after it the bare loop on the same batch."""
     peak = _peak() if DEVICE == "cuda" else None
+    if not small:  # what was measured never, first; its first steps may take a minute
+        rows, length, _ = _CASES["0.135B"]
+        batch = batch_of(config_of("0.135B").vocab_size, rows, length)
+        for way in ("defaults", "compiled"):
+            _learner("0.135B", batch, way)
     for shape in ("tiny",) if small else ("0.135B", "0.5B", "1.5B"):
         rows, length, ways = _CASES[shape]
         batch = batch_of(config_of(shape).vocab_size, rows, length)
@@ -50,9 +55,6 @@ def measure(*, small: bool) -> None:
             figure(f"{shape} defaults beside this card's product", best * _flops_a_token(shape, length) / peak, "of it")
         if shape in {"tiny", "0.135B"}:
             _uneven(shape, rows, length)
-    if not small:  # last, since the first steps may take minutes
-        rows, length, _ = _CASES["0.135B"]
-        _learner("0.135B", batch_of(config_of("0.135B").vocab_size, rows, length), "compiled")
 
 
 def _uneven(shape: str, rows: int, length: int) -> None:

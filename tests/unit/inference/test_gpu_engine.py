@@ -21,7 +21,7 @@ from lachesis.pipeline.model.shared_memory import segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.schemas.ids import PolicyVersion
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 WAIT = 120
 PROMPTS = [[3, 5, 6], [3, *range(7, 20)], [3, 20], [3, *range(30, 60)]]
 

@@ -158,7 +158,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_memory_of_a_gpu_is_mapped_by_another_process():
     import msgspec
 

@@ -196,7 +196,7 @@ def test_no_more_sizes_are_kept_than_some(policy, monkeypatch):
     assert len(batch._steps) == 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_call_is_recorded_on_a_gpu():
     device = torch.device("cuda")
     given, pool = torch.ones(3, device=device), GraphPool(device, strict=True)

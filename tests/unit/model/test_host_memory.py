@@ -198,7 +198,7 @@ def test_tensors_without_bytes_have_memory_as_well(monkeypatch, pinned):
     assert allocate({"none": ((0,), torch.float32)}, pinned=pinned)["none"].numel() == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="pins memory for a GPU")
+@pytest.mark.gpu
 def test_a_gpu_copies_into_pinned_memory():
     held = {name: tensor.cuda() for name, tensor in tensors().items()}
     copied = HostCopies().copy(held)

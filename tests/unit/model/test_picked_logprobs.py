@@ -92,7 +92,7 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch):
         picked_logprobs._is_made(torch.device("cpu"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("vocabulary", [37, 8192, 49152, 151936])
@@ -109,7 +109,7 @@ def test_a_gpus_kernel_is_near_float64_and_repeats_its_bits(vocabulary, temperat
         assert torch.equal(first, again)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpus_kernel_takes_logits_that_are_no_number_or_excluded():
     logits, targets, _ = given(20_000, torch.float32, "cuda")
     logits[1, : 3 * 4096] = -torch.inf  # more than a block

@@ -1,14 +1,17 @@
 """Layers compiled one by one: the step of plain layers within rounding, and a way back."""
 
+import logging
 import shutil
 
 import msgspec
 import pytest
 import torch
+from torch._dynamo.callback import callback_handler
 
 from lachesis.pipeline.config.run import TrainingConfig
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training import layers
+from lachesis.pipeline.training import compile_watch, layers
+from lachesis.pipeline.training.compile_watch import CompileWatch
 from lachesis.pipeline.training.config import LearnerConfig, ModelInputConfig
 from lachesis.pipeline.training.layers import compile_layers
 from lachesis.pipeline.training.learner import Learner
@@ -29,10 +32,8 @@ def taken(small_policy, batch, **settings):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_compiled_steps_are_those_of_plain_layers_within_rounding(small_policy, batch):
     torch._dynamo.reset()
-    graphs = torch._dynamo.utils.counters["stats"]
-    graphs.clear()
     compiled, learner = taken(small_policy, batch, compile=True, recompute_layers=True)
-    assert 0 < graphs["unique_graphs"] <= 4, "one for all layers, with a gradient and without, of any size"
+    assert learner._compiling.pieces, "nothing was compiled"
     plain, reference = taken(small_policy, batch, recompute_layers=True)
     for one, other in zip(compiled, plain, strict=True):
         for name in ("loss", "grad_norm", "entropy", "step_kl"):
@@ -45,6 +46,42 @@ def test_compiled_steps_are_those_of_plain_layers_within_rounding(small_policy, 
     assert [msgspec.structs.replace(one, seconds=0.0) for one in repeated] == [
         msgspec.structs.replace(one, seconds=0.0) for one in compiled
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("packing", "forms"), [("auto", 1), (False, 2)])
+def test_layers_are_compiled_for_a_few_forms_and_not_for_each_size(small_policy, batch, caplog, packing, forms):
+    torch._dynamo.reset()
+    learner = Learner(small_policy().model, LearnerConfig(**SETTINGS | {"packing": packing, "compile": True}))
+    pieces = []
+    with caplog.at_level(logging.INFO, "lachesis"):
+        for seed, rows in enumerate([6, 1, 9, 2, 3, 12, 1, 4]):
+            learner.step(batch(small_policy(), seed, rows=rows))
+            pieces.append(learner._compiling.pieces)
+    assert pieces[-1] == pieces[2], "rows and lengths make no further ones"
+    said = [record.getMessage() for record in caplog.records if "torch" in record.getMessage()]
+    assert "torch compiles the model's layers, which may take minutes: piece 1" in said
+    assert sum("torch has compiled" in text for text in said) <= 2 * forms
+
+
+def test_compiling_is_bounded(monkeypatch, caplog):
+    stances = []
+    monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
+    watch = CompileWatch(max_seconds=0.5)
+    for seconds in (0.2, 0.2, 0.2, 0.2):
+        watch.begin()
+        monkeypatch.setattr(compile_watch.time, "monotonic", lambda: 100.0)
+        callback_handler.run_start_callbacks(None)
+        monkeypatch.setattr(compile_watch.time, "monotonic", lambda now=100 + seconds: now)
+        callback_handler.run_end_callbacks(None)
+        watch.end()
+    assert watch.pieces == 4
+    assert stances == ["eager_on_recompile"]
+    assert caplog.text.count("runs as plain layers from now on") == 1
+    callback_handler.run_start_callbacks(None)
+    assert watch.pieces == 4, "it watches steps alone"
 
 
 def test_layers_are_as_before_once_the_setting_is(small_policy, monkeypatch):
