@@ -35,10 +35,10 @@ from lachesis.pipeline.inference.requests import (
     TokenListener,
     top_logprobs_of,
 )
-from lachesis.pipeline.inference.sampler import Sampler
 from lachesis.pipeline.inference.sampling import allowed_tokens, read_draw, row_settings
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.inference.text import StopStrings
+from lachesis.pipeline.inference.token_sampler import TokenSampler
 from lachesis.pipeline.model.context import context_length, positions_change_at
 from lachesis.pipeline.model.tensors import load_tensors, vocabulary_of
 from lachesis.schemas.errors import DataError, InfrastructureError
@@ -70,7 +70,7 @@ class Engine:
         self._decode = decode
         self._weight_version = weight_version
         self._batch: DecodingBatch = choose_decoding(model, self.max_model_len)
-        self._sampler = Sampler(GraphPool(self._batch.device))
+        self._sampler = TokenSampler(GraphPool(self._batch.device))
         self._score_apart = positions_change_at(model.config, self.max_model_len) is not None
         self._rows: list[SampleRow] = []
         self._waiting: deque[GenerationRequest] = deque()

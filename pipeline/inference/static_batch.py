@@ -25,7 +25,7 @@ from lachesis.pipeline.inference.row_cache import CachedRows, GrowingLayer, Unkn
 
 __all__ = ["StaticBatch"]
 
-_LEAST_WIDTH = 64
+_MIN_WIDTH_TOKENS = 64
 _MAX_STEPS = 48
 """Sizes whose steps are kept recorded, those used last."""
 _ATTENTION = {"sdpa", "eager"}
@@ -135,7 +135,7 @@ class StaticBatch(PaddedBatch):
         """Move all rows into the buffers of the smallest size that holds them and their next token."""
         rows, width = self._mask.shape
         layers = self._cache.layers
-        step = self._sized(bucket(rows), bucket(width + 1, _LEAST_WIDTH), layers)
+        step = self._sized(bucket(rows), bucket(width + 1, _MIN_WIDTH_TOKENS), layers)
         for layer, static in zip(layers, step.layers, strict=True):
             static.keys[:rows, :, :width] = layer.keys
             static.values[:rows, :, :width] = layer.values

@@ -1,4 +1,4 @@
-"""Exchanges a model's tensors for others by name, without a copy where the model can take them as they are.
+"""Exchanges a model's tensors for others by name, without a copy where it can take them as they are.
 
 Guarantees that whatever computes with a tensor of the model sees the new values: a tensor in whose memory another one
 lies, of the model or kept by one of its modules, has the new values copied into it.
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 def exchange(model: Any, targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give each of `targets`, tensors of `model`, the values of the one in `tensors` that has its name and form.
+    """Give each of `targets`, tensors of `model`, the values of the one of its name in `tensors`.
 
     `CheckedTensors` become the model's own.
     """

@@ -14,9 +14,9 @@ from lachesis.pipeline.inference.decoding_trial import DecodingTrial
 from lachesis.pipeline.inference.graphed_call import CaptureError, GraphPool, bucket
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.row_cache import UnknownCacheError
-from lachesis.pipeline.inference.sampler import Sampler
 from lachesis.pipeline.inference.sampling import draw, row_settings
 from lachesis.pipeline.inference.static_batch import StaticBatch
+from lachesis.pipeline.inference.token_sampler import TokenSampler
 
 CPU = torch.device("cpu")
 WAIT = 60
@@ -124,7 +124,7 @@ def test_an_engine_samples_the_same_tokens_with_recorded_steps_and_draws(start_e
     ]
     steps, draws = RecordingPool(), RecordingPool()
     right = answers(start_engine, params)
-    found = answers(start_engine, params, _batch=StaticBatch(policy.model, steps), _sampler=Sampler(draws))
+    found = answers(start_engine, params, _batch=StaticBatch(policy.model, steps), _sampler=TokenSampler(draws))
     for one, other in zip(found, right, strict=True):
         for (tokens, logprobs, allowed), expected in zip(one, other, strict=True):
             assert tokens == expected[0]
@@ -136,7 +136,7 @@ def test_an_engine_samples_the_same_tokens_with_recorded_steps_and_draws(start_e
 
 def test_a_recorded_draw_has_the_bits_of_a_plain_one():
     generator, pool = torch.Generator().manual_seed(0), RecordingPool()
-    sampler = Sampler(pool)
+    sampler = TokenSampler(pool)
     for rows in (1, 5, 9, 5, 11, 12):
         for top_p in (1.0, 0.7):
             logits = 4 * torch.randn(rows, 101, generator=generator)

@@ -12,7 +12,7 @@ import torch
 from lachesis.pipeline.inference.graphed_call import GraphedCall, GraphPool, bucket
 from lachesis.pipeline.inference.sampling import Draw, RowSettings, draw
 
-__all__ = ["Sampler"]
+__all__ = ["TokenSampler"]
 
 
 class _Sized(NamedTuple):
@@ -23,7 +23,7 @@ class _Sized(NamedTuple):
     values: torch.Tensor
 
 
-class Sampler:
+class TokenSampler:
     """Draws for rows whose logits are on one device. `pool`: of the graphs; one that records none makes plain calls."""
 
     def __init__(self, pool: GraphPool) -> None:
