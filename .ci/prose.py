@@ -24,9 +24,9 @@ FOREIGN_PAGES = frozenset({"MIGRATING.md", "CHANGELOG.md"})
 
 # fmt: off
 FOREIGN = frozenset({
-    "PIP_EXTRA_INDEX_URL", "Env", "PreTrainedModel", "RetryError", "b3sum", "collect_trajectory", "curr_step",
-    "data_path_to_save_groups", "gem", "gymnasium", "max_batches_offpolicy", "nohup", "polars", "scan_pyarrow_dataset",
-    "spaces", "stamina",
+    "PIP_EXTRA_INDEX_URL", "Env", "PreTrainedModel", "RetryError", "b3sum", "collect_trajectory", "concat",
+    "concat_chat", "concat_with_action", "curr_step", "data_path_to_save_groups", "episode_tracking", "gem",
+    "gymnasium", "make_vec", "max_batches_offpolicy", "nohup", "polars", "scan_pyarrow_dataset", "spaces", "stamina",
 })
 # fmt: on
 """Names of other projects that no code here mentions."""
@@ -35,7 +35,7 @@ EXAMPLES = frozenset({"_INBOX_SERVICE", "concise", "one", "shopping"})
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
-ARTICLE = re.compile(r"\b[Aa] (?!(?:one|once|ever|eu|uni|us|ut|ub)\w*)([aeiou][a-z]+)")
+ARTICLE = re.compile(r"(?:\ba|(?:^|[.:] )A) (?!(?:one|once|ever|eu|uni|us|ut|ub)\w*)([aeiou][a-z]+)")
 
 
 class Text(NamedTuple):

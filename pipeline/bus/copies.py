@@ -44,7 +44,8 @@ async def renew_copies(link: ServerLink, stream: str, copies: int) -> None:
         for _ in range(_TRIES):
             if await _set_copies(link, stream, info.config, wanted):
                 break
-            await _ask(link, stream, info.config, 1 + copies - wanted)  # the same once more would change nothing
+            # the same number once more would change nothing
+            await _request_copies(link, stream, info.config, 1 + copies - wanted)
         else:
             group = (await _info(link, stream)).cluster or RaftGroup()
             current = [group.leader, *(one.name for one in group.replicas if one.current)]
@@ -56,7 +57,7 @@ async def renew_copies(link: ServerLink, stream: str, copies: int) -> None:
 
 async def _set_copies(link: ServerLink, stream: str, config: dict[str, Any], copies: int) -> bool:
     """Return whether the stream got so many copies, all of them current; not, if nothing moves for a while."""
-    asked = await _ask(link, stream, config, copies)
+    asked = await _request_copies(link, stream, config, copies)
     still, known = anyio.current_time(), RaftGroup()
     while True:
         group = (await _info(link, stream)).cluster or RaftGroup()
@@ -67,10 +68,10 @@ async def _set_copies(link: ServerLink, stream: str, config: dict[str, Any], cop
         elif anyio.current_time() > still + _STILL_S:
             return False
         await anyio.sleep(_POLL_S)  # the cluster tells nobody when a copy is made
-        asked = asked or await _ask(link, stream, config, copies)
+        asked = asked or await _request_copies(link, stream, config, copies)
 
 
-async def _ask(link: ServerLink, stream: str, config: dict[str, Any], copies: int) -> bool:
+async def _request_copies(link: ServerLink, stream: str, config: dict[str, Any], copies: int) -> bool:
     """Return whether the server means to make so many copies."""
     change = msgspec.json.encode({**config, "num_replicas": copies})
     try:

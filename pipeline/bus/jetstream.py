@@ -91,7 +91,7 @@ class NatsBus:
 
     @property
     def refusal(self) -> str:
-        """How the server refuses credentials that it took before; empty: it does not, or the bus is closed by it."""
+        """How the server refuses credentials that it took before; empty if it does not."""
         return self._link.refusal
 
     def outlast_refusals(self) -> None:

@@ -41,9 +41,9 @@ async def decode_owned(
     newer: Newer = "confirm",
     left_out: Collection[int] = (),
 ) -> E | None:
-    """Return the event that `message` holds, None (and a warning) if it is not the owner's or among those left out.
+    """Return the event that `message` holds, None if it is not the owner's or is among those left out.
 
-    Raises `VersionError` where a newer build of the owner wrote it; see `Newer`.
+    None comes with a warning. Raises `VersionError` where a newer build of the owner wrote it; see `Newer`.
     """
     event, reason = await _read(bus, kind, message, is_ours, newer, left_out=left_out)
     if event is None:

@@ -108,7 +108,10 @@ def _features_of(task: Task) -> tuple[float, ...]:
 
 
 def load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
-    """Load an environment and return what the curriculum draws of it. `record`: which of its tasks are held out."""
+    """Load an environment and return the items that its curriculum draws from.
+
+    `record`: which of its tasks are held out.
+    """
     env = load_environment(settings.kind, settings.params)
     return items_of(env, held_out_tasks(config, name, item_keys_of(env), record).tasks)
 
