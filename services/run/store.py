@@ -4,6 +4,7 @@ Guarantees that a store that was deleted, in part or whole, or replaced by anoth
 run that is new: what makes streams compares them first with what the folder and the store's own key remember.
 """
 
+import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from lachesis.pipeline.runtime.store_record import (
     write_store_record,
 )
 from lachesis.pipeline.small_files import read_small_file
+from lachesis.schemas import subjects
 from lachesis.schemas.control import StoreRecord
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, SchemaError, StartupError
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS
@@ -50,6 +52,8 @@ STORE_FILE = "store.json"
 _MEMORIES = (STORE_FILE, MARKS_FILE, CHECKPOINTS, "metrics.jsonl")
 """Any of them in a folder says that the run was here."""
 _KEEP_S = 1.0
+
+log = logging.getLogger("lachesis")
 
 
 async def make_streams(bus: NatsBus, config: RunConfig, *, takes_over: bool = False) -> list[str]:
@@ -88,8 +92,16 @@ async def describe_unknown_history(bus: NatsBus, config: RunConfig) -> str | Non
 
 
 async def refuse_unknown_history(bus: NatsBus, config: RunConfig) -> None:
-    """Raise `HistoryLostError` where the server holds history of which the run's folder knows nothing."""
+    """Raise `HistoryLostError` where steps were trained of which the run's folder knows nothing.
+
+    Of other history that it does not know a warning is logged, and the folder remembers it from now on.
+    """
     if (unknown := await describe_unknown_history(bus, config)) is not None:
+        report = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
+        if await bus.last(LEDGER, report) is None:
+            log.warning("%s", unknown)
+            await make_streams(bus, config, takes_over=True)
+            return
         raise HistoryLostError(
             f"{unknown}. Nothing was changed. Put the run's folder there (its checkpoints and what it remembers of the "
             f"store); or `lachesis runs recover {config.run}` takes the server's history as all there is; or begin "

@@ -259,7 +259,6 @@ class Supervisor:
             async with await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 bus.outlast_refusals()
                 await self._unless_stopped(refuse_deleting, bus, self.config.run)
-                await self._unless_stopped(refuse_unknown_history, bus, self.config)
                 await self._unless_stopped(make_streams, bus, self.config)
                 register_run(self.config, self.file, stored=self.config.nats is None)
                 lease = RunLease(bus, self.config.run, self.config.path, self.stop)
@@ -268,6 +267,7 @@ class Supervisor:
                     return
                 async with lease.held():
                     await self._unless_stopped(self._refuse_other_writers, bus)
+                    await self._unless_stopped(refuse_unknown_history, bus, self.config)
                     await self._unless_stopped(refuse_rolled_back, bus, self.config)
                     await self._run_services(bus)
 
