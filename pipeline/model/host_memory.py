@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import mmap
+import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -73,9 +74,10 @@ def _copy_on_threads(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None
     torch by itself takes no more threads than it computes with, of which a trainer has one for the sake of its bits.
     """
     pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+    divides = 2 * torch.get_num_threads() <= len(os.sched_getaffinity(0))  # else torch has the cores as it is
     for copy, tensor in pairs:
         source = tensor.detach()
-        if source.is_contiguous():
+        if divides and source.is_contiguous():
             flat = torch.split(copy.view(-1), _PIECE_ELEMENTS), torch.split(source.view(-1), _PIECE_ELEMENTS)
             pieces += zip(*flat, strict=True)
         else:
