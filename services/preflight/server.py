@@ -4,7 +4,7 @@ It answers, has JetStream and room, its streams are as configured, its clock is 
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -67,12 +67,13 @@ async def check_server(config: RunConfig) -> list[DoctorFinding]:
     except StartupError as error:
         if has_history(config):
             ended = ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")
-            return [ended, *await _look_into_ended(config)]
+            return [ended, *await _look_into_ended(config), *[one async for one in _named_servers(config)]]
         if is_lost(config):
             return [fail("server", f"run {config.run} has stored history in {config.path}, and that is gone",
                          ways_out(config.run))]  # fmt: skip
         if config.nats is None:
-            return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
+            first = ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")
+            return [first, *[one async for one in _named_servers(config)]]
         return [fail("server", str(error), "as it says, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
         return [fail("server", str(error), "as it says, or correct nats.url, nats.user, nats.creds_file...")]
@@ -146,9 +147,18 @@ async def _inference(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFin
         servers = await registered_servers(bus, config.inference)
     for role, url in servers.items():
         yield await _inference_server(config, role, url)
+    async for finding in _named_servers(config, servers):
+        yield finding
 
 
-async def _inference_server(config: RunConfig, role: str, url: str) -> DoctorFinding:
+async def _named_servers(config: RunConfig, registered: Collection[str] = ()) -> AsyncIterator[DoctorFinding]:
+    """Yield of each inference server that the configuration names by its URL, but for roles that have registered."""
+    for role, settings in config.inference.items():
+        if settings.url is not None and role not in registered:
+            yield await _inference_server(config, role, settings.url, named=True)
+
+
+async def _inference_server(config: RunConfig, role: str, url: str, *, named: bool = False) -> DoctorFinding:
     name, path = f"inference.{role}", key_path(config, role)
     try:
         check_url(url)
@@ -169,6 +179,8 @@ async def _inference_server(config: RunConfig, role: str, url: str) -> DoctorFin
     except (ConfigError, DataError, InfrastructureError):
         there = False
     if not there:
+        if named:
+            return warn(name, f"does not answer at {url}", f"start it there, or correct inference.{role}.url")
         return warn(name, f"does not answer at {url}", f"look at the log of lachesis run inference.{role}")
     return ok(name, f"answers at {url}" + (f", with the key that {path} holds" if here else ""))
 

@@ -36,3 +36,13 @@ async def test_a_server_is_asked_with_the_key_of_this_folder(tmp_path: Path) -> 
             assert (said[0].lower(), words in said[1]) == (level, True), said
     assert not (tmp_path / "run" / "inference").exists(), "a check makes no key"
     assert (await found(url, tmp_path / "run"))[0].lower() == "warn"
+
+
+async def test_a_server_named_by_its_address_is_looked_for_before_the_first_start(tmp_path: Path) -> None:
+    away = InferenceConfig(url="http://127.0.0.1:9")
+    config = RunConfig(run="r", folder=str(tmp_path / "run"), inference={"policy": away, "eval": InferenceConfig()})
+    first, named = await server.check_server(config)
+    assert first.level == "OK"
+    assert (named.check, named.level) == ("inference.policy", "WARN")
+    assert named.text == "does not answer at http://127.0.0.1:9"
+    assert "inference.policy.url" in named.mend
