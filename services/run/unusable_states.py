@@ -24,13 +24,15 @@ from lachesis.pipeline.runtime.retention_record import read_left_out
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
+from lachesis.schemas.errors import ConfigError, DataError, HistoryLostError, LedgerError
 from lachesis.schemas.subjects import EVENTS, LEDGER
 
 __all__ = ["find_unusable"]
 
 _MAX_SNAPSHOTS = 8
 """Snapshots of one stage that are left out at most; before them it starts anew in any case."""
+_LOAD_S = 60.0
+"""How long an environment may take to load; the state of a curriculum whose environment takes longer is not checked."""
 
 _Make = Callable[[], Awaitable[StatefulStage[Any]]]
 _Open = Callable[[dict[str, set[int]]], Awaitable[str | None]]
@@ -72,7 +74,13 @@ def _stages(bus: NatsBus, config: RunConfig) -> Iterator[tuple[type[StatefulStag
         settings, items, its = config.environments[env], None, service(CurriculumWriter)
         if not settings.is_foreign:
             record = await read_held_out(its, env)
-            items = await anyio.to_thread.run_sync(load_items, config, env, settings, record)
+            try:
+                with anyio.fail_after(_LOAD_S):
+                    items = await anyio.to_thread.run_sync(
+                        load_items, config, env, settings, record, abandon_on_cancel=True
+                    )
+            except Exception as error:  # code of the environment, which may raise anything
+                raise ConfigError(f"environment {env} cannot be loaded: {error}") from error
         return CurriculumWriter(its, config, env, items)
 
     for env in config.environments:
@@ -83,8 +91,14 @@ def _stages(bus: NatsBus, config: RunConfig) -> Iterator[tuple[type[StatefulStag
 
 
 async def _open(make: _Make, left_out: dict[str, set[int]]) -> str | None:
-    """Open a stage and return why it cannot be; None where it can, or where history is lost."""
-    writer = await make()
+    """Open a stage and return why it cannot be; None where it can, or for a reason that others say.
+
+    Such reasons are lost history, and an environment whose items cannot be loaded.
+    """
+    try:
+        writer = await make()
+    except ConfigError:
+        return None
     try:
         await writer.open(left_out=left_out)
     except HistoryLostError:
