@@ -96,8 +96,16 @@ class RunDraft:
         self.entry, self.edits = entry, {}
 
     def config(self) -> RunConfig:
-        """Return the configuration as it stands. Raises `ConfigError` where no environment is selected."""
-        return self._load(self._selected(), self.edits).config
+        """Return the configuration as it stands. Raises `ConfigError` where no environment is selected.
+
+        A class of Atropos has the run's model as its tokenizer, unless another one is set.
+        """
+        entry = self._selected()
+        config = self._load(entry, self.edits).config
+        if entry.kind != ATROPOS_KIND:
+            return config
+        env = _with_tokenizer(config.environments[entry.section], config.model)
+        return msgspec.structs.replace(config, environments={entry.section: env})
 
     def config_to_start(self, now: datetime) -> RunConfig:
         """Return the configuration of a run to start.
@@ -235,12 +243,9 @@ class RunDraft:
         kind |= {f"{own}params.{name}": value for name, value in entry.params.items()}
         texts = [f"{path}={toml_value(value)}" for path, value in {**kind, **given, **edits}.items()]
         loaded = load(RunConfig, file=self._file, environ=self._environ, sets=[*self._sets, *texts])
-        env = loaded.config.environments[entry.section]
-        if entry.kind == ATROPOS_KIND:
-            env = _with_tokenizer(env, loaded.config.model)
         config = msgspec.structs.replace(
             loaded.config,
-            environments={entry.section: env},
+            environments={entry.section: loaded.config.environments[entry.section]},
             evaluation={name: env for name, env in loaded.config.evaluation.items() if name == entry.section},
         )
         return LoadedConfig(config, loaded.origins)

@@ -78,6 +78,16 @@ def test_the_interpreter_is_that_of_another_class_of_atropos_in_the_configuratio
         locked.edit("python", "/another")
 
 
+def test_the_tokenizer_of_a_class_of_atropos_follows_a_model_that_the_policy_frees(base: Path) -> None:
+    freed = ConfigPolicy(others="free", fields={"model": FieldRule(choices=["somewhere/new"])})
+    draft = RunDraft(base, (), freed, environ={})
+    draft.select(select_environment("Spelling", list_environments(draft.base(), [EXAMPLES], sys.executable)))
+    draft.edit("model", "somewhere/new")
+    assert draft.config().environments["spelling"].params["settings"] == {"tokenizer_name": "somewhere/new"}
+    with pytest.raises(ConfigError, match="locked"):
+        draft.edit("environments.spelling.params.settings.tokenizer_name", "somewhere/new")
+
+
 @pytest.mark.parametrize(
     ("field", "path"),
     [
