@@ -20,6 +20,8 @@ __all__ = ["renew_copies"]
 log = logging.getLogger("lachesis")
 
 _POLL_S: Final = 0.1
+_ASK_AGAIN_S: Final = 1.0
+"""Seconds until a change that was refused is requested again, which logs a line each time."""
 _STILL_S: Final = 10.0
 """Seconds without any change after which it is asked for again: a server may wait for a consumer that cannot move."""
 _TRIES: Final = 6
@@ -41,12 +43,13 @@ async def renew_copies(link: ServerLink, stream: str, copies: int) -> None:
             "start it, or take it out of the cluster for ever (`nats server cluster peer-remove`), then repeat this"
         )
     for wanted in (1, copies):
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
+            if attempt:  # the same number once more would change nothing
+                await _request_copies(link, stream, info.config, 1 + copies - wanted)
             if await _set_copies(link, stream, info.config, wanted):
                 break
-            # the same number once more would change nothing
-            await _request_copies(link, stream, info.config, 1 + copies - wanted)
         else:
+            await _request_copies(link, stream, info.config, copies)  # it is not left with one
             group = (await _info(link, stream)).cluster or RaftGroup()
             current = [group.leader, *(one.name for one in group.replicas if one.current)]
             raise InfrastructureError(
@@ -67,7 +70,7 @@ async def _set_copies(link: ServerLink, stream: str, config: dict[str, Any], cop
             still, known = anyio.current_time(), _without_times(group)
         elif anyio.current_time() > still + _STILL_S:
             return False
-        await anyio.sleep(_POLL_S)  # the cluster tells nobody when a copy is made
+        await anyio.sleep(_POLL_S if asked else _ASK_AGAIN_S)  # the cluster tells nobody when a copy is made
         asked = asked or await _request_copies(link, stream, config, copies)
 
 
