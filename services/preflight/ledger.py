@@ -58,7 +58,11 @@ async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
     check = "streams fit each other"
     try:
         if (unknown := await describe_unknown_history(bus, config)) is not None and config.path.is_dir():
-            yield warn(check, unknown, f"`lachesis up` refuses it; lachesis runs recover {config.run} takes it over")
+            yield warn(
+                check,
+                unknown,
+                f"where steps were trained, `lachesis up` refuses it; lachesis runs recover {config.run} takes it over",
+            )
         plan = await make_plan(bus, config, "doctor", await find_unusable(bus, config))
     except NotFoundError:
         return  # streams are missing, which is said elsewhere
