@@ -220,7 +220,8 @@ async def _lost_snapshots(bus: NatsBus, config: RunConfig, left_out: LeftOut) ->
         snapshot, seq, stored_ns = kept.get(state, (None, 0, 0))
         if index <= (snapshot.index + 1 if snapshot is not None else 0) or await has_lost_after(bus, run, LEDGER, seq):
             continue
-        if any(one > seq for one in left_out.get(LEDGER, ())):
+        newest = await bus.last(LEDGER, state)
+        if newest is not None and newest.seq in left_out.get(LEDGER, ()):
             continue  # it was left out, and said so
         problem = f"the newest snapshot on {state} is of commit {snapshot.index}" if snapshot else f"{state} holds none"
         source = f"{writer}, whose first commit that is left is number {index},"

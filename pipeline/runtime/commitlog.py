@@ -146,8 +146,9 @@ class CommitLog(Generic[E]):
                     commit = commit_of(event)
                     if commit.index != log.index:
                         run = subjects.run_of(subject)
-                        is_gap_known = any(seq > states.snapshot_seq for seq in skipped[subjects.LEDGER])
-                        is_gap_known |= await has_lost_after(bus, run, subjects.LEDGER, states.snapshot_seq)
+                        is_gap_known = states.is_newest_left_out or await has_lost_after(
+                            bus, run, subjects.LEDGER, states.snapshot_seq
+                        )
                         if deltas or not is_gap_known:
                             raise LedgerError(
                                 f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} "

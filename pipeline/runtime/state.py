@@ -44,6 +44,8 @@ class StateStore:
         self._last = 0
         self.snapshot_seq = 0
         """Where the snapshot in force is stored; 0: there was none."""
+        self.is_newest_left_out = False
+        """Whether a newer snapshot than that in force was left out."""
         self._slot = 0  # of the snapshot in force
         self._ends: dict[str, int] = {}  # the last sequence on each part's subject
         self._writing = -1
@@ -69,6 +71,7 @@ class StateStore:
         snapshot, store.snapshot_seq, store._last = await read_last_event(
             bus, LEDGER, subject, StateSnapshot, lambda one: one.stage == stage, newer="refuse", left_out=left_out
         )
+        store.is_newest_left_out = store._last in left_out
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
             snapshot = snapshot.replace(state=await store._join(snapshot))

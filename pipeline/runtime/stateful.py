@@ -125,10 +125,11 @@ class StatefulStage(ABC, Generic[E]):
         """The subject of the events."""
         return subjects.event(self.kind, self.service.run, self.service.revision, self.env)
 
-    async def open(self, *, left_out: LeftOut = MappingProxyType({})) -> None:
+    async def open(self, *, left_out: LeftOut = MappingProxyType({}), patience_s: float | None = None) -> None:
         """Take over what earlier writers committed. Raises `LedgerError` where a commit or its source is gone.
 
-        `left_out`: commits and snapshots that are passed over, besides those that a recovery noted.
+        `left_out`: commits and snapshots that are passed over, besides those that a recovery noted. `patience_s`: as in
+        `check_marks`.
         """
         service = self.service
         self._log, restored = await CommitLog.open(
@@ -141,8 +142,8 @@ class StatefulStage(ABC, Generic[E]):
             term=service.instance,
             left_out=left_out,
         )
-        check = service.retrying("check that what was read is still there")
-        await check(check_marks, service.bus, service.run, restored.read, writer=f"the {self.name} of {self.env}")
+        check, writer = service.retrying("check that what was read is still there"), f"the {self.name} of {self.env}"
+        await check(check_marks, service.bus, service.run, restored.read, writer=writer, patience_s=patience_s)
         self.cursors.update(restored.cursors)
         try:
             await self.restore(restored)

@@ -99,16 +99,18 @@ def describe_lost_bytes(lost: Mapping[str, int]) -> str | None:
     return f"the server could not read {named} when it started; {_LOST_HINT}" if named else None
 
 
-async def check_marks(bus: Bus, run: str, marks: Mapping[str, StreamMark], *, writer: str) -> None:
+async def check_marks(
+    bus: Bus, run: str, marks: Mapping[str, StreamMark], *, writer: str, patience_s: float | None = None
+) -> None:
     """Raise `HistoryLostError` if a message that `marks` name was replaced, or is gone without a trim.
 
     Raises `LedgerError` where they name one that no stream ever held.
 
     `writer`: what names the marks, for the text. A leader that was cut off may speak of the past for some seconds, so
-    the question is repeated for as long.
+    the question is repeated for as long, or for `patience_s`.
     """
     for stream, mark in marks.items():
-        until = anyio.current_time() + BELIEVE_LOSS_S
+        until = anyio.current_time() + (BELIEVE_LOSS_S if patience_s is None else patience_s)
         while (problem := await contradiction(bus, run, stream, mark)) is not None:
             if mark.seq > (await bus.usage(stream)).last + MAX_LOST:
                 raise LedgerError(

@@ -6,7 +6,8 @@ writes nothing. Where that fails for another reason than lost history, the newes
 takes; then the snapshot. What is left out was derived from messages that are there still, so it is derived again.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -31,24 +32,24 @@ __all__ = ["find_unusable"]
 
 _MAX_SNAPSHOTS = 8
 """Snapshots of one stage that are left out at most; before them it starts anew in any case."""
-_LOAD_S = 60.0
-"""How long an environment may take to load; the state of a curriculum whose environment takes longer is not checked."""
 
-_Make = Callable[[], Awaitable[StatefulStage[Any]]]
+_Make = Callable[[], StatefulStage[Any]]
 _Open = Callable[[dict[str, set[int]]], Awaitable[str | None]]
 """Opens a stage without some of its messages; returns what is wrong."""
+
+log = logging.getLogger("lachesis")
 
 
 async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
     """Return what the run's stateful stages cannot use of their own messages."""
     left_out: dict[str, set[int]] = {EVENTS: set(), LEDGER: set()}
     problems: list[str] = []
-    for stage, env, make in _stages(bus, config):
+    async for stage, env, make in _stages(bus, config):
         commits = subjects.event(stage.kind, config.run, config.revision, env)
         snapshots = subjects.state(config.run, stage.name, config.revision, env)
         attempt: _Open = partial(_open, make)
-        problem = await attempt({})
-        if problem is None:
+        # twice: a service at work may replace a snapshot while it is read
+        if await attempt({}) is None or (problem := await attempt({})) is None:
             continue
         skipped = await _find_skips(bus, attempt, commits, snapshots)
         if skipped is None:
@@ -60,49 +61,43 @@ async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
     return UnusableState({stream: seqs for stream, seqs in left_out.items() if seqs}, problems)
 
 
-def _stages(bus: NatsBus, config: RunConfig) -> Iterator[tuple[type[StatefulStage[Any]], str, _Make]]:
+async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[StatefulStage[Any]], str, _Make]]:
     def service(stage: type[StatefulStage[Any]]) -> Service:
         return Service(bus, stage.name, config.run, config.revision)
 
-    async def make_health(env: str) -> StatefulStage[Any]:
-        return AlertWriter(service(AlertWriter), config, env)
-
-    async def make_normalizer(env: str) -> StatefulStage[Any]:
-        return RewardWriter(service(RewardWriter), config, env)
-
-    async def make_curriculum(env: str) -> StatefulStage[Any]:
-        settings, items, its = config.environments[env], None, service(CurriculumWriter)
-        if not settings.is_foreign:
-            record = await read_held_out(its, env)
-            try:
-                with anyio.fail_after(_LOAD_S):
-                    items = await anyio.to_thread.run_sync(
-                        load_items, config, env, settings, record, abandon_on_cancel=True
-                    )
-            except Exception as error:  # code of the environment, which may raise anything
-                raise ConfigError(f"environment {env} cannot be loaded: {error}") from error
-        return CurriculumWriter(its, config, env, items)
-
     for env in config.environments:
-        yield AlertWriter, env, partial(make_health, env)
-        yield RewardWriter, env, partial(make_normalizer, env)
+        yield AlertWriter, env, lambda env=env: AlertWriter(service(AlertWriter), config, env)
+        yield RewardWriter, env, lambda env=env: RewardWriter(service(RewardWriter), config, env)
     for env in curriculum_environments(config):
-        yield CurriculumWriter, env, partial(make_curriculum, env)
+        commits = subjects.event("curriculum", config.run, config.revision, env)
+        snapshots = subjects.state(config.run, "curriculum", config.revision, env)
+        if await bus.last(EVENTS, commits) is None and await bus.last(LEDGER, snapshots) is None:
+            continue  # it has no state, and the environment needs no loading
+        settings, items = config.environments[env], None
+        if not settings.is_foreign:
+            record = await read_held_out(service(CurriculumWriter), env)
+            try:
+                items = await anyio.to_thread.run_sync(load_items, config, env, settings, record)
+            except Exception as error:  # noqa: BLE001 - an environment's own code raises anything
+                log.warning("what the curriculum of %s can use of its state is not known, since the environment cannot "
+                            "be loaded here: %s: %s", env, type(error).__name__, error)  # fmt: skip
+                continue
+        yield (
+            CurriculumWriter,
+            env,
+            lambda env=env, items=items: CurriculumWriter(service(CurriculumWriter), config, env, items),
+        )
 
 
 async def _open(make: _Make, left_out: dict[str, set[int]]) -> str | None:
-    """Open a stage and return why it cannot be; None where it can, or for a reason that others say.
-
-    Such reasons are lost history, and an environment whose items cannot be loaded.
-    """
+    """Open a stage and return why it cannot be; None where it can, or where something else keeps it from that."""
+    writer = make()
     try:
-        writer = await make()
-    except ConfigError:
-        return None
-    try:
-        await writer.open(left_out=left_out)
+        await writer.open(left_out=left_out, patience_s=0)
     except HistoryLostError:
         return None  # the plan says what is lost
+    except ConfigError:
+        return None  # a setting was changed, which is said where the service starts
     except (LedgerError, DataError) as error:
         return str(error)
     return None

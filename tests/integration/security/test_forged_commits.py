@@ -146,3 +146,21 @@ async def test_the_curriculum_goes_on(bus: NatsBus, config: RunConfig, how: Any)
         state_subject=subjects.state(RUN, "curriculum", "live", "sums"), stage="curriculum", term="t",
     )  # fmt: skip
     assert (restored.state, restored.deltas) == (None, [])
+
+
+async def test_what_keeps_a_stage_from_its_state_otherwise_is_no_forgery(
+    bus: NatsBus, config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await forge(bus, "curriculum", garbage, 0)
+    kind = EnvironmentConfig(kind="nowhere_at_all:Sums", samples=2)
+    found = await find_unusable(bus, msgspec.structs.replace(config, environments={"sums": kind}))
+    assert (found.left_out, found.problems) == ({}, [])
+    assert "the environment cannot be loaded here" in caplog.text
+
+
+async def test_a_snapshot_that_was_left_out_excuses_no_gap_of_another_stage(bus: NatsBus, config: RunConfig) -> None:
+    await forge(bus, "health", "snapshot", 0)
+    await recover(bus, config)
+    await forge(bus, "normalizer", jump, 0)
+    with pytest.raises(LedgerError, match="commits are gone"):
+        await RewardWriter(Service(bus, "normalizer", RUN), config, "sums").open()
