@@ -41,11 +41,14 @@ async def decode_owned(
     newer: Newer = "confirm",
     left_out: Collection[int] = (),
 ) -> E | None:
-    """Return the event that `message` holds, None if it is not the owner's or is among those left out.
+    """Return the event that `message` holds, None (and a warning) if it is not the owner's.
 
-    None comes with a warning. Raises `VersionError` where a newer build of the owner wrote it; see `Newer`.
+    Those `left_out` are None without a warning. Raises `VersionError` where a newer build of the owner wrote it; see
+    `Newer`.
     """
-    event, reason = await _read(bus, kind, message, is_ours, newer, left_out=left_out)
+    if message.seq in left_out:
+        return None
+    event, reason = await _read(bus, kind, message, is_ours, newer)
     if event is None:
         _warn(message, f"the message at sequence {message.seq} of {message.stream} was", reason)
     return event
@@ -65,7 +68,7 @@ async def read_last_event(
 
     None and 0 if there is no such event. Raises `VersionError` as `decode_owned`.
 
-    `left_out`: sequences that are passed over.
+    `left_out`: sequences that are passed over without a warning.
 
     The last one is what the owner's next message must expect. Where it is foreign the subject is read backwards, in
     steps that grow; one warning says how many messages were passed over.
@@ -73,7 +76,7 @@ async def read_last_event(
     last = await bus.last(stream, subject)
     if last is None:
         return None, 0, 0
-    found, reason = await _read(bus, kind, last, is_ours, newer, left_out=left_out)
+    found, reason = await _read(bus, kind, last, is_ours, newer) if last.seq not in left_out else (None, "")
     if found is not None:
         return found, last.seq, last.seq
     seq, foreign, reach = 0, 0, _FIRST_LOOKBACK_MESSAGES
@@ -81,7 +84,9 @@ async def read_last_event(
         start, foreign = max(1, last.seq - reach + 1), 0
         async with bus.read(stream, [subject], start=start, follow=False) as messages:
             async for message in messages:
-                earlier, why = await _read(bus, kind, message, is_ours, newer, left_out=left_out)
+                if message.seq in left_out:
+                    continue
+                earlier, why = await _read(bus, kind, message, is_ours, newer)
                 if earlier is not None:
                     found, seq, foreign = earlier, message.seq, 0
                 else:
@@ -89,23 +94,16 @@ async def read_last_event(
         if start == 1:
             break
         reach *= 8
-    messages_were = "message was" if foreign == 1 else "messages were"
-    _warn(last, f"{foreign} {messages_were}, up to sequence {last.seq} of {last.stream},", reason)
+    if foreign:
+        messages_were = "message was" if foreign == 1 else "messages were"
+        _warn(last, f"{foreign} {messages_were}, up to sequence {last.seq} of {last.stream},", reason)
     return found, seq, last.seq
 
 
 async def _read(
-    bus: Bus,
-    kind: type[E],
-    message: StoredMessage,
-    is_ours: Callable[[E], bool],
-    newer: Newer,
-    *,
-    left_out: Collection[int],
+    bus: Bus, kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool], newer: Newer
 ) -> tuple[E | None, str]:
     """Return the owner's event, or why the message holds none. Raises `VersionError`."""
-    if message.seq in left_out:
-        return None, "it is left out since the run was recovered"
     try:
         event = decode(kind, message.data)
     except SchemaError as error:

@@ -118,7 +118,7 @@ class CommitLog(Generic[E]):
             read = snapshot.read
             log._last, log.index = snapshot.covers, snapshot.index + 1
         deltas: list[bytes] = []
-        has_gap = False
+        has_gap, noted_commits = False, 0
         last = await bus.last(stream, subject)
         end = last.seq if last else 0
         if log._last > end:
@@ -142,6 +142,7 @@ class CommitLog(Generic[E]):
                     )
                     log._last = message.seq
                     if event is None:
+                        noted_commits += message.seq in noted.get(stream, ())
                         continue
                     commit = commit_of(event)
                     if commit.index != log.index:
@@ -164,6 +165,8 @@ class CommitLog(Generic[E]):
                     log._weight += len(message.data)
                     cursors, read = dict(commit.cursors), commit.read
                     log.index = commit.index + 1
+        if noted_commits:
+            _warn_of_noted(subject, noted_commits)
         log.since_snapshot = len(deltas)
         log.marks = StreamMarks(read)
         return log, RestoredState(state, deltas, cursors, log.marks.newest, has_gap)
@@ -213,3 +216,7 @@ class CommitLog(Generic[E]):
         except DataError as error:
             log.warning("no snapshot, so the next start takes longer: %s", error)
         self.since_snapshot, self._weight, self._state = 0, 0, len(state)
+
+
+def _warn_of_noted(subject: str, commits: int) -> None:
+    log.warning("%s: %d commits are passed over, as a recovery of the run noted", subject, commits)
