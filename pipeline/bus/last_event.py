@@ -112,9 +112,7 @@ async def _read(
                 await confirm_newer(bus, message, error)
             elif newer == "refuse" and MSG_ID_HEADER in message.headers:
                 raise VersionError(
-                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}. If no newer build ever "
-                    "ran here, somebody has this service's key: `lachesis runs recover` passes over the message",
-                    error.version,
+                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}", error.version
                 ) from error
         return None, str(error)
     if is_ours(event):

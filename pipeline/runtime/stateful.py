@@ -132,16 +132,23 @@ class StatefulStage(ABC, Generic[E]):
         `check_marks`.
         """
         service = self.service
-        self._log, restored = await CommitLog.open(
-            service.bus,
-            self._event,
-            attrgetter("commit"),
-            subject=self.subject,
-            state_subject=subjects.state(service.run, self.name, service.revision, self.env),
-            stage=self.name,
-            term=service.instance,
-            left_out=left_out,
-        )
+        try:
+            self._log, restored = await CommitLog.open(
+                service.bus,
+                self._event,
+                attrgetter("commit"),
+                subject=self.subject,
+                state_subject=subjects.state(service.run, self.name, service.revision, self.env),
+                stage=self.name,
+                term=service.instance,
+                left_out=left_out,
+            )
+        except VersionError as error:
+            raise VersionError(
+                f"{error}. If no newer build ever ran here, somebody has this service's key: `lachesis runs recover` "
+                "passes over the message",
+                error.version,
+            ) from error
         check, writer = service.retrying("check that what was read is still there"), f"the {self.name} of {self.env}"
         await check(check_marks, service.bus, service.run, restored.read, writer=writer, patience_s=patience_s)
         self.cursors.update(restored.cursors)

@@ -65,9 +65,13 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
     def service(stage: type[StatefulStage[Any]]) -> Service:
         return Service(bus, stage.name, config.run, config.revision)
 
+    def make(stage: Any, env: str, *more: Any) -> StatefulStage[Any]:
+        made: StatefulStage[Any] = stage(service(stage), config, env, *more)
+        return made
+
     for env in config.environments:
-        yield AlertWriter, env, lambda env=env: AlertWriter(service(AlertWriter), config, env)
-        yield RewardWriter, env, lambda env=env: RewardWriter(service(RewardWriter), config, env)
+        yield AlertWriter, env, partial(make, AlertWriter, env)
+        yield RewardWriter, env, partial(make, RewardWriter, env)
     for env in curriculum_environments(config):
         commits = subjects.event("curriculum", config.run, config.revision, env)
         snapshots = subjects.state(config.run, "curriculum", config.revision, env)
@@ -82,11 +86,7 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
                 log.warning("what the curriculum of %s can use of its state is not known, since the environment cannot "
                             "be loaded here: %s: %s", env, type(error).__name__, error)  # fmt: skip
                 continue
-        yield (
-            CurriculumWriter,
-            env,
-            lambda env=env, items=items: CurriculumWriter(service(CurriculumWriter), config, env, items),
-        )
+        yield CurriculumWriter, env, partial(make, CurriculumWriter, env, items)
 
 
 async def _open(make: _Make, left_out: dict[str, set[int]]) -> str | None:
