@@ -32,6 +32,8 @@ __all__ = ["find_unusable"]
 
 _MAX_SNAPSHOTS = 8
 """Snapshots of one stage that are left out at most; before them it starts anew in any case."""
+_LOAD_S = 60.0
+"""How long an environment may take to load; the state of a curriculum whose environment takes longer is not checked."""
 
 _Make = Callable[[], StatefulStage[Any]]
 _Open = Callable[[dict[str, set[int]]], Awaitable[str | None]]
@@ -81,7 +83,10 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
         if not settings.is_foreign:
             record = await read_held_out(service(CurriculumWriter), env)
             try:
-                items = await anyio.to_thread.run_sync(load_items, config, env, settings, record)
+                with anyio.fail_after(_LOAD_S):
+                    items = await anyio.to_thread.run_sync(
+                        load_items, config, env, settings, record, abandon_on_cancel=True
+                    )
             except Exception as error:  # noqa: BLE001 - an environment's own code raises anything
                 log.warning("what the curriculum of %s can use of its state is not known, since the environment cannot "
                             "be loaded here: %s: %s", env, type(error).__name__, error)  # fmt: skip
