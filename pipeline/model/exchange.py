@@ -47,14 +47,13 @@ def exchange(model: Any, targets: Mapping[str, torch.Tensor], tensors: Mapping[s
 def _holders(model: Any) -> dict[_Place, list[torch.Tensor]]:
     """Return the model's parameters and buffers by their place, without those that share memory with anything else."""
     found: dict[_Place, list[torch.Tensor]] = {}
-    for one in (*model.parameters(), *model.buffers()):
-        if one.device.type == "cpu" and one.layout == torch.strided and one.is_contiguous() and one.numel():
-            found.setdefault(_place(one), []).append(one)
+    tensors = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         kept = (value for name, value in vars(module).items() if name not in {"_parameters", "_buffers", "_modules"})
-        for one in _tensors_in(kept, depth=2):
-            if one.device.type == "cpu" and one.layout == torch.strided and one.numel():
-                found.setdefault(_place(one), []).append(one)
+        tensors += _tensors_in(kept, depth=2)
+    for one in tensors:
+        if one.device.type == "cpu" and one.layout == torch.strided and one.numel():
+            found.setdefault(_place(one), []).append(one)
     shared: set[_Place] = set()
     furthest: _Place | None = None
     for place in sorted(found, key=lambda one: one.start):
@@ -62,7 +61,7 @@ def _holders(model: Any) -> dict[_Place, list[torch.Tensor]]:
             shared |= {furthest, place}
         if furthest is None or place.end > furthest.end:
             furthest = place
-    return {place: held for place, held in found.items() if place not in shared}
+    return {place: held for place, held in found.items() if place not in shared and held[0].is_contiguous()}
 
 
 def _tensors_in(values: Iterable[Any], *, depth: int) -> Iterator[torch.Tensor]:

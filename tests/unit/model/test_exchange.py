@@ -28,6 +28,8 @@ class Layer(torch.nn.Module):
             self.other = torch.nn.Parameter(self.weight.data[:2])
         elif kind == "the parameter in a list":
             self.kept = [self.weight]
+        elif kind == "a view as a buffer that is not stored":
+            self.register_buffer("turned", self.weight.detach().t(), persistent=False)
         elif kind == "not contiguous":
             self.weight = torch.nn.Parameter(torch.zeros(4, 4).t())
 
@@ -41,7 +43,7 @@ class Layer(torch.nn.Module):
 
 KINDS = [
     "plain", "tied by another parameter", "a view kept", "views kept in a list", "one parameter within another",
-    "the parameter in a list", "not contiguous",
+    "the parameter in a list", "not contiguous", "a view as a buffer that is not stored",
 ]  # fmt: skip
 
 
