@@ -29,6 +29,7 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
         ("api_server.py: error: unrecognized arguments: --no-such\n", ["unrecognized arguments: --no-such"]),
         (VALIDATION, ["ModelConfig Value error, Model architectures ['Nothing'] are not supported"]),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried\n", ["CUDA out of memory", "--gpu-memory-utilization"]),
+        ("/lib/torch/cuda.py:61: FutureWarning: x is old\nValueError: no such model\n", ["ValueError: no such model"]),
         ("/bin/python: No module named vllm\n", ["No module named vllm"]),
         ("OSError: [Errno 98] Address already in use\n", ["OSError: [Errno 98] Address already in use"]),
     ],
