@@ -91,10 +91,10 @@ class PolicyPublisher:
         For what was stored is damaged. Weights in shared memory are nowhere else.
         """
         async with self._publishing:
+            await self._publications.finish()  # else the newest weights may be those of the next version
             policy = self._feed.policy
             if self._newest is None or self.shared is not None or policy is None or policy.version != version:
                 return
-            await self._publications.finish()
             self._sender.forget()
             await self._publications.start(partial(self._publish, *self._newest))
 
