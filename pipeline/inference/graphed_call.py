@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -47,29 +49,40 @@ class GraphPool:
         self.records = device.type == "cuda"
         """Whether calls are recorded; False once one could not be."""
         self._handle: Any = None
+        self._graphs: WeakSet[Any] = WeakSet()
 
     def capture(self, call: Callable[[], Any]) -> tuple[Any, Any]:
         """Record `call`; return the graph and what the call gave, which each replay fills anew.
 
         Raises `CaptureError`.
         """
+        if not self._graphs:  # torch refuses the memory of graphs that are all gone, if a tensor still lies in it
+            self._handle = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
         try:
-            if self._handle is None:
-                self._handle = torch.cuda.graph_pool_handle()
-            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP_CALLS):
-                    call()
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other threads may allocate meanwhile, as one that reads new weights does
-            with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
-                output = call()
+            output = self._record(graph, call)
         except RuntimeError as error:
+            with suppress(RuntimeError):  # torch leaves it open where the end of a recording fails; else it says so
+                torch._C._cuda_endAllocateToPool(self.device.index or 0, self._handle)  # noqa: SLF001 - no public way
+            self._graphs.clear()  # later graphs get another memory
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise CaptureError(f"a CUDA graph cannot hold its step: {first}") from error
+        self._graphs.add(graph)
         return graph, output
+
+    def _record(self, graph: Any, call: Callable[[], Any]) -> Any:
+        """Record `call` on a stream of the pool's device: torch's own one is of the thread's device."""
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # it goes back to the stream before also where `graph` does not
+            for _ in range(_WARM_UP_CALLS):
+                call()
+            current.wait_stream(stream)
+            # thread_local: other threads may allocate meanwhile, as one that reads new weights does
+            with torch.cuda.graph(graph, self._handle, stream, "thread_local"):
+                output = call()
+        return output
 
 
 class GraphedCall:

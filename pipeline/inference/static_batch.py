@@ -82,6 +82,7 @@ class StaticBatch(PaddedBatch):
         self._tokens: list[int] = []  # that each row has
         self._places_on_device = torch.zeros(0, dtype=torch.long)
         self._memory: list[tuple[torch.Tensor, torch.Tensor]] = []  # each layer's keys and values, flat, for all sizes
+        self._logits_memory = torch.zeros(0, 0)  # [places, V], of the newest step whatever its size
         self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
         super().__init__(model)
         self._dtype = next(model.parameters()).dtype
@@ -168,6 +169,7 @@ class StaticBatch(PaddedBatch):
         """Return the step of a size, which is made where there is none."""
         self._reserve([(rows * width * layer.keys[0, :, 0].numel(), rows * width * layer.values[0, :, 0].numel())
                        for layer in layers], layers)  # fmt: skip
+        self._reserve_logits(rows, self.logits.shape[1])
         step = self._steps.get((rows, width))
         if step is None:
             step = self._steps[rows, width] = self._make_step(rows, width, layers)
@@ -192,10 +194,19 @@ class StaticBatch(PaddedBatch):
             for (keys, values), layer in zip(sizes, layers, strict=True)
         ]
 
+    def _reserve_logits(self, rows: int, vocabulary: int) -> None:
+        """Have memory for the logits of so many rows: each graph would keep its own."""
+        had, width = self._logits_memory.shape
+        if rows > had or vocabulary != width:
+            self._steps.clear()
+            self._logits_memory = torch.zeros(0, 0)
+            self._logits_memory = self.logits.new_zeros(max(rows, int(_GROWTH * had)), vocabulary)
+
     def _make_step(self, rows: int, width: int, layers: Sequence[Any]) -> _Step:
         column = torch.zeros(1, dtype=torch.long, device=self.device)
         given_R2 = torch.zeros(rows, 2, dtype=torch.long, device=self.device)
         mask_RW = torch.zeros(rows, width, dtype=torch.bool, device=self.device)
+        logits_RV = self._logits_memory[:rows]
         cache = DynamicCache()
         for layer, memory in zip(layers, self._memory, strict=True):
             shapes = [(rows, one.shape[1], width, one.shape[3]) for one in (layer.keys, layer.values)]
@@ -212,6 +223,6 @@ class StaticBatch(PaddedBatch):
                 least = torch.finfo(self._dtype).min
                 mask_R11W = torch.zeros_like(mask_R11W, dtype=self._dtype).masked_fill(~mask_R11W, least)
             inputs = {"attention_mask": mask_R11W, "position_ids": given_R2[:, 1:], self._cache_name: cache}
-            return self._forward(given_R2[:, :1], use_cache=True, **inputs)[1]
+            return logits_RV.copy_(self._forward(given_R2[:, :1], use_cache=True, **inputs)[1])
 
         return _Step(GraphedCall(self._pool, call), own, mask_RW, given_R2, column)

@@ -15,11 +15,14 @@ from lachesis.pipeline.inference.sampling import Draw, RowSettings, draw
 __all__ = ["TokenSampler"]
 
 
+_GROWTH = 1.5
+"""How much more memory there is at least where it has to grow: graphs are recorded again then."""
+
+
 class _Sized(NamedTuple):
-    """`logits` [B,V] and `values` [B,3] are what the call reads."""
+    """`values` [B,3] are read by the call beside the logits."""
 
     call: GraphedCall
-    logits: torch.Tensor
     values: torch.Tensor
 
 
@@ -28,24 +31,40 @@ class TokenSampler:
 
     def __init__(self, pool: GraphPool) -> None:
         self._pool = pool
-        self._sized: dict[tuple[int, int, bool], _Sized] = {}
+        self._logits = self._logprobs = torch.zeros(0, 0)  # [rows, V], of the newest draw whatever its size
+        self._sized: dict[tuple[int, bool], _Sized] = {}
 
     def __call__(self, logits_BV: torch.Tensor, settings: RowSettings) -> Draw:
         """Return the draw, which holds until the next one."""
         rows, vocabulary = logits_BV.shape
         if not self._pool.records:
             return draw(logits_BV, settings.values.to(logits_BV.device), has_nucleus=settings.has_nucleus)
-        size = (bucket(rows), vocabulary, settings.has_nucleus)
+        size = (bucket(rows), settings.has_nucleus)
+        self._reserve(size[0], vocabulary)
         if size not in self._sized:
             self._sized[size] = self._make(*size)
         sized = self._sized[size]
-        sized.logits[:rows] = logits_BV
+        self._logits[:rows] = logits_BV
         sized.values.copy_(settings.padded(size[0]).values)
         found: Draw = sized.call()
         return Draw(found.logprobs[:rows], found.drawn[:, :rows])
 
-    def _make(self, rows: int, vocabulary: int, has_nucleus: bool) -> _Sized:
-        logits_BV = torch.zeros(rows, vocabulary, device=self._pool.device)
+    def _reserve(self, rows: int, vocabulary: int) -> None:
+        """Have memory for the logits and logprobs of so many rows: each graph would keep its own."""
+        had, width = self._logits.shape
+        if rows > had or vocabulary != width:
+            self._sized.clear()
+            self._logits = self._logprobs = torch.zeros(0, 0)
+            self._logits, self._logprobs = torch.zeros(
+                2, max(rows, int(_GROWTH * had)), vocabulary, device=self._pool.device
+            )
+
+    def _make(self, rows: int, has_nucleus: bool) -> _Sized:
+        logits_BV, logprobs_BV = self._logits[:rows], self._logprobs[:rows]
         values_B3 = torch.zeros(rows, 3, dtype=torch.float64, device=self._pool.device)
-        call = GraphedCall(self._pool, lambda: draw(logits_BV, values_B3, has_nucleus=has_nucleus))
-        return _Sized(call, logits_BV, values_B3)
+
+        def call() -> Draw:
+            found = draw(logits_BV, values_B3, has_nucleus=has_nucleus)
+            return Draw(logprobs_BV.copy_(found.logprobs), found.drawn)
+
+        return _Sized(GraphedCall(self._pool, call), values_B3)

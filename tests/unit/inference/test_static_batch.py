@@ -2,6 +2,7 @@
 
 import logging
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_an_engine_samples_the_same_tokens_with_recorded_steps_and_draws(start_e
 def test_a_recorded_draw_has_the_bits_of_a_plain_one():
     generator, pool = torch.Generator().manual_seed(0), RecordingPool()
     sampler = TokenSampler(pool)
-    for rows in (1, 5, 9, 5, 11, 12):
+    for rows in (1, 12, 5, 9, 5, 11):
         for top_p in (1.0, 0.7):
             logits = 4 * torch.randn(rows, 101, generator=generator)
             uniform = torch.rand(rows, generator=generator).tolist()
@@ -146,7 +147,87 @@ def test_a_recorded_draw_has_the_bits_of_a_plain_one():
             right, found = draw(logits, settings.values, has_nucleus=settings.has_nucleus), sampler(logits, settings)
             assert torch.equal(found.logprobs, right.logprobs)
             assert torch.equal(found.drawn, right.drawn)
-    assert len(pool.graphs) == 2 * len({bucket(rows) for rows in (1, 5, 9, 11, 12)})
+    assert len(pool.graphs) == 2 * len({bucket(rows) for rows in (1, 12, 5, 9, 11)})
+
+
+def test_all_sizes_share_one_memory_of_logits(policy):
+    batch, sampler = StaticBatch(policy.model, GraphPool(CPU)), TokenSampler(RecordingPool())
+    with torch.inference_mode():
+        for rows in (9, 1, 2, 3):
+            batch.clear()
+            batch.prefill([[1, 5, 6]], [rows])
+            batch.append_tokens([7] * rows)
+            sampler(batch.logits, row_settings([1.0] * rows, [1.0] * rows, [0.5] * rows))
+        outputs = {batch._steps[size].call().data_ptr() for size in batch._steps}
+    assert len(batch._steps) == len(sampler._sized) == 4
+    assert outputs == {batch._logits_memory.data_ptr()}
+    assert len(batch._logits_memory) == len(sampler._logprobs) == bucket(9)
+
+
+class FakeCuda:
+    """Stands in for torch.cuda: a recording that `fails` ends as torch's does, without going back to its stream."""
+
+    def __init__(self, monkeypatch):
+        self.fails, self.ended, self.recorded, self.handles = False, [], [], 0
+        cuda = self
+
+        class Stream:
+            def __init__(self, device):
+                self.device = device
+
+            def wait_stream(self, _):
+                pass
+
+        class Recording:
+            def __init__(self, graph, handle, stream, mode):
+                cuda.recorded.append((handle, stream.device, mode))
+                self.stream = stream
+
+            def __enter__(self):
+                self.before, cuda.current = cuda.current, self.stream
+
+            def __exit__(self, *_):
+                if cuda.fails:
+                    raise RuntimeError("operation failed due to a previous error during capture")
+                cuda.current = self.before
+
+        @contextmanager
+        def stream(one):
+            before, cuda.current = cuda.current, one
+            try:
+                yield
+            finally:
+                cuda.current = before
+
+        self.current = self.first = Stream(torch.device("cuda", 0))
+        names = {"Stream": Stream, "stream": stream, "graph": Recording, "CUDAGraph": type("Graph", (), {})}
+        for name, fake in names.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self.current)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.new_handle)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *pool: self.ended.append(pool), raising=False)
+
+    def new_handle(self):
+        self.handles += 1
+        return 0, self.handles
+
+
+def test_a_recording_that_fails_leaves_the_stream_and_the_memory_as_they_were(monkeypatch):
+    cuda, pool = FakeCuda(monkeypatch), GraphPool(torch.device("cuda", 1))
+    cuda.fails = True
+    assert graphed_call.GraphedCall(pool, lambda: 7)() == 7
+    assert cuda.current is cuda.first
+    assert cuda.ended == [(1, (0, 1))]
+    assert not pool.records
+
+
+def test_it_is_recorded_on_the_device_of_the_pool_in_memory_that_graphs_hold(monkeypatch):
+    cuda, pool = FakeCuda(monkeypatch), GraphPool(torch.device("cuda", 1))
+    kept = [pool.capture(lambda: 7) for _ in range(2)]
+    kept.clear()
+    pool.capture(lambda: 7)
+    assert cuda.recorded == [((0, handle), torch.device("cuda", 1), "thread_local") for handle in (1, 1, 2)]
+    assert cuda.current is cuda.first
 
 
 def test_a_step_that_cannot_be_recorded_is_plain_code_and_said_once(policy, caplog):
@@ -206,4 +287,6 @@ def test_a_call_is_recorded_on_a_gpu():
     assert call().tolist() == [8, 8, 8]
     with pytest.raises(CaptureError, match="cannot hold its step"):
         graphed_call.GraphedCall(pool, lambda: given.sum().item())()
+    assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
     assert call().tolist() == [8, 8, 8]
+    assert graphed_call.GraphedCall(pool, lambda: given * 3)().tolist() == [12, 12, 12]
