@@ -1,8 +1,8 @@
 """Speaks from a thread for a service whose event loop a plain function of an environment holds.
 
 The thread has a connection of its own. Guarantees that from `SPEAKS_AFTER_S` seconds on the service's heartbeats go on,
-with a notice that names the function, and that its leases are renewed; that nothing of this thread runs while the loop
-does; and that it falls silent after `limit_s`, so that a function which never returns is taken for hung like anything
+with a notice that names the function, and that its leases are renewed; that this thread says nothing while the loop
+runs; and that it falls silent after `limit_s`, so that a function which never returns is taken for hung like anything
 else. A function that holds Python itself (one regular expression that never ends, say) keeps this thread from running.
 """
 
