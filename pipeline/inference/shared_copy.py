@@ -48,7 +48,8 @@ class SharedCopy:
                 self._check(reader, version, where)
             copied = {name: tensor.clone() for name, tensor in reader.tensors.items()}
             if reader.on_gpu:
-                torch.cuda.synchronize()  # what was only queued reads the weights after this
+                for device in {tensor.device for tensor in copied.values()}:
+                    torch.cuda.synchronize(device)  # what was only queued reads the weights after this
                 if not reader.is_alive():
                     raise DataError(f"the trainer of {where} has ended; its next start shares its weights anew.")
         check_coverage(copied, self._expected, where)
