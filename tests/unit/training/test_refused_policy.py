@@ -1,9 +1,13 @@
 """A policy that no server can load, and before which there is none, is published again."""
 
+from types import SimpleNamespace
+
 import anyio
 import pytest
 
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.training.one_at_a_time import OneAtATime
+from lachesis.pipeline.training.publication import PolicyPublisher
 from lachesis.pipeline.training.refused_policy import refused_version, republish_refused
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.notices import REFUSED_POLICY, Notice
@@ -48,3 +52,28 @@ async def test_a_refused_policy_is_published_again_and_not_with_each_heartbeat(l
 
     await republish_refused(Service(lab.bus, "trainer", "r"), publish_again)
     assert published == ["0-a-b", "0-a-b"]
+
+
+@pytest.mark.parametrize(("refused", "again"), [("1-a-b", []), ("2-a-c", [2])])
+async def test_only_the_newest_policy_is_published_again_also_while_it_comes_out(monkeypatch, refused, again):
+    published = []
+
+    async def publish(_, step, tensors):
+        await anyio.lowlevel.checkpoint()
+        published.append(step)
+
+    monkeypatch.setattr(PolicyPublisher, "_publish", publish)
+    async with anyio.create_task_group() as tasks:
+        publisher = object.__new__(PolicyPublisher)
+        publisher.shared, publisher._newest = None, (2, {})
+        publisher._publishing, publisher._publications = anyio.Lock(), OneAtATime(tasks)
+        publisher._feed = SimpleNamespace(policy=SimpleNamespace(version="1-a-b"))
+        publisher._sender = SimpleNamespace(forget=lambda: None)
+
+        async def announce():
+            await anyio.sleep(0.01)
+            publisher._feed.policy = SimpleNamespace(version="2-a-c")
+
+        await publisher._publications.start(announce)
+        await publisher.publish_again(refused)
+    assert published == again
