@@ -49,6 +49,9 @@ _BUILTIN = re.compile(r"[A-Za-z0-9_+@-]+")
 """What is no module, file or attribute: code of one's own is named with a colon."""
 
 
+_CODE_PARAMS = frozenset({"place", "python"})
+"""Parameters of the kinds `atropos` and `steps` that name what is run; a rule for all parameters does not free them."""
+
 _DOORS = ("gateway.needs_token", "shared_files")
 """Switches that open a run to other users and processes of the machine."""
 
@@ -112,6 +115,9 @@ class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             reached = None
         if reached is not None and (named is None or named.split(".")[reached[1] - 1] == "*"):
             return f"locked by the operator's policy, which has no rule by its name: it is for {reached[0]}"
+        last = path.rpartition(".")[2]
+        if self.is_policy and last in _CODE_PARAMS and ".params." in path and (named or "").rpartition(".")[2] != last:
+            return "locked by the operator's policy, which has no rule by its name: it names code or a program"
         if path in _DOORS and self.is_policy and named != path:
             return "locked by the operator's policy, which has no rule by its name: it lets others in"
         return "locked by the operator's policy" if named is None and self.others == "locked" else None

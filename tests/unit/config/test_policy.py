@@ -231,3 +231,13 @@ def test_a_bad_file_says_why(tmp_path: Path, text: str, says: str) -> None:
         load_policy(str(file))
     with pytest.raises(ConfigError, match="presets: rl"):
         load_policy(str(tmp_path / "nosuch.toml"))
+
+
+@pytest.mark.parametrize("name", ["place", "python"])
+def test_a_rule_for_all_parameters_frees_none_that_names_what_is_run(name: str) -> None:
+    path = f"environments.words.params.{name}"
+    free = FieldRule()
+    assert ConfigPolicy(fields={"environments.*.params.*": free}).locks(path, None, "x.py") is not None
+    assert ConfigPolicy(fields={"environments.*.params": free}).locks(path, None, "x.py") is not None
+    assert ConfigPolicy(fields={f"environments.*.params.{name}": free}).locks(path, None, "x.py") is None
+    assert ConfigPolicy(fields={"environments.*.params.*": free}).locks(f"{path}s", None, 4) is None
