@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
@@ -58,11 +59,11 @@ async def run_tools(tools: Mapping[str, Callable[..., Any]], parsed: ParsedCalls
     `timeout_s`: seconds for all of them together; a call that is not done by then is answered so. A tool that is no
     coroutine function runs in a worker thread, which Python cannot stop: it is left behind.
     """
-    deadline = anyio.current_time() + timeout_s
+    end_s = anyio.current_time() - HOOKS.held_s + timeout_s  # while a plain function holds the loop, no time passes
     answers = []
     for call in parsed.calls:
         content = f"error: {call.name[:60]} did not finish within {timeout_s:g} s"
-        with anyio.CancelScope(deadline=deadline):
+        with HOOKS.move_on_after(end_s - (anyio.current_time() - HOOKS.held_s)):
             try:
                 content = str(await _run(tools, call))
             except ToolError as error:

@@ -2,10 +2,14 @@
 
 import json
 
+import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis import Environment, tool
+from lachesis.pipeline.environments import tools
+from lachesis.pipeline.environments.plain_hooks import HookTimes
 from lachesis.pipeline.environments.tools import run_tools
 from lachesis.pipeline.tasks.tool_calls import parse_tool_calls
 
@@ -91,3 +95,18 @@ def test_instructions_name_every_tool() -> None:
     text = Box().tool_instructions()
     assert "add(a: int, b: int = 1): Return a+b." in text
     assert "join(parts: list[str]): Join texts." in text
+
+
+async def test_time_in_which_the_loop_is_held_is_not_that_of_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = HookTimes()
+    monkeypatch.setattr(tools, "HOOKS", hooks)
+
+    async def look(held_s: float) -> str:
+        hooks._record("Sums.reward", 0.0, held_s)  # another sample's
+        await anyio.sleep(0.2)
+        return "found"
+
+    for held_s, says in ((1000.0, "found"), (0.0, "did not finish")):
+        calls = parse_tool_calls(call("look", f'{{"held_s": {held_s}}}') * 2)
+        found = [message.content for message in await run_tools({"look": look}, calls, 0.1)]
+        assert all(says in content for content in found), found
