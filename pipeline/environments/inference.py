@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
@@ -276,7 +277,7 @@ class InferenceRequests:
 
         async def attempt() -> T:
             try:
-                with anyio.fail_after(timeout_s):
+                with HOOKS.fail_after(timeout_s):
                     return await request()
             except (InfrastructureError, TimeoutError) as error:
                 failures.append(error)

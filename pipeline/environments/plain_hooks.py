@@ -92,6 +92,14 @@ class HookTimes:
             finally:
                 self._scopes.discard(scope)
 
+    @contextmanager
+    def fail_after(self, seconds: float) -> Iterator[None]:
+        """As anyio's, which raises `TimeoutError`, for time in which the loop is not held."""
+        with self.move_on_after(seconds) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise TimeoutError
+
     async def sleep(self, seconds: float) -> None:
         """Wait so long, not counting time in which the loop is held."""
         with self.move_on_after(seconds):

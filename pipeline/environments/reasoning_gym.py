@@ -14,6 +14,7 @@ import anyio.to_process
 import msgspec
 
 from lachesis.pipeline.environments.environment import Environment, Reward
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.environments.session import Session
 from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.tasks.gym_datasets import Split, create_dataset, draw, load_scorer, score_answer, split_of
@@ -134,12 +135,13 @@ class ReasoningGym(Environment):
             if not self._scorer_runs:
                 await anyio.to_process.run_sync(load_scorer, self.dataset, self._params)
                 self._scorer_runs = True
-            with anyio.move_on_after(_SCORING_TIMEOUT_S):
-                return await anyio.to_process.run_sync(
+            score = None
+            with HOOKS.move_on_after(_SCORING_TIMEOUT_S) as scope:
+                score = await anyio.to_process.run_sync(
                     score_answer, session.text, task.task, self._params, cancellable=True
                 )
-            self._scorer_runs = False
-            return None
+            self._scorer_runs = not scope.cancelled_caught
+            return score
 
     def _difficulty(self, metadata: dict[str, Any]) -> float | None:
         if self._difficulty_key:

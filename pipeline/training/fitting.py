@@ -113,10 +113,11 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
         fewer = min(wish.tokens for wish in wishes if wish.tokens is not None)
         return msgspec.structs.replace(self, tokens=fewer, most=fewer, calm_steps=0)
 
-    def after_step(self, wishes: Sequence[FitWish], longest: int) -> StepFit:
+    def after_step(self, wishes: Sequence[FitWish], longest: int, *, may_grow: bool = True) -> StepFit:
         """Return how the next step is divided, given what the ranks wish after one whose passes went well.
 
-        `longest`: tokens of the longest sequence of all ranks, which have to fit into a micro-batch.
+        `longest`: tokens of the longest sequence of all ranks, which have to fit into a micro-batch. `may_grow`: not
+        where a pass that runs out of memory cannot be begun again.
         """
         half = self.tokens // 2
         if any(wish.is_tight for wish in wishes):
@@ -124,7 +125,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
                 return msgspec.structs.replace(self, calm_steps=0)
             return msgspec.structs.replace(self, tokens=half, calm_steps=0)
         largest = self.configured if self.most is None else min(self.configured, self.most)
-        if self.tokens >= largest or self.wait_steps > MAX_CALM_STEPS:
+        if not may_grow or self.tokens >= largest or self.wait_steps > MAX_CALM_STEPS:
             return self
         calm = self.calm_steps + 1
         if calm < self.wait_steps:

@@ -309,7 +309,8 @@ class Learner:
             wishes = [msgspec.json.decode(one, type=FitWish) for one in self.ranks.gather(msgspec.json.encode(wish))]
             if passes is not None and all(one.is_content for one in wishes):
                 longest = self.ranks.largest(batch.tokens_BT.shape[1])
-                self._next_fit = self.fit.after_step(wishes, longest) if self.spares_memory else None
+                if self.spares_memory:
+                    self._next_fit = self.fit.after_step(wishes, longest, may_grow=self.sharded is None)
                 return passes
             passes = None
             self.optimizer.zero_grad(set_to_none=True)

@@ -24,6 +24,7 @@ from lachesis.pipeline.environments.atropos.frames import Generate, Groups
 from lachesis.pipeline.environments.atropos.process import AtroposProcess
 from lachesis.pipeline.environments.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
 from lachesis.pipeline.environments.inference import InferenceRequests, ModelTurn
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.environments.rollout import deciding_error
 from lachesis.pipeline.environments.session import Reply, Session
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -154,7 +155,7 @@ class AtroposSource(GroupEnvironment):
                 return turns
 
             try:
-                with anyio.fail_after(self.rollout_timeout_s):
+                with HOOKS.fail_after(self.rollout_timeout_s):
                     await self._check_tokenizer(process, requests)
                     made = await process.collect(task.task["index"], n, answer)
             except TimeoutError as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from lachesis.pipeline.environments import plain_hooks
@@ -122,6 +123,16 @@ async def test_time_in_which_the_loop_is_held_counts_for_no_limit(clock: Clock) 
     await hooks.call(slow)
     assert scope.deadline == before_s + 700.0, "it has ended"
     assert hooks.held_s == 1400.0
+
+
+async def test_a_limit_that_is_over_raises_and_a_time_out_of_the_body_stays_its_own() -> None:
+    hooks = HookTimes()
+    with pytest.raises(TimeoutError), hooks.fail_after(0.0):
+        await anyio.sleep_forever()
+    with pytest.raises(TimeoutError, match="its own"), hooks.fail_after(60.0):
+        raise TimeoutError("its own")
+    with hooks.fail_after(60.0):
+        await anyio.lowlevel.checkpoint()
 
 
 async def test_what_holds_the_loop_is_known_while_it_does(clock: Clock) -> None:

@@ -270,6 +270,14 @@ def test_a_recorded_step_is_not_divided_more_finely(small_policy, batch, monkeyp
     assert [learner.step(batch(small_policy(), seed)).microbatch_tokens for seed in range(2)] == [1000, 1000]
 
 
+def test_micro_batches_do_not_grow_where_a_pass_cannot_be_begun_again():
+    fit = StepFit.of(1000, False, can_recompute=False).after_step([FitWish(is_tight=True)], 10, may_grow=False)
+    assert fit.tokens == 500
+    for _ in range(2000):
+        fit = fit.after_step([FitWish()], 10, may_grow=False)
+    assert fit.tokens == 500
+
+
 @pytest.mark.parametrize(
     ("wishes", "longest", "expected"),
     [([False, True], 40, 50), ([False, False], 40, 100), ([True, True], 50, 50), ([True], 51, 100)],
