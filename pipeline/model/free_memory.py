@@ -25,7 +25,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_on_machine() -> int | None:
-    """Return the bytes that the machine, or this container, can still give without swapping; None: not known."""
+    """Return the bytes that the machine, or this container, can still give; None: not known.
+
+    Swapping is not counted.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
