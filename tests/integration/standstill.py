@@ -186,8 +186,8 @@ def shown_everywhere(run: Run, words: Sequence[str]) -> dict[str, bool]:
 def _page(run: Run) -> str:
     """Return what the page shows: by a browser where there is one, else what it is given."""
     process = run.spawn("web", log=subprocess.PIPE)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         url = next(line for line in map(bytes.decode, process.stdout) if line.startswith("http")).strip()
         browser = shutil.which("chromium")
         if browser is None:
@@ -206,7 +206,7 @@ def _page(run: Run) -> str:
         return html.unescape(done.stdout.decode())
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()  # which closes the pipes
 
 
 @contextmanager
