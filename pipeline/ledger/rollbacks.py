@@ -8,7 +8,6 @@ message that anybody may write, as a score, decides nothing here.
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import anyio
@@ -17,7 +16,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.reader import newest_entry
-from lachesis.pipeline.runtime.retention_record import LeftOut, read_left_out, read_record
+from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut, read_left_out, read_record, with_further
 from lachesis.pipeline.runtime.store_marks import (
     Contradiction,
     describe_contradictions,
@@ -89,15 +88,15 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
 
 
 async def find_contradictions(
-    bus: NatsBus, config: RunConfig, *, folder: Path | None, left_out: LeftOut = MappingProxyType({})
+    bus: NatsBus, config: RunConfig, *, folder: Path | None, left_out: LeftOut = NOTHING
 ) -> list[Contradiction]:
     """Return what a stream lacks of what is named elsewhere.
 
     `folder` is the run's, if it is on this machine. `left_out`: commits and snapshots that tell nothing, besides those
     that a recovery noted.
     """
-    run, noted = config.run, await read_left_out(bus, config.run)
-    skipped = {name: {*noted.get(name, ()), *left_out.get(name, ())} for name in (EVENTS, LEDGER)}
+    run = config.run
+    skipped = with_further(await read_left_out(bus, run), left_out)
     try:
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
         found += await find_lost_acknowledged(bus, run, folder) if folder is not None else []
@@ -135,7 +134,7 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
 
 
 async def stage_marks(
-    bus: NatsBus, config: RunConfig, left_out: LeftOut = MappingProxyType({})
+    bus: NatsBus, config: RunConfig, left_out: LeftOut = NOTHING
 ) -> list[tuple[str, Mapping[str, StreamMark]]]:
     """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
     run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()

@@ -9,7 +9,6 @@ were lost. Training goes back to the newest checkpoint that the ledger knows.
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio.to_thread
@@ -24,7 +23,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState,
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
-from lachesis.pipeline.runtime.retention_record import LeftOut, read_record
+from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut, read_record
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
@@ -91,7 +90,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
 class UnusableState(NamedTuple):
     """What stages cannot use of their own commits and snapshots: where they are, and what is wrong, in words."""
 
-    left_out: LeftOut = MappingProxyType({})
+    left_out: LeftOut = NOTHING
     problems: Sequence[str] = ()
     is_folder_new: bool = False
     """Whether the run's folder knows nothing of it: no checkpoint that was made elsewhere is counted on."""

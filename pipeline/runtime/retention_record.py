@@ -1,6 +1,7 @@
 """Reads the record of what was trimmed of a run's history and of what is held back from that."""
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.schemas import keys
@@ -9,10 +10,11 @@ from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
-__all__ = ["LeftOut", "decode_record", "read_left_out", "read_record"]
+__all__ = ["NOTHING", "LeftOut", "decode_record", "read_left_out", "read_record", "with_further"]
 
 LeftOut = Mapping[str, Collection[int]]
 """By stream, the sequences of messages that are passed over."""
+NOTHING: LeftOut = MappingProxyType({})
 
 
 async def read_record(bus: Bus, run: str) -> Retention:
@@ -26,7 +28,12 @@ async def read_left_out(bus: Bus, run: str) -> LeftOut:
     try:
         return (await read_record(bus, run)).left_out
     except SchemaError:
-        return {}
+        return NOTHING
+
+
+def with_further(left_out: LeftOut, further: LeftOut) -> LeftOut:
+    """Return what either leaves out."""
+    return {stream: {*left_out.get(stream, ()), *further.get(stream, ())} for stream in {*left_out, *further}}
 
 
 def decode_record(entry: Entry | None, run: str) -> Retention:

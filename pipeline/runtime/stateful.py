@@ -22,7 +22,6 @@ code and writes the events that come out.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -33,7 +32,7 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
-from lachesis.pipeline.runtime.retention_record import LeftOut
+from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.state import RESTORE_HINT
 from lachesis.pipeline.runtime.stream_marks import check_marks
@@ -125,7 +124,7 @@ class StatefulStage(ABC, Generic[E]):
         """The subject of the events."""
         return subjects.event(self.kind, self.service.run, self.service.revision, self.env)
 
-    async def open(self, *, left_out: LeftOut = MappingProxyType({}), patience_s: float | None = None) -> None:
+    async def open(self, *, left_out: LeftOut = NOTHING, patience_s: float | None = None) -> None:
         """Take over what earlier writers committed. Raises `LedgerError` where a commit or its source is gone.
 
         `left_out`: commits and snapshots that are passed over, besides those that a recovery noted. `patience_s`: as in
