@@ -27,6 +27,7 @@ __all__ = [
     "latencies",
     "mismatch_of",
     "reward_figures",
+    "staleness_figures",
     "step_figures",
     "token_figures",
 ]
@@ -63,15 +64,10 @@ def step_figures(
         "train/sequences": float(step.sequences),
         "train/tokens": float(step.tokens),
         "train/microbatch_tokens": float(step.microbatch_tokens),
-        "logprobs/mean": tokens.logprobs,
         "logprobs/mean_training": tokens.logprobs - step.kl_k1,
         "logprobs/diff": step.kl_k1,
-        "advantages/mean": tokens.advantages,
-        "advantages/std": math.sqrt(tokens.squares / tokens.tokens),
-        "tokens/response_length/mean": tokens.tokens / tokens.sequences,
-        "tokens/response_length/max": float(tokens.longest),
-        "staleness/mean": float(np.mean(staleness)),
-        "staleness/max": float(max(staleness)),
+        **tokens.figures(),
+        **staleness_figures(staleness),
     }
     figures |= reward_figures(groups)
     if step.step_kl is not None:
@@ -83,6 +79,11 @@ def step_figures(
     if step.reference_kl is not None:
         figures["train/reference_kl"] = step.reference_kl
     return figures
+
+
+def staleness_figures(staleness: Sequence[int]) -> dict[str, float]:
+    """Return the figures of the groups' staleness, in optimizer steps."""
+    return {"staleness/mean": float(np.mean(staleness)), "staleness/max": float(max(staleness))}
 
 
 class TokenFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,16 @@ class TokenFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean advantage."""
     squares: float
     """Sum of the squared distances from that mean."""
+
+    def figures(self) -> dict[str, float]:
+        """Return them under the names by which they are logged."""
+        return {
+            "logprobs/mean": self.logprobs,
+            "advantages/mean": self.advantages,
+            "advantages/std": math.sqrt(self.squares / self.tokens),
+            "tokens/response_length/mean": self.tokens / self.sequences,
+            "tokens/response_length/max": float(self.longest),
+        }
 
     @classmethod
     def merged(cls, shares: Sequence[TokenFigures]) -> TokenFigures:

@@ -14,7 +14,7 @@ import tinker
 from numpy.typing import NDArray
 
 from lachesis.pipeline.training.distance_by_env import env_figures, mismatch_by_env, summed_by
-from lachesis.pipeline.training.metrics import TokenFigures, reward_figures
+from lachesis.pipeline.training.metrics import TokenFigures, reward_figures, staleness_figures
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.training_sequence import TrainingSequence
 from lachesis.schemas.ledger import Mismatch
@@ -38,18 +38,12 @@ def tinker_figures(
     sampling's -w A by the logprobs that it returned.
     """
     tokens = sequence_figures(selected.sequences)
-    staleness = [number - ref.policy_step for ref in selected.refs]
     figures = {
         "train/step": float(number + 1),
         "train/sequences": float(tokens.sequences),
         "train/tokens": float(tokens.tokens),
-        "logprobs/mean": tokens.logprobs,
-        "advantages/mean": tokens.advantages,
-        "advantages/std": math.sqrt(tokens.squares / tokens.tokens),
-        "tokens/response_length/mean": tokens.tokens / tokens.sequences,
-        "tokens/response_length/max": float(tokens.longest),
-        "staleness/mean": float(np.mean(staleness)),
-        "staleness/max": float(max(staleness)),
+        **tokens.figures(),
+        **staleness_figures([number - ref.policy_step for ref in selected.refs]),
     }
     told = forward.metrics.get(_LOSS_SUM)
     known = {
