@@ -135,6 +135,13 @@ class Run:
             env=self.environ,
         )
 
+    def called(self, *command: str, timeout_s: float = 240) -> tuple[int, str]:
+        """Return the exit code of a `lachesis` command on the run, and all that it printed."""
+        file = self.folder / "called.log"
+        with file.open("wb") as log:
+            code = self.spawn(*command, log=log).wait(timeout_s)
+        return code, file.read_text(errors="replace")
+
     def pids(self) -> dict[str, int]:
         """Return every process of the run that is said to run: services, servers, the supervisor."""
         try:

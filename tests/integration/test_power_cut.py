@@ -32,14 +32,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield it
 
 
-def called(run: Run, *command: str) -> tuple[int, str]:
-    """Return the exit code of a `lachesis` command, and all that it printed."""
-    file = run.folder / "called.log"
-    with file.open("wb") as log:
-        code = run.spawn(*command, log=log).wait(120)
-    return code, file.read_text(errors="replace")
-
-
 async def roll_back(run: Run, stream: str) -> History:
     """Run for some steps twice, kill everybody, and leave `stream` as it was between; return what was stored before."""
     run.start()
@@ -65,25 +57,31 @@ async def roll_back(run: Run, stream: str) -> History:
     return before
 
 
-async def test_a_bucket_that_rolled_back_is_recovered_from(run: Run) -> None:
-    before = await roll_back(run, subjects.BUCKET)
+async def recover(run: Run, stream: str, refusal: str, plan: str) -> int:
+    """See the run refused and recovered by the one command that is named, then trained on; return its last step."""
     steps = run.step() + 5
     run.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
-    code, said = called(run, "up")
+    code, said = run.called("up")
     assert code != 0
-    assert f"of {subjects.BUCKET}, but " in said
+    assert refusal in said
     assert f"`lachesis runs recover {RUN}`" in said
-    code, said = called(run, "doctor")
-    assert (code, "FAIL" in said, subjects.BUCKET in said) == (1, True, True), said
-    code, said = called(run, "runs", "recover", "--yes")
+    code, said = run.called("doctor")
+    assert (code, "FAIL" in said, stream in said) == (1, True, True), said
+    code, said = run.called("runs", "recover", "--yes")
     assert code == 0, said
-    assert "the bucket's keys are older" in said
-    code, said = called(run, "runs", "recover", "--yes")
+    assert plan in said
+    code, said = run.called("runs", "recover", "--yes")
     assert (code, "needs no recovery" in said) == (0, True)
 
     run.start()
     assert await run.wait(400) == 0, run.tail()
     assert run.step() == steps
+    return steps
+
+
+async def test_a_bucket_that_rolled_back_is_recovered_from(run: Run) -> None:
+    before = await roll_back(run, subjects.BUCKET)
+    await recover(run, subjects.BUCKET, f"of {subjects.BUCKET}, but ", "the bucket's keys are older")
     async with run.servers.afterwards("audit") as bus:
         found = await audit(bus, RUN)
         history = await read_history(bus, RUN)
@@ -94,23 +92,9 @@ async def test_a_bucket_that_rolled_back_is_recovered_from(run: Run) -> None:
 
 async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered_from(run: Run) -> None:
     before = await roll_back(run, subjects.ROLLOUTS)
-    steps = run.step() + 5
-    run.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
-    code, said = called(run, "up")
-    assert code != 0
-    assert "of ROLLOUTS, but it ends at sequence" in said
-    assert f"`lachesis runs recover {RUN}`" in said
-    code, said = called(run, "doctor")
-    assert (code, "FAIL" in said, "ROLLOUTS" in said) == (1, True, True), said
-    code, said = called(run, "runs", "recover", "--yes")
-    assert code == 0, said
-    assert "lost rollouts that are known by name" in said
-    code, said = called(run, "runs", "recover", "--yes")
-    assert (code, "needs no recovery" in said) == (0, True)
-
-    run.start()
-    assert await run.wait(400) == 0, run.tail()
-    assert run.step() == steps
+    steps = await recover(
+        run, subjects.ROLLOUTS, "of ROLLOUTS, but it ends at sequence", "lost rollouts that are known by name"
+    )
     async with run.servers.afterwards("audit") as bus:
         lost = (await read_record(bus, RUN)).lost[subjects.ROLLOUTS]
         found = await audit(bus, RUN)

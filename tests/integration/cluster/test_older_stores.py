@@ -35,14 +35,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield it
 
 
-def called(run: Run, *command: str) -> tuple[int, str]:
-    """Return the exit code of a `lachesis` command, and all that it printed."""
-    file = run.folder / "called.log"
-    with file.open("wb") as log:
-        code = run.spawn(*command, log=log).wait(240)
-    return code, file.read_text(errors="replace")
-
-
 async def differing(bus: NatsBus, stream: str) -> dict[int, dict[str, int]]:
     """Return what the copies of a stream answer differently, by sequence."""
     found: dict[int, dict[str, int]] = {}
@@ -93,17 +85,17 @@ async def test_two_nodes_with_older_stores_are_recovered_from(run: Run, tmp_path
 
     steps = run.step() + 4
     run.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
-    code, said = called(run, "up")
+    code, said = run.called("up")
     assert code != 0
     assert f"`lachesis runs recover {RUN}`" in said
-    code, said = called(run, "runs", "recover", "--yes")
+    code, said = run.called("runs", "recover", "--yes")
     assert code == 0, said
     assert "of LEDGER, but it ends at sequence" in said
     async with cluster.during("copies") as bus:
         await settled(bus, STREAMS)
         for stream in (ROLLOUTS, EVENTS, LEDGER):
             assert await differing(bus, stream) == {}
-    code, said = called(run, "runs", "recover", "--yes")
+    code, said = run.called("runs", "recover", "--yes")
     assert (code, "needs no recovery" in said) == (0, True), said
 
     run.start()
