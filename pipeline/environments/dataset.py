@@ -8,7 +8,6 @@ in memory than `tasks.rows` keeps.
 """
 
 import logging
-import math
 from array import array
 from collections.abc import Iterator
 from itertools import islice
@@ -21,10 +20,12 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.item_keys import Keys, exact_key, prompt_key
-from lachesis.pipeline.tasks.columns import column, fill_template, is_missing, template_columns
+from lachesis.pipeline.tasks.columns import braced_names, column, fill_template, is_missing, template_columns
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
+from lachesis.pipeline.tasks.labels import difficulty_in, skill_in
 from lachesis.pipeline.tasks.program_tests import program_tests
-from lachesis.pipeline.tasks.references import holds_list, reference_text
+from lachesis.pipeline.tasks.references import reference_text
+from lachesis.pipeline.tasks.row_doubts import RowDoubts
 from lachesis.pipeline.tasks.row_index import RowIndex, index_file, load_index, save_index
 from lachesis.pipeline.tasks.row_report import RowReport, first_of_each, twins
 from lachesis.pipeline.tasks.row_stores import DatasetRow, LineRows
@@ -68,7 +69,7 @@ class Dataset(Environment):
         task: dict[str, str] | list[str] | None = None,
         size: int | None = None,
     ) -> None:
-        """Read `path` (.jsonl, .json, .csv, .tsv, .parquet, each also .gz), or `name` with its `subset` and `split`.
+        """Read `path` (.jsonl, .json, .csv, .tsv, .parquet; packed: .gz, .bz2, .xz, .zst), or `name` with its `split`.
 
         `prompt`, `answer`, `skill`, `difficulty`: columns; dots lead to those inside others
         ("reward_model.ground_truth"). `answer` is "" or null where there is none, and may be missing beside `tests`; a
@@ -76,10 +77,10 @@ class Dataset(Environment):
         assistant says at its end is not asked, and is the answer where there is no column of it. `answer_after`: the
         answer is what follows the last of this text ("####" in GSM8K). `tests`: the column of tests that the rater
         `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: what is asked, with columns in braces:
-        "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system message. `metadata`:
-        columns that raters get as well. `task`: columns that raters get beside `answer`, by their names or, of a
-        table, by others. `size`: the first rows alone. Raises `ConfigError` where the data set or a column is missing
-        or unfit.
+        "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system message, in which
+        columns may stand in braces as well. `metadata`: columns that raters get as well. `task`: columns that raters
+        get beside `answer`, by their names or, of a table, by others. `size`: the first rows alone. Raises
+        `ConfigError` where the data set or a column is missing or unfit.
         """
         if (path is None) == (name is None):
             raise ConfigError("dataset: give either path, a file, or name, a Hugging Face data set")
@@ -102,21 +103,19 @@ class Dataset(Environment):
         index = load_index(kept)
         if path is not None:
             lines = None if index is None or not index.starts else (index.starts, index.lengths, index.numbers)
-            self._rows = read_file(Path(path), lines)
+            self._rows = read_file(Path(path), self._named_columns(), lines)
         else:
             self._rows = read_named(str(name), subset, split)
         self._last = len(self._rows) if size is None else min(size, len(self._rows))
         if self._last < 1:
             raise ConfigError(f"{self._where}: size is {size}; it must be at least 1")
-        self._asked_columns: list[str] = []
-        if template is not None:
-            try:
-                self._asked_columns = template_columns(template, list(islice(self._first_rows(), _MAX_TEMPLATE_ROWS)))
-            except ConfigError as error:
-                raise ConfigError(f"{self._where} row 1: {error}") from error
+        self._asked_columns = [] if template is None else self._columns_in(template, needed=True)
+        self._system_columns = [] if system is None else self._columns_in(system, needed=False)
         self._refuse_repeated_columns()
-        if tests is not None and answer == _ANSWER and not any(_ANSWER in row for row in self._first_rows()):
-            self._answer = None
+        answered = True if index is None else index.answered
+        if tests is not None and answer == _ANSWER and index is None:
+            answered = any(_ANSWER in row for row in self._first_rows())
+        self._answer = self._answer if answered else None
         if index is None:
             index = self._look_through()
             save_index(kept, index)
@@ -139,11 +138,18 @@ class Dataset(Environment):
     def _first_rows(self) -> Iterator[DatasetRow]:
         return islice(iter(self._rows), self._last)
 
+    def _columns_in(self, template: str, *, needed: bool) -> list[str]:
+        """Return the columns that a text names in braces."""
+        try:
+            return template_columns(template, list(islice(self._first_rows(), _MAX_TEMPLATE_ROWS)), needed=needed)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where} row 1: {error}") from error
+
     def _look_through(self) -> RowIndex:
         """Find the rows to ask, their keys, and what is to be told of the others."""
         report = RowReport(self._where)
         places, keys, exact, answers = array("q"), array("Q"), array("Q"), array("Q")
-        hard, listed, example = 0, 0, ""
+        hard, doubts = 0, RowDoubts(answer=self._answer, system=self._system is not None)
         for number, (row, twice) in enumerate(islice(self._rows.with_repeats(self._read_columns()), self._last)):
             try:
                 task = self._task(row, "")
@@ -159,9 +165,11 @@ class Dataset(Environment):
             if twice is not None:
                 report.leave_out(number + 1, f"it says {twice!r} twice, as two keys of one object")
                 continue
+            if all(name == value for name, value in row.items()):
+                report.leave_out(number + 1, "it repeats the names of the columns, as files do that were put together")
+                continue
             hard += task.difficulty is not None
-            if holds_list(said := task.task.get("answer")):
-                listed, example = listed + 1, example or str(said)[:60]
+            doubts.check_row(row, task)
             places.append(number)
             keys.append(prompt_key(asked))
             exact.append(int(task.item, 16))
@@ -174,11 +182,8 @@ class Dataset(Environment):
                 f"{len(places) - hard} of {len(places)} rows have no {self._difficulty!r}, so the curriculum uses that "
                 "of none: fill it in, or leave those rows out"
             )
-        if listed:
-            report.say(
-                f"{listed} of {len(places)} answers are the text of a list, {example} say, and are compared as they "
-                f'stand. If what is in the list is the answer, give answer = "{self._answer}.0"'
-            )
+        for text in doubts.texts():
+            report.say(text)
         lines = self._rows.lines() if isinstance(self._rows, LineRows) else (b"", b"", b"")
         return RowIndex(
             starts=lines[0],
@@ -186,6 +191,7 @@ class Dataset(Environment):
             numbers=lines[2],
             places=array("q", (places[one] for one in kept)).tobytes(),
             keys=np.array(keys, np.uint64)[kept].tobytes(),
+            answered=self._answer is not None,
             doubts=report.texts(self._last),
         )
 
@@ -207,7 +213,7 @@ class Dataset(Environment):
             log.info("%s: %d of %d rows repeat a prompt and are left out", self._where, repeated, self._last)
         kept = np.flatnonzero(own)
         near = first_of_each(keys[kept])
-        alike = list(twins(near, lambda one, two: True))
+        alike = list(twins(near, lambda one, two: self._have_one_text(places[kept[one]], places[kept[two]])))
         if alike:
             other = sum(answers[kept[one]] != answers[kept[two]] for one, two in alike)
             shown = "; ".join(self._pair(places[kept[one]], places[kept[two]]) for one, two in alike[:_MAX_EXAMPLES])
@@ -218,16 +224,30 @@ class Dataset(Environment):
             )
         return kept
 
+    def _have_one_text(self, one: int, two: int) -> bool:
+        """Return whether two rows are the same but for blanks: a system message of their own makes them differ."""
+        first, second = [
+            " ".join(f"{one.role}: {one.content}" for one in self._task(self._rows[place], "").messages).split()
+            for place in (one, two)
+        ]
+        return first == second
+
     def _pair(self, one: int, two: int) -> str:
         said = [self._task(self._rows[place], "") for place in (one, two)]
         about = [str(task.task.get("answer", task.task.get("tests", "")))[:40] for task in said]
         asked = said[0].messages[-1].content.strip()[:60]
         return f"rows {one + 1} and {two + 1}, {about[0]!r} and {about[1]!r}, of {asked!r}"
 
+    def _named_columns(self) -> frozenset[str]:
+        """Return the outermost columns that the parameters name, before any row is read."""
+        asked = [self._prompt] if self._template is None else braced_names(self._template)
+        named = [name for name in (self._answer, self._tests, *asked) if name is not None]
+        return frozenset(part for name in named for part in {name, name.partition(".")[0]})
+
     def _read_columns(self) -> list[str]:
-        """Return the outermost columns that are read."""
+        """Return the columns that are read, and the outermost ones that hold them."""
         inner = [self._tests, self._skill, self._difficulty, *self._metadata, *self._extra.values()]
-        asked = self._asked_columns or [self._prompt]
+        asked = [*(self._asked_columns or [self._prompt]), *self._system_columns]
         named = [name for name in (self._answer, *asked, *inner) if name is not None]
         return list(dict.fromkeys(part for name in named for part in {name, name.partition(".")[0]}))
 
@@ -248,14 +268,13 @@ class Dataset(Environment):
             if len(values) == 1:
                 return str(next(iter(values.values())))
             return "\n".join(str(value) for _, value in sorted(values.items()))
-        said = task.messages[1:] if self._system else task.messages
+        said = task.messages[1:] if self._system and not self._system_columns else task.messages
         text = [one.content for one in said if one.role == "user"]
         return "\n".join(text) if text else "\n".join(one.content for one in said)
 
     def _task(self, row: DatasetRow, where: str) -> Task:
         asked = self._conversation(row, where)
-        system = [Message(role="system", content=self._system)] if self._system else []
-        messages = [*system, *asked.messages]
+        messages = [*self._system_message(row, where), *asked.messages]
         about: dict[str, Any] = {}
         if self._answer is not None:
             about["answer"] = self._answer_of(row, asked, where)
@@ -270,30 +289,21 @@ class Dataset(Environment):
         if self._metadata:
             about["metadata"] = {one: _plain(column(row, one, where), where) for one in self._metadata}
         about |= {name: _plain(column(row, one, where), where) for name, one in self._extra.items()}
-        skill = None if self._skill is None else column(row, self._skill, where)
         return Task(
             item=prompt_hash("\n".join(f"{one.role}: {one.content}" for one in messages))[:16],
             prompt=messages,
             task=about,
-            skill=None if is_missing(skill) else str(skill),
-            difficulty=self._difficulty_of(row, where),
+            skill=None if self._skill is None else skill_in(column(row, self._skill, where)),
+            difficulty=None if self._difficulty is None else difficulty_in(column(row, self._difficulty, where), where),
         )
 
-    def _difficulty_of(self, row: DatasetRow, where: str) -> float | None:
-        if self._difficulty is None:
-            return None
-        value = column(row, self._difficulty, where)
-        if is_missing(value) or (isinstance(value, str) and not value.strip()):
-            return None
-        try:
-            number = float("" if isinstance(value, bool) else value)
-        except (TypeError, ValueError, OverflowError):
-            raise ConfigError(f"{where}: its difficulty {value!r:.60} is no number") from None
-        if math.isnan(number):  # the text "nan"
-            return None
-        if math.isinf(number):
-            raise ConfigError(f"{where}: its difficulty {value!r:.60} is no finite number")
-        return number
+    def _system_message(self, row: DatasetRow, where: str) -> list[Message]:
+        if not self._system:
+            return []
+        if any(is_missing(column(row, name, where)) for name in self._system_columns):
+            return []
+        text = fill_template(self._system, row, where, self._system_columns) if self._system_columns else self._system
+        return [Message(role="system", content=text)] if text.strip() else []
 
     def _conversation(self, row: DatasetRow, where: str) -> Conversation:
         if self._template is not None:
@@ -315,6 +325,11 @@ class Dataset(Environment):
     def _answer_of(self, row: DatasetRow, asked: Conversation, where: str) -> str | list[str]:
         if self._answer == _ANSWER and _ANSWER not in row and asked.answer is not None:
             value: Any = asked.answer
+        elif self._answer == _ANSWER and _ANSWER not in row and asked.is_chat:
+            raise ConfigError(
+                f"{where}: it has no column 'answer', and its prompt does not end in words of the assistant, which "
+                "would be the answer; name the column of the answer, or set answer = ''"
+            )
         else:
             value = column(row, str(self._answer), where)
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):

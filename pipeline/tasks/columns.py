@@ -12,7 +12,7 @@ from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["column", "fill_template", "is_missing", "template_columns"]
+__all__ = ["braced_names", "column", "fill_template", "is_missing", "template_columns"]
 
 _MAX_NAMES = 40
 _ABSENT: Final = object()
@@ -74,10 +74,16 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{name}.{key}" for key in inner)
 
 
-def template_columns(template: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def braced_names(template: str) -> list[str]:
+    """Return what stands in braces in a template, without a format after it."""
+    given = [match["boxed"] or match["name"] for match in _BRACES.finditer(template)]
+    return [re.split(r"[!:]", name, maxsplit=1)[0] for name in given if name is not None]
+
+
+def template_columns(template: str, rows: Sequence[Mapping[str, Any]], *, needed: bool = True) -> list[str]:
     """Return the columns that a template names and one of the rows has.
 
-    Raises `ConfigError` where it names none, or one that a column of the first row is nearly called.
+    Raises `ConfigError` where it names none and one is `needed`, or one that is nearly that of the first row.
     """
     found: dict[str, None] = {}
     for match in _BRACES.finditer(template):
@@ -89,7 +95,7 @@ def template_columns(template: str, rows: Sequence[Mapping[str, Any]]) -> list[s
             found[name] = None
         elif _WORD.fullmatch(given) and "did you mean" in nearest(given, _names(rows[0])):
             column(rows[0], given, "template")
-    if not found:
+    if not found and needed:
         words = [
             match["name"] for match in _BRACES.finditer(template) if match["name"] and _WORD.fullmatch(match["name"])
         ]

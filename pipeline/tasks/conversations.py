@@ -4,6 +4,7 @@ Guarantees that what the model would not see, an image say, is refused in words,
 conversation is told apart from what is asked.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ _ROLES = {
 _ROLE = ("role", "from")
 _CONTENT = ("content", "value", "text", "output")
 _INNER = ("input", "messages", "conversations", "conversation")
+_PRINTED_CHAT = re.compile(r"\s*\[\{['\"](?:role|from|content|value)['\"]: .*\}\s*\]\s*\Z", re.DOTALL)
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
@@ -39,6 +41,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     messages: list[Message]
     answer: str | None = None
+    is_chat: bool = False
+    """Whether it came as messages, not as a text."""
 
 
 def read_conversation(value: Any) -> Conversation:
@@ -47,6 +51,11 @@ def read_conversation(value: Any) -> Conversation:
         raise ConfigError("its prompt is missing")
     if isinstance(value, str):
         turns = _listed(value)
+        if turns is None and _PRINTED_CHAT.match(value) and literal_in(value) is None:
+            raise ConfigError(
+                "its prompt looks like chat messages that a data frame printed, and cannot be read: write the table as "
+                'Parquet or JSON lines, or, if it is meant as text, give template = "{COLUMN}" with its column'
+            )
         if turns is None:
             if not value.strip():
                 raise ConfigError("its prompt is empty, neither text nor chat messages")
@@ -65,7 +74,7 @@ def read_conversation(value: Any) -> Conversation:
     if not asked:
         raise ConfigError("its prompt is empty" if not messages else "its prompt has nothing but the assistant's words")
     after = [one.content for one in messages[len(asked) :] if one.content]
-    return Conversation(asked, after[-1] if after else None)
+    return Conversation(asked, after[-1] if after else None, is_chat=True)
 
 
 def _listed(text: str) -> list[Any] | None:
@@ -109,6 +118,8 @@ def _message(value: Any) -> Message:
     calls = [_call(one) for one in given]
     if kind == "function_call":
         calls = [_call({"function": value, "id": value.get("call_id")})]
+    elif not calls and value.get("function_call"):  # OpenAI's, before there were tools
+        calls = [_call(value["function_call"])]
     content = _first(value, _CONTENT)
     if content is None and not calls:
         raise ConfigError(f"its prompt has a turn of {role} without content: {dict(value)!r:.80}")

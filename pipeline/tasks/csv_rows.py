@@ -10,7 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
 
 from lachesis.pipeline.tasks.row_stores import DatasetRow
 from lachesis.pipeline.text_encoding import encoding_of
@@ -29,7 +29,8 @@ _SEPARATORS = ",;\t|"
 class CsvTable:
     """A table of text. Iterating it raises `ConfigError` where a line has other columns than the first."""
 
-    def __init__(self, data: bytes, where: str) -> None:
+    def __init__(self, data: bytes, where: str, *, tabs: bool = False) -> None:
+        """Read the names of the columns. `tabs`: they separate the columns if the first line has any."""
         csv.field_size_limit(sys.maxsize)
         self._data = data
         self._where = where
@@ -38,21 +39,23 @@ class CsvTable:
             first = text.readline()
         named = _NAMED_SEPARATOR.fullmatch(first)
         self._skipped = 0 if named is None else 1
-        self._separator = _separator(first) if named is None else named["separator"]
-        self._names: list[str] = next(self._cells(), [])
+        if named is not None:
+            self._separator = named["separator"]
+        else:
+            self._separator = "\t" if tabs and "\t" in first else _separator(first)
+        _, names = next(self._records(), (0, []))
+        self._names = [name.lstrip("\ufeff") for name in names]  # the mark of a second file that was put behind one
         self.repeated = frozenset(name for name, count in Counter(self._names).items() if count > 1)
         """Names that several columns have."""
 
     def __iter__(self) -> Iterator[DatasetRow]:
         whole = self._whole_columns()
-        reader = self._cells()
-        next(reader, None)
-        for cells in reader:
+        for line, cells in islice(self._records(), 1, None):
             if not cells:
                 continue
             if len(cells) != len(self._names):
                 raise ConfigError(
-                    f"data set {self._where} line {reader.line_num}: other columns than the first line names, "
+                    f"data set {self._where} line {line}: other columns than the first line names, "
                     f"{len(cells)} instead of {len(self._names)}"
                 )
             for place in whole:
@@ -62,20 +65,30 @@ class CsvTable:
     def _text(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(io.BytesIO(self._data), encoding=self._encoding, newline="")
 
-    def _cells(self) -> Any:
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the cells of each record, with the number of the line in which it begins."""
         reader = csv.reader(self._text(), strict=True, delimiter=self._separator)
         for _ in range(self._skipped):
             next(reader)
-        return reader
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise ConfigError(
+                    f"data set {self._where} line {line}: a cell that begins with a quotation mark is not ended by one "
+                    f'({error}); write "" for each quotation mark inside of such a cell'
+                ) from error
+            yield line, cells
 
     def _whole_columns(self) -> list[int]:
         """Return the columns whose every cell is a whole number written as a float, or missing."""
         if b".0" not in self._data.replace(b"\0", b""):
             return []
         left, seen = set(range(len(self._names))), set()
-        reader = self._cells()
-        next(reader, None)
-        for cells in reader:
+        for _, cells in islice(self._records(), 1, None):
             for place in list(left):
                 cell = cells[place] if place < len(cells) else ""
                 if _WHOLE.fullmatch(cell):

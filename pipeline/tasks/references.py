@@ -12,7 +12,7 @@ from typing import Any
 from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["holds_list", "reference_text", "reference_texts"]
+__all__ = ["holds_list", "is_absent_text", "reference_text", "reference_texts"]
 
 _MAX_PLAIN_EXPONENT = 20
 """Powers of ten up to which a number is written without an exponent."""
@@ -50,6 +50,11 @@ def reference_text(value: Any, where: str) -> str:
     if not text:
         raise ConfigError(_refused(where, value, "it is empty: drop the row, or give no answer (None)"))
     return text
+
+
+def is_absent_text(text: str) -> bool:
+    """Return whether a text is what data frames print for a missing value."""
+    return text in _ABSENT
 
 
 def holds_list(value: Any) -> bool:

@@ -21,7 +21,7 @@ __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
 
 log = logging.getLogger("lachesis")
 
-_VERSION = 3
+_VERSION = 4
 """Raised whenever what is found in the same rows changes."""
 _LARGE_BYTES = 4 << 20
 """A smaller file is looked through in a second or less."""
@@ -37,6 +37,8 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
     numbers: bytes = b""
     places: bytes
     keys: bytes
+    answered: bool = True
+    """Whether the rows have answers."""
     doubts: list[str]
 
     def is_whole(self) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.text_encoding import UTF8_MARK
+from lachesis.pipeline.text_encoding import UTF8_MARK, encoding_of, read_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["DatasetRow", "JsonRows", "LineRows", "Rows", "SequenceRows", "parsed_row"]
+__all__ = ["DatasetRow", "JsonRows", "LineRows", "Rows", "SequenceRows", "parsed_row", "rows_of_lines"]
 
 DatasetRow = dict[str, Any]
 """One row, by column."""
@@ -43,21 +43,22 @@ class Rows:
         return ((row, None) for row in self)
 
 
-def _repeated_key(data: bytes, quoted: Sequence[tuple[bytes, str]]) -> str | None:
-    for key, name in quoted:
-        if data.count(key) > 1 and _has_twice(data, name):
+def _repeated_key(data: bytes, quoted: Sequence[tuple[bytes, str, bool]]) -> str | None:
+    for key, name, is_inner in quoted:
+        if data.count(key) > 1 and _has_twice(data, name, is_inner=is_inner):
             return name
     return None
 
 
-def _has_twice(data: bytes, name: str) -> bool:
+def _has_twice(data: bytes, name: str, *, is_inner: bool) -> bool:
+    """Return whether the object of a row, or one inside it, has a key twice."""
     counts: list[int] = []  # the outermost object ends last
 
     def count(pairs: list[tuple[str, Any]]) -> None:
         counts.append(sum(key == name for key, _ in pairs))
 
     json.loads(data.removeprefix(UTF8_MARK), object_pairs_hook=count)
-    return counts[-1] > 1
+    return (max(counts[:-1], default=0) if is_inner else counts[-1]) > 1
 
 
 class _StoredRows(Rows):
@@ -71,7 +72,9 @@ class _StoredRows(Rows):
         return (parsed_row(data, where) for data, where in self._raws())
 
     def with_repeats(self, names: Sequence[str]) -> Iterator[tuple[DatasetRow, str | None]]:
-        quoted = [(msgspec.json.encode(name), name) for name in names]
+        inner = [name.rpartition(".")[2] for name in names if "." in name]
+        wanted = [*((name, False) for name in names), *((name, True) for name in inner)]
+        quoted = [(msgspec.json.encode(name), name, is_inner) for name, is_inner in wanted]
         return ((parsed_row(data, where), _repeated_key(data, quoted)) for data, where in self._raws())
 
 
@@ -159,6 +162,13 @@ class JsonRows(_StoredRows):
         return bytes(memoryview(self._data)[self._ends[index] : self._ends[index + 1]])
 
 
+def rows_of_lines(path: Path, data: bytes) -> JsonRows:
+    """Return the rows of JSON lines that are in memory, in any encoding."""
+    if encoding_of(data[:4]) not in {"utf-8", "utf-8-sig"}:
+        data = read_text(data).encode("utf-8", "surrogatepass")
+    return JsonRows(str(path), (line for line in data.split(b"\n") if line.strip()))
+
+
 class SequenceRows(Rows):
     """Rows that somebody else keeps: a list, or a data set of the package `datasets`."""
 
@@ -192,7 +202,7 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
             return found
         cure = ""
         if data.lstrip()[:2] in {b"[{", b"[", b"[\n"}:
-            cure = "; the file is a JSON list, so its name must end in .json"
+            cure = "; a row is an object: if the file is one JSON list of them, its name must end in .json"
         elif data.strip() == b"{":
             cure = "; each object must stand in one line: write the rows without indentation"
         elif isinstance(error, UnicodeDecodeError):

@@ -1,28 +1,24 @@
-"""Opens a data set: JSON lines, JSON, CSV, Parquet, gzip of them, or a Hugging Face data set by name.
+"""Opens a data set: JSON lines, JSON, CSV, Parquet, also packed, or one of Hugging Face by name.
 
 Guarantees that what cannot be read is named with its file and line, and that a million rows take the memory of their
 bytes at most: of JSON lines only the places are kept. Parquet needs pyarrow (the extra `export`), a data set by name
 the package `datasets`.
 """
 
-import csv
-import gzip
 import importlib
-import json
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.memory_bound import bounded_memory
 from lachesis.pipeline.tasks.csv_rows import CsvTable
-from lachesis.pipeline.tasks.row_stores import DatasetRow, JsonRows, LineRows, Rows, SequenceRows
-from lachesis.pipeline.text_encoding import encoding_of, read_text
+from lachesis.pipeline.tasks.json_files import read_json
+from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_other_kind, unpacked
+from lachesis.pipeline.tasks.row_stores import DatasetRow, JsonRows, LineRows, Rows, SequenceRows, rows_of_lines
+from lachesis.pipeline.text_encoding import encoding_of
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["read_file", "read_named"]
@@ -32,27 +28,28 @@ _CSV = (".csv", ".tsv")
 _ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 
 
-def read_file(path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
-    """Return the rows of a file, whose kind its name's ending says; with `.gz` after it, it is packed.
+def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
+    """Return the rows of a file, whose kind the ending of its name says.
 
-    `lines`: where those of JSON lines are, if that is known (`LineRows.lines`).
+    With `.gz` or the like after that, it is packed. `names`: columns that will be read. `lines`: where those of JSON lines are, if that is known (`LineRows.lines`).
 
     Raises `ConfigError` where it is missing, of another kind, or damaged, `StartupError` without pyarrow.
     """
-    packed = path.suffix.lower() == ".gz"
+    packed = path.suffix.lower() in PACKINGS
     ending = (path.with_suffix("") if packed else path).suffix.lower()
     if ending not in _ENDINGS:
-        raise ConfigError(f"data set {path}: the name must end in {', '.join(_ENDINGS)}, or one of them and .gz")
+        kinds = f"{', '.join(_ENDINGS)}, or one of them and {', '.join(PACKINGS)}"
+        raise ConfigError(f"data set {path}: the name must end in {kinds}")
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         with bounded_memory(most):
-            rows = LineRows(path, lines) if lines is not None else _opened(path, ending, packed=packed, most=most)
+            rows = (
+                LineRows(path, lines) if lines is not None else _opened(path, ending, names, packed=packed, most=most)
+            )
     except MemoryError as error:
         raise ConfigError(
             f"data set {path}: its rows take more than {most >> 20} MiB of memory, half of this machine's: split it"
         ) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigError(f"data set {path}: it is no whole gzip file: {error}") from error
     except OSError as error:
         raise ConfigError(f"data set {path.absolute()}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -60,106 +57,37 @@ def read_file(path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> Ro
             f"data set {path}: it cannot be decoded as UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8 "
             '(in Excel: "CSV UTF-8"), or as UTF-16 with its mark'
         ) from error
-    except csv.Error as error:
-        raise ConfigError(f"data set {path}: {error}") from error
     if not len(rows):
         raise ConfigError(f"data set {path}: it has no rows")
     return rows
 
 
-def _opened(path: Path, ending: str, *, packed: bool, most: int) -> Rows:
+def _opened(path: Path, ending: str, names: frozenset[str], *, packed: bool, most: int) -> Rows:
     """Return the rows. Raises `MemoryError` where they take more than `most` bytes, and what readers raise."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            start = file.read(START_BYTES)
+        refuse_other_kind(path, start, path.suffix.lower())
+        if ending in _JSON_LINES and not packed and encoding_of(start) in {"utf-8", "utf-8-sig"}:
+            return LineRows(path)
     if ending == ".parquet":
         table = _parquet(path, packed=packed)
         if table.size_bytes > most:
             raise MemoryError
         return table
-    if ending in _JSON_LINES and not packed:
-        with path.open("rb") as file:
-            start = file.read(4)
-        if encoding_of(start) in {"utf-8", "utf-8-sig"}:
-            return LineRows(path)
-    data = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+    data = unpacked(path) if packed else path.read_bytes()
     if ending in _JSON_LINES:
-        return _lines_of(path, data)
+        return rows_of_lines(path, data)
     if ending in _CSV:
-        cells = CsvTable(data, str(path))
+        cells = CsvTable(data, str(path), tabs=ending == ".tsv")
         return JsonRows(str(path), cells, repeated=cells.repeated)
-    return _json(path, data)
-
-
-def _lines_of(path: Path, data: bytes) -> Rows:
-    if encoding_of(data[:4]) not in {"utf-8", "utf-8-sig"}:
-        data = read_text(data).encode("utf-8", "surrogatepass")
-    return JsonRows(str(path), (line for line in data.split(b"\n") if line.strip()))
-
-
-def _json(path: Path, data: bytes) -> Rows:
-    """Return the rows of a list of objects, of JSON lines, or of a data frame in one of pandas' forms."""
-    text = read_text(data).encode("utf-8", "surrogatepass")
-    first = text.lstrip()[:1]
-    try:
-        if first == b"[":
-            return JsonRows(str(path), map(bytes, msgspec.json.decode(text, type=list[msgspec.Raw])))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        found = _lenient(text)
-        if isinstance(found, list):
-            return SequenceRows(_objects(found, path))
-        raise ConfigError(f"data set {path}: it is no JSON list of objects: {error}") from error
-    if first == b"{":
-        lines = text.strip().split(b"\n")
-        if len(lines) > 1 and isinstance(_lenient(lines[0]), dict):
-            return _lines_of(path, text)
-        rows = _frame(_lenient(text))
-        if rows is not None:
-            return SequenceRows(_objects(rows, path))
-    raise ConfigError(f"data set {path}: it is no JSON list of objects, and none of pandas' forms of a data frame")
-
-
-def _lenient(data: bytes) -> Any:
-    """Return what Python's own reader makes of JSON, `NaN` included; None of what is none."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _frame(found: Any) -> list[Any] | None:
-    """Return the rows of a data frame by columns, of {columns, data} or {data: [objects]}; else None."""
-    if not isinstance(found, dict):
-        return None
-    data, columns = found.get("data"), found.get("columns")
-    if isinstance(data, list) and isinstance(columns, list):
-        whole = all(isinstance(row, list) and len(row) == len(columns) for row in data)
-        return [dict(zip(map(str, columns), row, strict=True)) for row in data] if whole else None
-    if isinstance(data, list):
-        return data
-    if len(found) == 1 and isinstance(only := next(iter(found.values())), list):
-        return only
-    return _columns_of(found) if found else None
-
-
-def _columns_of(found: dict[str, Any]) -> list[Any] | None:
-    """Return the rows of columns that are lists of one length, or have the same labels; else None."""
-    columns = list(found.values())
-    if all(isinstance(cells, list) and len(cells) == len(columns[0]) for cells in columns):
-        return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
-    if all(isinstance(cells, dict) and list(cells) == list(columns[0]) for cells in columns):
-        return [{name: cells[label] for name, cells in found.items()} for label in columns[0]]
-    return None
-
-
-def _objects(rows: list[Any], path: Path) -> list[DatasetRow]:
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ConfigError(f"data set {path} row {number}: it is {row!r:.60}, no object")
-    return rows
+    return read_json(path, data, names)
 
 
 def _parquet(path: Path, *, packed: bool) -> "_TableRows":
     parquet = _imported("pyarrow.parquet", install_command("export"))
     arrow = _imported("pyarrow", install_command("export"))
-    source: Any = path if not packed else arrow.BufferReader(gzip.decompress(path.read_bytes()))
+    source: Any = path if not packed else arrow.BufferReader(unpacked(path))
     try:
         table = parquet.read_table(path) if path.is_dir() else parquet.ParquetFile(source).read()
     except arrow.ArrowInvalid as error:

@@ -1,9 +1,11 @@
 """Data sets as people have them: the layouts of other projects, and files of pandas, spreadsheets and Windows."""
 
+import bz2
 import csv
 import gzip
 import json
 import logging
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,67 @@ def test_what_would_be_lost_or_is_not_there_is_refused(tmp_path: Path, rows: lis
         made(tmp_path, rows, **params)
 
 
+def test_names_and_numbers_as_data_sets_write_them(tmp_path: Path) -> None:
+    """MATH's levels, Tuelu's sources in a list, and what data frames print for a missing value."""
+    given = [("Level 5", ["math"]), ("Level 2", "nan"), (3, ""), ("level_1.5", ["a", "b"]), ("4", None)]
+    rows = [{"prompt": str(n), "answer": "1", "level": one, "type": two} for n, (one, two) in enumerate(given)]
+    env = made(tmp_path, [*rows, {"prompt": "x", "answer": "1", "level": "Level ?", "type": "t"}],
+               difficulty="level", skill="type")  # fmt: skip
+    tasks = [env.task(n) for n in range(len(env))]
+    assert [task.difficulty for task in tasks] == [5.0, 2.0, 3.0, 1.5, 4.0]
+    assert [task.skill for task in tasks] == ["math", None, None, "['a', 'b']", None]
+    assert "1 of 6 rows are left out" in env.doubts[0]
+    assert "row 6: its difficulty 'Level ?' is no number" in env.doubts[0]
+
+
+def test_a_system_message_from_a_column(tmp_path: Path) -> None:
+    rows = [
+        {"system": "s", "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        {"system": " ", "conversations": [{"from": "human", "value": "r"}, {"from": "gpt", "value": "a"}]},
+        {"system": "t", "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "b"}]},
+    ]
+    env = made(tmp_path, rows, prompt="conversations", system="{system}")
+    assert [said(env, n) for n in range(3)] == [
+        [("system", "s"), ("user", "q")], [("user", "r")], [("system", "t"), ("user", "q")],
+    ]  # fmt: skip
+    assert env.doubts == [], "another system message is another prompt"
+    told = made(tmp_path, rows[:2], prompt="conversations").doubts
+    assert len(told) == 1
+    assert "1 of 2 rows have a text in the column 'system', which the model does not see" in told[0]
+    boxed = made(tmp_path, rows[:1], prompt="conversations", system=r"Use \boxed{} and {x}.")
+    assert said(boxed)[0] == ("system", r"Use \boxed{} and {x}.")
+
+
+def test_a_call_as_openai_had_it_before_there_were_tools(tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "3"},
+    ]
+    env = made(tmp_path, [{"messages": turns, "answer": "3"}], prompt="messages")
+    (call,) = env.task(0).messages[1].tool_calls
+    assert (call.name, call.arguments) == ("f", "{}")
+
+
+def test_a_conversation_without_an_answer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not end in words of the assistant"):
+        made(tmp_path, [{"messages": [{"role": "user", "content": "q"}]}], prompt="messages")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "[{'role': 'user', 'content': 'a'}\n {'role': 'assistant', 'content': 'b'}]",
+        "[{'content': array(['a'], dtype=object), 'role': 'user'}]",
+    ],
+)
+def test_messages_that_a_data_frame_printed_are_no_text(tmp_path: Path, cell: str) -> None:
+    rows = [{"prompt": cell, "answer": "1"}]
+    with pytest.raises(ConfigError, match="a data frame printed"):
+        made(tmp_path, rows)
+    assert said(made(tmp_path, rows, template="{prompt}")) == [("user", cell)]
+
+
 # contradictions and rows that are left out
 
 
@@ -219,6 +282,32 @@ def test_a_key_that_one_object_has_twice_is_told(tmp_path: Path) -> None:
     assert "it says 'answer' twice" in env.doubts[0]
 
 
+def test_a_key_that_an_inner_object_has_twice_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl"
+    path.write_text(
+        '{"prompt": "a", "reward_model": {"ground_truth": "1", "ground_truth": "2"}}\n'
+        '{"prompt": "b", "ground_truth": 0, "reward_model": {"ground_truth": "1"}}\n'
+    )
+    env = Dataset(path=str(path), answer="reward_model.ground_truth")
+    assert said(env) == [("user", "b")]
+    assert "row 1: it says 'ground_truth' twice" in env.doubts[0]
+
+
+def test_answers_that_may_stand_for_a_missing_one_are_told(tmp_path: Path) -> None:
+    rows = [{"prompt": str(n), "answer": said} for n, said in enumerate(["null", "#N/A", "7", "nullify"])]
+    env = made(tmp_path, rows)
+    assert len(env) == 4
+    assert "2 of 4 answers are 'null' or the like" in env.doubts[0]
+
+
+def test_a_first_line_in_the_middle_of_a_table_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("\ufeffprompt,answer\na,1\nprompt,answer\nb,2\n")
+    env = Dataset(path=str(path))
+    assert [said(env, n) for n in range(len(env))] == [[("user", "a")], [("user", "b")]]
+    assert "row 2: it repeats the names of the columns" in env.doubts[0]
+
+
 def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
     path = tmp_path / "twice.csv"
     path.write_text("prompt,answer,answer\na,1,2\n")
@@ -269,6 +358,90 @@ def test_the_forms_in_which_pandas_writes_a_frame_as_json(tmp_path: Path, conten
     path.write_text(json.dumps(content))
     env = Dataset(path=str(path))
     assert [env.task(n).task["answer"] for n in range(2)] == ["1", "2"]
+
+
+TURNS = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "answers"),
+    [
+        ({"prompt": TURNS, "answer": ["4", "four"]}, [["4", "four"]]),
+        ({"prompt": TURNS[1:], "answer": ["4"]}, ["4"]),
+        ({"prompt": TURNS, "answer": "4"}, ["4"]),
+        ({"prompt": "q", "answer": ["4", "four"]}, [["4", "four"]]),
+        ({"a": {"prompt": "q", "answer": "1"}, "b": {"prompt": "r", "answer": "2"}}, ["1", "2"]),
+    ],
+    ids=["as many turns as answers", "one of each", "a conversation", "a text", "rows under labels"],
+)
+def test_an_object_is_a_row_or_holds_rows(tmp_path: Path, content: dict, answers: list) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(content, indent=1))
+    env = Dataset(path=str(path))
+    assert [env.task(n).task["answer"] for n in range(len(env))] == answers
+    assert said(env)[-1] == ("user", "q")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"prompt": TURNS[1:] * 2, "answer": ["1", "2"]}, "may be the turns of one row, or a column"),
+        ({"train": [{"prompt": "a", "answer": "1"}], "test": [{"prompt": "b", "answer": "2"}]}, "train, test; write"),
+    ],
+)
+def test_rows_and_columns_that_cannot_be_told_apart_are_refused(tmp_path: Path, content: dict, words: str) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=words):
+        Dataset(path=str(path))
+
+
+@pytest.mark.parametrize("packing", ["bz2", "xz", "zst"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_other_packings(tmp_path: Path, packing: str, ending: str) -> None:
+    path = tmp_path / f"rows.{ending}.{packing}"
+    data = lines(PAIRS).encode()
+    if ending == "parquet":
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(PAIRS), sink)
+        data = sink.getvalue().to_pybytes()
+    made_by = {"bz2": bz2.compress, "xz": lzma.compress, "zst": lambda one: bytes(pa.Codec("zstd").compress(one))}
+    path.write_bytes(made_by[packing](data))
+    env = Dataset(path=str(path))
+    assert [env.task(n).task["answer"] for n in range(2)] == ["12", "18"]
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ConfigError, match="no whole"):
+        Dataset(path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), "packed by gzip, so its name must end in .gz"),
+        ("a.csv", b"PAR1....", "a Parquet file, so its name must end in .parquet"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        ("a.csv", b"\n<!DOCTYPE html><html>", "a web page"),
+        ("a.csv", b"PK\x03\x04....", "an Excel workbook"),
+    ],
+)
+def test_a_file_of_another_kind_than_its_name_says_is_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=words):
+        Dataset(path=str(tmp_path / name))
+
+
+def test_commas_in_the_first_line_of_a_table_of_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text("what, then, is asked\tanswer\na\t1\n")
+    assert said(Dataset(path=str(path), prompt="what, then, is asked")) == [("user", "a")]
+
+
+@pytest.mark.parametrize("cell", ['"open,1', '"a\\"b",1'])
+def test_a_cell_that_is_not_ended_is_named_with_its_line(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f'prompt,answer\n"two\nlines",0\n{cell}\nb,2\n')
+    with pytest.raises(ConfigError, match="line 4: a cell that begins with a quotation mark is not ended"):
+        Dataset(path=str(path))
 
 
 def test_a_frame_with_a_missing_value_has_its_whole_numbers_back(tmp_path: Path) -> None:
@@ -328,7 +501,7 @@ def test_the_line_in_which_excel_names_the_separator(tmp_path: Path, first: str)
         ("a.jsonl.gz", b"no gzip", "no whole gzip file"),
         ("a.jsonl.gz", gzip.compress(lines(PAIRS).encode(), mtime=0)[:-9], "no whole gzip file"),
         ("a.jsonl", b'[\n{"prompt": "a"}]', "its name must end in .json"),
-        ("a.json", b'{"prompt": "a", "answer": 1}', "no JSON list of objects"),
+        ("a.json", b'{"error": "not found"}', "no JSON list of objects"),
         ("a.json", b'{"prompt": ["a", "b"], "answer": ["1"]}', "no JSON list of objects"),
         ("a.jsonl", b'{\n"prompt": "a",\n"answer": 1\n}\n', "without indentation"),
         ("a.jsonl", '{"prompt": "é", "answer": 1}\n'.encode("latin-1"), "save the file as UTF-8"),

@@ -1,0 +1,41 @@
+"""Reads the skill and the difficulty of a row, as data sets write them. Pure."""
+
+import math
+import re
+from typing import Any
+
+from lachesis.pipeline.tasks.columns import is_missing
+from lachesis.pipeline.tasks.references import is_absent_text
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["difficulty_in", "skill_in"]
+
+_NAMED_NUMBER = re.compile(r"[A-Za-z][A-Za-z _:-]*(?P<number>\d+(?:\.\d+)?)")
+"""A number after a word, as MATH has it: Level 5."""
+
+
+def skill_in(value: Any) -> str | None:
+    """Return the name of a skill; None where it is missing. A list of one is that one."""
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    return None if _is_nothing(value) else str(value)
+
+
+def difficulty_in(value: Any, where: str) -> float | None:
+    """Return a difficulty; None where it is missing. Raises `ConfigError` where it is no finite number."""
+    if _is_nothing(value):
+        return None
+    named = _NAMED_NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    try:
+        number = float("" if isinstance(value, bool) else value if named is None else named["number"])
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{where}: its difficulty {value!r:.60} is no number") from None
+    if math.isnan(number):
+        return None
+    if math.isinf(number):
+        raise ConfigError(f"{where}: its difficulty {value!r:.60} is no finite number")
+    return number
+
+
+def _is_nothing(value: Any) -> bool:
+    return is_missing(value) or (isinstance(value, str) and (not value.strip() or is_absent_text(value.strip())))

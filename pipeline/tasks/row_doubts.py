@@ -1,0 +1,64 @@
+"""Counts rows of a data set that are asked, and in which something may be other than was meant. Pure.
+
+Such rows stay: whether a text is an answer or stands for a missing one, the author of the data set alone knows.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lachesis.pipeline.tasks.references import holds_list
+from lachesis.pipeline.tasks.row_stores import DatasetRow
+from lachesis.pipeline.tasks.task import Task
+
+__all__ = ["RowDoubts"]
+
+_MISSING = frozenset({"null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "nil"})
+_SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NUM!", "#NULL!", "#ERROR!")
+_SYSTEM = "system"
+_MAX_SHOWN = 60
+
+
+class RowDoubts:
+    """What is doubtful in the rows. `answer`: the column of the answers; `system`: whether a message is given."""
+
+    def __init__(self, *, answer: str | None, system: bool) -> None:
+        self._answer = answer
+        self._system = system
+        self._rows = 0
+        self._lists = (0, "")
+        self._missing = (0, "")
+        self._unread = 0
+
+    def check_row(self, row: DatasetRow, task: Task) -> None:
+        """Count a row that is asked."""
+        self._rows += 1
+        said = task.task.get("answer")
+        if holds_list(said):
+            self._lists = self._lists[0] + 1, self._lists[1] or str(said)[:_MAX_SHOWN]
+        elif isinstance(said, str) and (said in _MISSING or said in _SHEET_ERRORS):
+            self._missing = self._missing[0] + 1, self._missing[1] or said
+        if not self._system and self._has_unread_system(row, task):
+            self._unread += 1
+
+    def texts(self) -> Iterator[str]:
+        """Yield what is to be told."""
+        if self._lists[0]:
+            yield (
+                f"{self._lists[0]} of {self._rows} answers are the text of a list, {self._lists[1]} say, and are "
+                f'compared as they stand. If what is in the list is the answer, give answer = "{self._answer}.0"'
+            )
+        if self._missing[0]:
+            yield (
+                f"{self._missing[0]} of {self._rows} answers are {self._missing[1]!r} or the like, which programs "
+                "write for a missing value, and are compared as they stand. Remove these rows if it is no answer"
+            )
+        if self._unread:
+            yield (
+                f"{self._unread} of {self._rows} rows have a text in the column {_SYSTEM!r}, which the model does not "
+                f'see. To ask with it, give {_SYSTEM} = "{{{_SYSTEM}}}"'
+            )
+
+    def _has_unread_system(self, row: DatasetRow, task: Task) -> bool:
+        said: Any = row.get(_SYSTEM)
+        is_text = isinstance(said, str) and bool(said.strip())
+        return is_text and all(one.role != "system" for one in task.messages)
