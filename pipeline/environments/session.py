@@ -20,6 +20,7 @@ from lachesis.pipeline.environments.template import render_turn
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
+from lachesis.pipeline.tasks.marked_calls import may_be_marked_call
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
@@ -210,7 +211,7 @@ class Session:
         A template may open a thought in the prompt, and special tokens may mark thoughts, which the text does not
         show: where a call is not seen to be thought, both are looked at.
         """
-        if CALL_MARKER not in turn.text:
+        if CALL_MARKER not in turn.text and not (self._max_turns > 1 and may_be_marked_call(turn.text)):
             return parse_tool_calls(turn.text)
         opened = bool(await self._requests.opened_by(self.tokens))
         if thought_spans(turn.text):

@@ -25,8 +25,9 @@ from lachesis.pipeline.inference.requests import GenerationResult, SampledToken,
 from lachesis.pipeline.inference.sampling_engine import SamplingEngine
 from lachesis.pipeline.inference.sampling_notice import ASKED
 from lachesis.pipeline.inference.text import GrowingText, SampleTexts
+from lachesis.pipeline.tasks.marked_calls import CALL_TOKENS, may_be_marked_call
 from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
-from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
+from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, parse_tool_calls, text_without_calls
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.rollout import ToolCall
 
@@ -264,8 +265,15 @@ class _Answer:
             }
             for call in calls
         ]
-        content = text_without_calls(text, opened=self.opened) or None
+        content = text_without_calls(self._before_call_token(text, tokens), opened=self.opened) or None
         return {"content": content, "tool_calls": told}, "tool_calls" if finish_reason == "stop" else finish_reason
+
+    def _before_call_token(self, text: str, tokens: Sequence[int]) -> str:
+        """Return what is said before a special token that begins calls; the text where there is none."""
+        if CALL_MARKER in text or not may_be_marked_call(text):
+            return text
+        place = next((i for i, one in enumerate(tokens) if self._tokenizer.decode([one]).strip() in CALL_TOKENS), None)
+        return text if place is None else self.texts.text(list(tokens[:place]), None, None)
 
     def _choice(self, index: int, sample: SampleResult, finish_reason: str | None) -> dict[str, Any]:
         found: dict[str, Any] = {"index": index, "finish_reason": finish_reason, "stop_reason": sample.stop_reason}

@@ -31,7 +31,8 @@ _ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
     """Return the rows of a file, whose kind the ending of its name says.
 
-    With `.gz` or the like after that, it is packed. `names`: columns that will be read. `lines`: where those of JSON lines are, if that is known (`LineRows.lines`).
+    With `.gz` or the like after that, it is packed. `names`: columns that will be read. `lines`: where those of JSON
+    lines are, if that is known (`LineRows.lines`).
 
     Raises `ConfigError` where it is missing, of another kind, or damaged, `StartupError` without pyarrow.
     """

@@ -1,7 +1,9 @@
 """Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 In the marker may also stand `<function=NAME><parameter=KEY>VALUE</parameter></function>`, as Qwen3-Coder's and
-Qwen3.5's templates have it, OpenAI's object around a function, and `parameters` for `arguments`, as in Llama's.
+Qwen3.5's templates have it, `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, as GLM's, OpenAI's object around
+a function, and `parameters` for `arguments`, as in Llama's. Mistral's and Llama's own markers are read as well
+(`marked_calls`), unless the text has this one.
 Guarantees that nothing which the model only thought is a call, however its template marks thoughts (`thoughts`), nor
 what it shows in a block of code between other text; such calls are counted. Arguments are an object, or the text of
 one, as OpenAI's routes write it.
@@ -13,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.tasks.marked_calls import with_own_markers
 from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.schemas.rollout import ToolCall
 
@@ -29,6 +32,8 @@ _MAX_READ = 4 * _MAX_CALLS
 
 _FUNCTION = re.compile(r"<function=(?P<name>[^<>\n]+)>(?P<body>.*?)(?:</function>)?", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>\n]+)>(?P<value>.*?)</parameter>\s*", re.DOTALL)
+_ARGUMENTS = re.compile(r"(?P<name>[^\W\d][\w.-]*)\s*(?P<body>(?:<arg_key>.*)?)", re.DOTALL)
+_ARGUMENT = re.compile(r"\s*<arg_key>(?P<key>[^<>\n]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>\s*", re.DOTALL)
 
 
 _NONE = msgspec.Raw(b"null")
@@ -62,6 +67,9 @@ def parse_tool_calls(text: str, *, whole: str = "", opened: bool = False) -> Par
     `whole`: the same text with special tokens, which may mark thoughts. `opened`: the prompt ends in an open thought,
     so the answer begins in it.
     """
+    if CALL_MARKER not in text and CALL_MARKER not in whole:
+        text, whole = with_own_markers(text), with_own_markers(whole)
+        text = text if CALL_MARKER in text else whole
     if CALL_MARKER not in text:
         return ParsedCalls([], [])
     if CALL_MARKER in whole and thought_spans(whole) and not thought_spans(text):
@@ -87,6 +95,7 @@ def parse_tool_calls(text: str, *, whole: str = "", opened: bool = False) -> Par
 def text_without_calls(text: str, *, opened: bool = False) -> str:
     """Return what a model wrote beside its tool calls. What it thought, or only shows, stays as it is."""
     left, place = [], 0
+    text = text if CALL_MARKER in text else with_own_markers(text)
     thoughts = thought_spans(text, _readable(text), opened=opened)
     for start, end in sorted([*thoughts, *_shown(text, thoughts)]):
         left += [_CALL.sub("", text[place:start]), text[start:end]]
@@ -173,7 +182,10 @@ def _read(text: str) -> ToolCall:
     """Return the call that JSON says. Raises `MsgspecError` or `ValueError`."""
     written = _FUNCTION.fullmatch(text)
     if written is not None:
-        return ToolCall(name=written["name"].strip(), arguments=_parameters(written["body"]))
+        return ToolCall(name=written["name"].strip(), arguments=_parameters(written["body"], _PARAMETER))
+    marked = _ARGUMENTS.fullmatch(text)
+    if marked is not None:
+        return ToolCall(name=marked["name"], arguments=_parameters(marked["body"], _ARGUMENT))
     call = _decoder.decode(text)
     call = call.function or call
     if not call.name:
@@ -191,10 +203,10 @@ def _read(text: str) -> ToolCall:
     return ToolCall(name=call.name, arguments=arguments)
 
 
-def _parameters(body: str) -> str:
+def _parameters(body: str, form: re.Pattern[str]) -> str:
     """Return parameters as a JSON object of texts. Raises `ValueError` where there is anything else beside them."""
     found, place = dict[str, str](), 0
-    while (parameter := _PARAMETER.match(body, place)) is not None:
+    while (parameter := form.match(body, place)) is not None:
         found[parameter["key"].strip()] = parameter["value"].removeprefix("\n").removesuffix("\n")
         place = parameter.end()
     if body[place:].strip():

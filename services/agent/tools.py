@@ -50,6 +50,7 @@ _MAX_COMMANDS = 4
 """Commands that the tools run at once; others wait."""
 _MAX_TEST_STEPS = 100
 _MAX_TEST_SAMPLES = 256
+_MAX_RATINGS = 32
 _MAX_MODELS = 16
 _MAX_SETTINGS = 100
 _MAX_ARGUMENT_CHARS = 4096
@@ -258,23 +259,38 @@ class AgentTools:
         text: str | None = None,
         score: str | None = None,
         disagreement: str | None = None,
+        advantage: str | None = None,
+        step: str | None = None,
+        policy_step: str | None = None,
+        rating: list[str] | None = None,
+        highest: str | None = None,
+        lowest: str | None = None,
         limit: int = 20,
         before: int | None = None,
     ) -> dict[str, Any]:
-        """List groups of rollouts, the newest first.
+        """List groups of rollouts, the newest first, or those that a rater rates highest or lowest.
 
-        `score` and `disagreement` are ranges such as "0.9:" or ":0.1". `state`: trained, batched, stale, zero_variance
-        and so on. `text` is in a prompt or an answer. `before`: the sequence from which the next page goes on.
+        `score`, `disagreement`, `advantage`, `step` and `policy_step` are ranges such as "0.9:" or ":0.1", and `rating`
+        holds ranges of single raters: ["numeric=0.5:"]. `highest`, `lowest`: a rater, or score, disagreement or
+        advantage. `state`: trained, batched, stale, zero_variance and so on. `text` is in a prompt or an answer.
+        `before`: the sequence from which the next page goes on.
         """
         given = {
             "--env": env, "--state": state, "--item": item, "--text": text, "--score": score,
-            "--disagreement": disagreement, "--limit": limit, "--before": before,
+            "--disagreement": disagreement, "--advantage": advantage, "--step": step, "--policy-step": policy_step,
+            "--highest": highest, "--lowest": lowest, "--limit": limit, "--before": before,
         }  # fmt: skip
+        _check_bound("ratings", len(rating or "1"), _MAX_RATINGS)
         for name in ("--limit", "--before"):
             if (number := given[name]) is not None:
                 _check_bound(name.strip("-"), int(number), _MAX_INTEGER)
         options = [f"{name}={value}" for name, value in given.items() if value is not None]
-        return {"run_id": run_id, "groups": await self._call(run_id, "rollouts", *options, lines=True)}
+        options += [f"--rating={one}" for one in rating or ()]
+        groups = await self._call(run_id, "rollouts", *options, lines=True)
+        named = [one.partition("=")[0] for one in rating or ()] + [one for one in (highest, lowest) if one is not None]
+        if groups or not named:
+            return {"run_id": run_id, "groups": groups}
+        return {"run_id": run_id, "groups": [], "message": f"no group fits that has {' and '.join(map(repr, named))}"}
 
     async def rl_show_rollout(self, run_id: str, group_id: str) -> dict[str, Any]:
         """Show one group: its samples' texts, ratings with reasons, advantages, and what became of it."""

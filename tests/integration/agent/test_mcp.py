@@ -187,6 +187,16 @@ async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path
         assert len(groups) == 3
         assert (await agent.ask("rl_list_rollouts", run_id=run, limit=1))["groups"] == groups[:1]
         assert (await agent.ask("rl_list_rollouts", run_id=run, item="nosuch"))["groups"] == []
+        rater = next(iter(groups[0]["ratings"]))
+        everyone = (await agent.ask("rl_list_rollouts", run_id=run, limit=100))["groups"]
+        for end, best in (("highest", max), ("lowest", min)):
+            (first,) = (await agent.ask("rl_list_rollouts", run_id=run, limit=1, **{end: rater}))["groups"]
+            wanted = best(one["ratings"][rater] for one in everyone if one["ratings"].get(rater) is not None)
+            assert first["ratings"][rater] == wanted
+        assert (await agent.ask("rl_list_rollouts", run_id=run, rating=[f"{rater}=0:"]))["groups"]
+        nothing = await agent.ask("rl_list_rollouts", run_id=run, rating=["nosuch=0:"])
+        assert nothing["message"] == "no group fits that has 'nosuch'"
+        assert "give one of them" in await agent.refused("rl_list_rollouts", run_id=run, highest=rater, lowest=rater)
         group = groups[0]["group"]
         assert (await agent.ask("rl_show_rollout", run_id=run, group_id=group))["group"]
         assert (await agent.ask("rl_trace", run_id=run, group_id=group))["trace"]

@@ -679,6 +679,31 @@ async def test_what_the_template_opens_is_noted_once_and_read_by_raters(opening:
     assert [sample.text for sample in samples] == [(noted or "") + "so</think>yes"] * 2
 
 
+class Unmarked(FakeInference):
+    """Its markers of calls are special tokens, which the text does not show."""
+
+    async def generate(self, prompt_ids, n, sampling=None):
+        found = await super().generate(prompt_ids, n, sampling)
+        bare = [one.text.replace("[TOOL_CALLS]", "").replace("[ARGS]", "") for one in found]
+        return [msgspec.structs.replace(one, text=text) for one, text in zip(found, bare, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "marked", ['[TOOL_CALLS][{"name": "double", "arguments": {"a": 2}}]', '[TOOL_CALLS]double[ARGS]{"a": 2}']
+)
+async def test_special_tokens_that_the_text_does_not_show_mark_calls(marked: str) -> None:
+    class Doubles(Ask):
+        max_turns = 2
+
+        @tool
+        def double(self, a: int) -> int:
+            """Return 2a."""
+            return 2 * a
+
+    group = await group_of(Doubles(), Unmarked(lambda prompt, call: "four" if "<tool>4" in prompt else marked), n=1)
+    assert learned(group, 0)[1:] == [f"{marked}<end>", "\n<tool>4<end>\n<assistant>", "four<end>"]
+
+
 async def test_a_rollout_that_cannot_be_cancelled_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout, "_CANCELLED_S", 0.05)
     released = threading.Event()

@@ -11,7 +11,7 @@ from lachesis import Environment, tool
 from lachesis.pipeline.environments import tools
 from lachesis.pipeline.environments.plain_hooks import HookTimes
 from lachesis.pipeline.environments.tools import run_tools
-from lachesis.pipeline.tasks.tool_calls import parse_tool_calls
+from lachesis.pipeline.tasks.tool_calls import parse_tool_calls, text_without_calls
 
 
 class Box(Environment):
@@ -55,6 +55,58 @@ async def test_calls_in_the_forms_of_other_templates_are_run() -> None:
     assert await answers(f"<tool_call>{asked}</tool_call>") == ["3"]
     assert await answers('<tool_call>{"name": "add"}</tool_call>') == ["error: add: missing argument 'a'"]
     assert "it has no `name`" in (await answers('<tool_call>{"arguments": {"a": 2}}</tool_call>'))[0]
+
+
+GLM = "<tool_call>{}\n<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GLM.format("add", "a", "2"), ["3"]),
+        (GLM.format("join", "parts", '["x", "<y>\\n"]'), ["x-<y>\n"]),
+        ("<tool_call>add</tool_call>", ["error: add: missing argument 'a'"]),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 2}}, {"name": "add", "arguments": {"a": 3}}]', ["3", "4"]),
+        ('So: [TOOL_CALLS] [{"name": "join", "arguments": {"parts": ["]", "</tool_call>"]}}]</s>', ["]-</tool_call>"]),
+        ('[TOOL_CALLS]add[ARGS]{"a": 2}[TOOL_CALLS]add[CALL_ID]x9[ARGS]{"a": 3}', ["3", "4"]),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 2}}; {"name": "add", "parameters": {"a": 3}}', ["3", "4"]),
+        ('[THINK][TOOL_CALLS]add[ARGS]{"a": 9}[/THINK][TOOL_CALLS]add[ARGS]{"a": 2}', ["3"]),
+        ('[TOOL_CALLS]join[ARGS]{"parts": ["[TOOL_CALLS]add[ARGS]{}"]}', ["[TOOL_CALLS]add[ARGS]{}"]),
+    ],
+)
+async def test_calls_of_other_markers_are_run(text: str, said: list[str]) -> None:
+    assert await answers(text) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Mistral marks calls with [TOOL_CALLS], and so on: {"name": "add", "arguments": {"a": 2}}',
+        '<|python_tag|>print({"a": 2})',
+        '[{"name": "add", "arguments": {"a": 2}}]',
+        '{"name": "add", "parameters": {"a": 2}}',
+        'add{"a": 2}',
+    ],
+)
+async def test_what_no_marker_precedes_is_no_call(text: str) -> None:
+    assert parse_tool_calls(text) == ([], [], 0)
+    assert text_without_calls(text) == text
+
+
+async def test_marked_calls_that_cannot_be_read_are_told() -> None:
+    for text in ('[TOOL_CALLS][{"name": "add", "argum', '[TOOL_CALLS]add[ARGS]{"a": ', GLM.format("a b", "a", "2")):
+        (found,) = await answers(text)
+        assert found.startswith("error: this tool call is not valid")
+    shown = 'So:\n```\n[TOOL_CALLS]add[ARGS]{"a": 2}\n```\n'
+    assert "in a block of code is an example" in (await answers(shown))[0]
+
+
+@pytest.mark.parametrize(
+    "start", ["[TOOL_CALLS]", "[TOOL_CALLS]{", '[TOOL_CALLS][{"a":', "[TOOL_CALLS]a[ARGS]{", '<|python_tag|>{"a":[']
+)
+def test_many_markers_are_read_in_time(start: str) -> None:
+    assert not parse_tool_calls(start * 20_000).calls
+    assert not parse_tool_calls(start + "[" * 100_000).calls
 
 
 async def test_the_text_of_a_parameter_is_kept_whole() -> None:

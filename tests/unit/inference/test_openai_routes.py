@@ -1,6 +1,7 @@
 """OpenAI's routes and `/generate`: exact tokens, streams equal to whole answers, tools, refusals by name."""
 
 import json
+import re
 from functools import partial
 
 import anyio
@@ -8,11 +9,13 @@ import httpx
 import pytest
 import torch
 
+from lachesis.pipeline.inference import openai_routes
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.requests import SampleRow
 from lachesis.pipeline.model.logprobs import token_logprobs
+from lachesis.pipeline.tasks import marked_calls
 
 HI = [{"role": "user", "content": "hi there"}]
 VERSION = "0-first-000000000000"
@@ -194,6 +197,19 @@ async def test_tools_are_told_to_the_model_and_its_calls_are_read(http, policy, 
     untold = await post(http, CHAT, tool_choice="none", **body)
     assert untold["choices"][0]["message"]["content"] == f"so {CALLS}"
     assert policy.tokenizer.decode(untold["prompt_token_ids"]) == "x"
+
+
+async def test_calls_behind_a_special_token_are_read(http, policy, says, monkeypatch):
+    """Mistral's marker; a special token of the test's own tokenizer stands for it."""
+    monkeypatch.setattr(marked_calls, "_MARKER", re.compile(r"<\|bos\|>"))
+    monkeypatch.setattr(openai_routes, "CALL_TOKENS", ("<|bos|>",))
+    policy.tokenizer.chat_template = "{{ tools | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    says('so <|bos|>[{"name": "add", "arguments": {"a": 1}}]')
+    answer = await post(http, CHAT, messages=[{"role": "user", "content": "x"}], tools=TOOLS)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "so"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
 
 
 async def test_messages_in_parts_and_calls_of_before_reach_the_template_as_it_wants_them(http, policy, says):

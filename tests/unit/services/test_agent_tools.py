@@ -117,6 +117,8 @@ async def test_a_test_of_inference_is_bounded(
         await tools.rl_test_inference(**given)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="limit: it is not from 1"):
         await tools.rl_list_rollouts("r", limit=1 << 70)
+    with pytest.raises(ConfigError, match="ratings: 33 is not from 1 to 32"):
+        await tools.rl_list_rollouts("r", rating=["a=0:"] * 33)
     with pytest.raises(ConfigError, match="settings: 101 is not from 1 to 100"):
         await tools.rl_replay("r", "again", ["seed=1"] * 101)
     assert not called
