@@ -12,6 +12,7 @@ from fractions import Fraction
 from lachesis.pipeline.scoring.raters.hedges import hedge_around, is_assurance, rates_another
 from lachesis.pipeline.scoring.raters.joined import joins
 from lachesis.pipeline.scoring.raters.latex import plain
+from lachesis.pipeline.scoring.raters.number_twice import is_contradicted_in_letters
 from lachesis.pipeline.scoring.raters.number_words import COUNTING, last_spelled_out, spelled_out
 from lachesis.pipeline.scoring.raters.numerals import Number, NumberToken, number_tokens
 from lachesis.pipeline.scoring.raters.surroundings import (
@@ -212,7 +213,7 @@ def _read(token: NumberToken, shown: str) -> Number | None:
     start = max((found.end() for found in _SENTENCE_START.finditer(head)), default=0)
     end = _SENTENCE_END.search(tail)
     sentence = tail if end is None else tail[: end.start()]
-    if is_changed(head, sentence):
+    if is_changed(head, sentence) or is_contradicted_in_letters(number, head, tail):
         return None
     hedge = hedge_around(head[start:], sentence)
     if hedge == "wrong":

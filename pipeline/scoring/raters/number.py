@@ -10,6 +10,7 @@ import re
 
 from lachesis.pipeline.scoring.raters.hedges import hedge_around, is_assurance
 from lachesis.pipeline.scoring.raters.latex import plain
+from lachesis.pipeline.scoring.raters.number_twice import is_contradicted_in_letters
 from lachesis.pipeline.scoring.raters.number_words import spelled_out
 from lachesis.pipeline.scoring.raters.numerals import Number, NumberToken, number_tokens
 from lachesis.pipeline.scoring.raters.surroundings import (
@@ -127,6 +128,7 @@ def _alone(token: NumberToken, text: str) -> Number | None:
         hedge_around(head, tail) is not None
         or is_assurance(token.number, head, tail)
         or is_changed(head, tail)
+        or is_contradicted_in_letters(token.number, head, tail)
         or _BOUND_BEFORE.search(head)
         or _BOUND_AFTER.search(tail)
         or _NEGATION.search(head)

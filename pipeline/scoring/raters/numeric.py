@@ -13,6 +13,7 @@ from lachesis.pipeline.scoring.raters.final_answer import MarkedAnswer, marked_a
 from lachesis.pipeline.scoring.raters.last_number import last_number_in
 from lachesis.pipeline.scoring.raters.math_equal import is_equation_of_numbers, reference_answer
 from lachesis.pipeline.scoring.raters.number import Number, read_number
+from lachesis.pipeline.scoring.raters.number_twice import is_contradicted_in_letters
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["last_number", "numeric"]
@@ -138,6 +139,8 @@ def _offered(marked: MarkedAnswer) -> Number | None:
             return None
         clause = shown[: end.start()]
         number = read_number(clause)
+        if number is not None and is_contradicted_in_letters(number, "", remainder):
+            return None
         continued = _CONTINUED.search(remainder) is not None and not _says_again(number, remainder)
         if number is not None and not continued and not _COMPARED.search(clause):
             shown = clause
