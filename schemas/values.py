@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from lachesis.schemas.errors import DataError, SchemaError
@@ -140,7 +141,9 @@ def numbers_or_missing(what: str, values: Any, *, largest: float = sys.float_inf
     found = listed(what, values)
     for i, value in enumerate(found):
         is_number = isinstance(value, Real)
-        if value is not None and not (is_number and abs(value) <= largest):
+        # a number of NumPy's with fewer bits takes `largest` for infinite, and itself for no greater
+        plain = value.item() if isinstance(value, np.generic) else value
+        if value is not None and not (is_number and abs(plain) <= largest):
             raise DataError(
                 f"{what} {i} is {value!r:.80}; give finite numbers"
                 f"{'' if largest == sys.float_info.max else f' within +-{largest:g}'}, a missing one is None."

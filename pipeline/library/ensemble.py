@@ -1,5 +1,6 @@
 """Scores a group by several raters at once, and measures how far raters agree, from plain lists. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -7,7 +8,7 @@ from lachesis.pipeline.scoring.config import Aggregation, RaterConfig, ScoringCo
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleMember, EnsembleScores
 from lachesis.pipeline.scoring.logic.krippendorff import AlphaEstimate, CategoryAlpha, IntervalAlpha
 from lachesis.pipeline.scoring.rater import Rating
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["RewardEnsemble", "krippendorff_alpha"]
 
@@ -65,13 +66,19 @@ class RewardEnsemble:
         except TypeError as error:
             raise ConfigError(f"an ensemble: {error}; its settings are penalty, trim and threshold") from error
         self._ensemble = Ensemble(members, config)
+        self._bounds = dict(raters)
         self._alpha = IntervalAlpha()
 
     def score(self, ratings: Mapping[str, Sequence[float | None]]) -> EnsembleScores:
         """Return the scores of one group, from the ratings of its samples by rater; None is a missing rating.
 
-        A score is None where too few ratings are there. Raises `DataError` on a rater too many or too few.
+        A score is None where too few ratings are there. Raises `DataError` on a rater too many or too few, and on a
+        rating outside of its rater's bounds.
         """
+        for name, (low, high) in self._bounds.items():
+            for value in ratings.get(name, ()):
+                if isinstance(value, float | int) and not low <= value <= high and math.isfinite(value):
+                    raise DataError(f"rater {name!r} gave {value!r}, and its bounds are {low:g} and {high:g}")
         found = self._ensemble.score(
             {
                 name: [Rating(value, "ok" if value is not None else "abstain") for value in column]

@@ -46,7 +46,10 @@ class HealthChecks:
         for name, column in columns.items():
             if column is not None and len(column) != len(scores):
                 raise DataError(f"{name}: {len(column)} for {len(scores)} scores")
-        known = [float(one) for one in scores if one is not None]
+        try:
+            known = [float(one) for one in scores if one is not None]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"scores: {error}") from error
         if not all(map(math.isfinite, known)):
             raise DataError(f"scores: {known!r:.80} has a value that is no number; None is a missing one")
         mean = math.fsum(known) / len(known) if known else None

@@ -8,7 +8,8 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.pipeline.item_keys import exact_key
+from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 
 __all__ = ["CurriculumScheduler"]
 
@@ -37,6 +38,7 @@ class CurriculumScheduler:
         for name, column in (("difficulty", difficulty), ("skills", skills)):
             if column is not None and len(column) != len(self.items):
                 raise ConfigError(f"{name}: {len(column)} for {len(self.items)} items")
+        self._items_key = exact_key("\0".join(map(str, self.items)))
         names = sorted(set(skills)) if skills is not None else [""]
         pool = ItemPool(
             len(self.items),
@@ -90,6 +92,7 @@ class CurriculumScheduler:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learned, as msgpack or JSON with bytes can hold it."""
         return {
+            "items": self._items_key,
             "strategy": self._strategy.state_dict(),
             "observed": self._observed,
             "rng": {
@@ -101,8 +104,15 @@ class CurriculumScheduler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned: the same draws follow.
 
+        Raises `SettingsChangedError` if it was learned of other items, or of these in another order.
+
         Raises what `Strategy.load_state_dict` raises.
         """
+        if state.get("items", self._items_key) != self._items_key:
+            raise SettingsChangedError(
+                f"the curriculum learned of other items than these {len(self.items)}, or of these in another order: "
+                "give the items as they were, or begin anew"
+            )
         self._strategy.load_state_dict(state["strategy"])
         self._observed = state["observed"]
         rng = state["rng"]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 import lachesis
@@ -18,7 +19,7 @@ from lachesis import (
     WelfordAccumulator,
     krippendorff_alpha,
 )
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 
 ROOT = Path(__file__).parents[3]
 
@@ -128,3 +129,37 @@ def test_a_tracker_counts_failures_and_lets_them_through():
     assert (found["api_perf/failed_requests"], found["api_perf/total_items"]) == (1, 4)
     assert found["api_perf/slow_requests"] >= 1
     assert WelfordAccumulator().std == 0.0
+
+
+def test_a_state_of_other_items_is_refused():
+    learned = CurriculumScheduler(["a", "b", "c"])
+    learned.update("a", [1, 0])
+    for items in (["x", "y", "z"], ["b", "a", "c"]):
+        with pytest.raises(SettingsChangedError, match="learned of other items"):
+            CurriculumScheduler(items).load_state_dict(learned.state_dict())
+    again = CurriculumScheduler(["a", "b", "c"])
+    again.load_state_dict(learned.state_dict())
+    assert again.sample(20) == learned.sample(20)
+
+
+def test_what_would_spoil_figures_is_refused():
+    tracker = PerformanceTracker()
+    for seconds in (float("nan"), -1.0, float("inf")):
+        with pytest.raises(DataError, match="a call lasted"):
+            tracker.record(seconds)
+    assert tracker.metrics() == {}
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        PerformanceTracker(window=0)
+    with pytest.raises(DataError, match="its bounds are 0 and 1"):
+        RewardEnsemble({"a": (0, 1), "b": (0, 1)}).score({"a": [2], "b": [0]})
+    with pytest.raises(DataError, match="scores: could not convert"):
+        HealthChecks().add_group(["a"])
+
+
+def test_numbers_of_few_bits_are_read_and_infinite_ones_refused():
+    welford = WelfordAccumulator()
+    welford.update(np.float32(2))
+    welford.update(np.float16(4))
+    assert welford.mean == 3.0
+    with pytest.raises(DataError, match="inf"):
+        welford.update(np.float32("inf"))
