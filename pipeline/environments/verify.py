@@ -83,7 +83,7 @@ async def verify_environment(
 
     try:
         env = make()
-        text = f"{type(env).__name__}, {len(env)} tasks"
+        text = "; ".join([f"{type(env).__name__}, {len(env)} tasks", *env.doubts])
         if isinstance(env, GroupEnvironment):
             await env.check_setup()
             found.append(EnvironmentCheck(check="loads", verdict="ok", text=f"{text}; it is set up"))

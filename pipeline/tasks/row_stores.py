@@ -203,6 +203,8 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
         cure = ""
         if data.lstrip()[:2] in {b"[{", b"[", b"[\n"}:
             cure = "; a row is an object: if the file is one JSON list of them, its name must end in .json"
+        elif "trailing characters" in str(error):
+            cure = "; each object must stand in a line of its own, with nothing behind it"
         elif data.strip() == b"{":
             cure = "; each object must stand in one line: write the rows without indentation"
         elif isinstance(error, UnicodeDecodeError):

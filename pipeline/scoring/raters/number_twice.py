@@ -20,7 +20,7 @@ _WINDOW = 120
 
 
 def is_contradicted_in_letters(number: Number, head: str, tail: str) -> bool:
-    """Return whether letters directly before brackets around a number, or in brackets behind it, say another one.
+    """Return whether letters before a number in brackets, or in brackets behind it, say another.
 
     "One third (0.33)" is rounded, and "only one (18)" counts: neither is a contradiction.
     """

@@ -124,6 +124,17 @@ async def test_what_a_failure_leaves_unknown_is_skipped(tmp_path: Path) -> None:
     assert [check.verdict for check in checks.values()] == ["fail", *["skipped"] * 5]
 
 
+async def test_what_is_doubtful_in_a_data_set_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("prompt,answer\na,1\na,2\nb,null\n")
+    checks = await verify_environment("dataset", {"path": str(file)})
+    (loads,) = (one for one in checks if one.check == "loads")
+    assert loads.verdict == "ok"
+    assert "Dataset, 2 tasks; " in loads.text
+    assert "1 rows contradict an earlier one" in loads.text
+    assert "1 of 3 answers are 'null'" in loads.text
+
+
 async def test_a_builtin_one_that_leaves_rewards_to_raters_passes() -> None:
     checks = await verify_environment("spell_backward", {"size": 30})
     assert {check.verdict for check in checks} == {"ok"}, checks
