@@ -54,6 +54,9 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
 
     `sequences` and `bytes` are the most the group will weigh: to renew, what was granted is named again, so that a
     governor that has started again can take the lease over. `lease` names an existing lease (renew, release).
+    `policy_step`: the group exists already, made by that step of the policy; it gets no lease if it will be too old by
+    the time it could be in a batch. `outdated_only`: the lease is wanted only if the group is too old for every batch
+    to come; it then takes no capacity.
     """
 
     op: Literal["acquire", "renew", "release"]
@@ -62,12 +65,16 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
     sequences: Count = 0
     bytes: Count = 0
     lease: str | None = None
+    policy_step: Count | None = None
+    outdated_only: bool = False
 
     def check(self) -> None:
         if self.op == "acquire" and (self.sequences < 1 or self.bytes < 1):
             raise SchemaError("acquire: sequences and bytes must be positive")
         if self.op != "acquire" and not self.lease:
             raise SchemaError(f"{self.op}: names no lease")
+        if self.outdated_only and self.policy_step is None:
+            raise SchemaError("outdated_only: names no policy_step")
         for name, text in (("producer", self.producer), ("env", self.env), ("lease", self.lease)):
             if text is not None and not is_word(text):  # the governor remembers them, so they must be short
                 raise SchemaError(f"{name}: {text[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")

@@ -4,9 +4,11 @@ What goes in: rollouts as they are stored, ledger entries, the trainer's step, s
 What comes out: replies. The invariant this file alone guarantees: it grants nothing that would make the sequences
 granted, stored without an outcome, or in a batch not yet trained exceed (max_staleness + 1) x batch_size, so nothing
 older than max_staleness steps can pile up. Leased groups may always publish, a late one too, so only what comes late or
-without a lease can pass the bound. A lease that is not renewed counts until it is certain that nothing was stored under
-it in time: the passing of time alone ends none, nor does a time in which the governor was cut off and could not hear
-that it is renewed. Time is an argument, seconds on any clock that does not jump; it is never read here.
+without a lease can pass the bound. A group that was generated without a lease and is too old for every batch to come
+takes part in none of that: it is stored, and dropped by the next entry of the ledger. A lease that is not renewed
+counts until it is certain that nothing was stored under it in time: the passing of time alone ends none, nor does a
+time in which the governor was cut off and could not hear that it is renewed. Time is an argument, seconds on any clock
+that does not jump; it is never read here.
 """
 
 import math
@@ -31,17 +33,23 @@ _MIN_AWAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to generate one group of at most `sequences` and `bytes`, until `expires_s` unless renewed."""
+    """The right to generate one group of at most `sequences` and `bytes`, until `expires_s` unless renewed.
+
+    `outdated`: the group exists, and is too old for every batch to come.
+    """
 
     id: str
     env: str
     sequences: int
     bytes: int
     expires_s: float
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredGroup:
+    """`sequences` that count against the capacity: none of an outdated group."""
+
     env: str
     sequences: int
     room: ByteReservation
@@ -63,6 +71,7 @@ class Governor:
         self.config = config
         self._steps = math.inf if steps is None else steps
         self.capacity = (batching.max_staleness + 1) * batching.batch_size
+        self._max_staleness = batching.max_staleness
         self._batch_size = batching.batch_size
         self._term = term
         self._grants_from_s = grants_from_s
@@ -95,11 +104,10 @@ class Governor:
             self._counts["late"] += 1
         self._last_member = max(self._last_member, seq)
         if seq not in self._resolved and seq not in self._stored:
-            stored = _StoredGroup(
-                env, plan.sequences, ByteReservation.of(self.config, sequences=plan.sequences, tokens=plan.tokens)
-            )
-            self._stored[seq] = stored
-            self._shares.hold(env, plan.sequences)
+            counted = 0 if lease is not None and lease.outdated else plan.sequences
+            room = ByteReservation.of(self.config, sequences=plan.sequences, tokens=plan.tokens)
+            stored = self._stored[seq] = _StoredGroup(env, counted, room)
+            self._shares.hold(env, counted)
             self.budget.promise(stored.room)
 
     def unreadable(self, seq: int) -> None:
@@ -204,6 +212,8 @@ class Governor:
             closed = self._closed(request.env) is not None
             return LeaseReply(granted=False, retry_s=retry_s, reason=reason, never=never, closed=closed)
         self._counts["granted"] += 1
+        if self._is_outdated(request):
+            self._shares.lose_outdated(request.env, request.sequences, now_s)
         return self._begin(f"{self._term}.{self._counts['granted']}", request, now_s)
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseReply:
@@ -213,25 +223,28 @@ class Governor:
             self._leases[request.env, name] = replace(lease, expires_s=now_s + self.config.lease_s)
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
         # an earlier life may have granted it: the producer says what that was
-        if self.waits_for_old_leases and self._may_be_granted(request.sequences, request.bytes):
+        outdated = self._is_outdated(request)
+        if self.waits_for_old_leases and self._may_be_granted(request.sequences, request.bytes, outdated=outdated):
             return self._begin(name, request, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
         return LeaseReply(granted=False, lease=name, reason=reason)
 
-    def _may_be_granted(self, sequences: int, size: int) -> bool:
+    def _may_be_granted(self, sequences: int, size: int, *, outdated: bool) -> bool:
         """Whether an earlier life can have granted that, beside what was taken over from it already.
 
         What came late has passed the bound, so what is stored and batched says nothing about it.
         """
         room = ByteReservation.of(self.config, sequences=sequences, bytes_=size)
-        fits = 1 <= sequences <= self._batch_size and self.leased + sequences <= self.capacity
+        fits = 1 <= sequences <= self._batch_size and (outdated or self.leased + sequences <= self.capacity)
         return fits and size >= 1 and self.budget.reason_never_possible(room) is None
 
     def _begin(self, name: str, request: LeaseRequest, now_s: float) -> LeaseReply:
-        lease = Lease(name, request.env, request.sequences, request.bytes, now_s + self.config.lease_s)
+        outdated, expires_s = self._is_outdated(request), now_s + self.config.lease_s
+        lease = Lease(name, request.env, request.sequences, request.bytes, expires_s, outdated)
         self._wanting = False
         self._leases[lease.env, name] = lease
-        self._shares.hold(lease.env, lease.sequences)
+        if not outdated:
+            self._shares.hold(lease.env, lease.sequences)
         self.budget.promise(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
@@ -241,7 +254,8 @@ class Governor:
         if lease is None:
             return None
         self._wanting = False
-        self._shares.release(lease.env, lease.sequences)
+        if not lease.outdated:
+            self._shares.release(lease.env, lease.sequences)
         self.budget.release(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return lease
 
@@ -257,13 +271,33 @@ class Governor:
             return f"the governor started again and waits {self._wait_s(now_s):.1f} s for leases it cannot know"
         if self.budget.is_blind(now_s):
             return "the size of the streams is unknown: the broker does not answer"
+        outdated = self._is_outdated(request)
+        if request.outdated_only and not outdated:
+            return "the group may still be trained on, so it waits for its environment's turn"
         room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
         reason = self.budget.refusal_reason(room)
-        if reason is None:
-            free = self.capacity - self.outstanding
-            reason = self._shares.refusal_reason(request.env, request.sequences, free, now_s)
+        if reason is None and not outdated:
+            reason = self._expected_age_reason(request)
+            if reason is not None:
+                self._shares.keep_turn(request.env, request.sequences, now_s)
+            else:
+                free = self.capacity - self.outstanding
+                reason = self._shares.refusal_reason(request.env, request.sequences, free, now_s)
         self._wanting = reason is not None
         return reason
+
+    def _expected_age_reason(self, request: LeaseRequest) -> str | None:
+        """Return why a group that exists should not use up room: all that is stored already comes into batches first,
+        and by then it is too old. None: it is not, or is still to be generated."""
+        ahead = self._next_batch + self.accepted // self._batch_size
+        if request.policy_step is None or request.policy_step + self._max_staleness >= ahead:
+            return None
+        return f"made by policy step {request.policy_step}, it would be too old for the batch {ahead} that has room"
+
+    def _is_outdated(self, request: LeaseRequest) -> bool:
+        """Whether a lease is wanted for a group because the batcher will drop it, whichever batch comes next."""
+        step = request.policy_step if request.outdated_only else None
+        return step is not None and step + self._max_staleness < self._next_batch
 
     def _never_reason(self, request: LeaseRequest) -> str | None:
         """Return why what is asked for can never be granted, None if it can be some time."""
@@ -288,12 +322,12 @@ class Governor:
 
     @property
     def leased(self) -> int:
-        """Sequences granted and not stored yet."""
-        return sum(lease.sequences for lease in self._leases.values())
+        """Sequences granted and not stored yet, without those of outdated groups."""
+        return sum(lease.sequences for lease in self._leases.values() if not lease.outdated)
 
     @property
     def accepted(self) -> int:
-        """Sequences stored that have no outcome yet."""
+        """Sequences stored that have no outcome yet, without those of outdated groups."""
         return sum(stored.sequences for stored in self._stored.values())
 
     @property

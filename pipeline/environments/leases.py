@@ -36,29 +36,50 @@ class ProducerLeases:
 
     async def acquire(self, sequences: int, size: int) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
-        request = LeaseRequest(op="acquire", producer=self._producer, env=self._env, sequences=sequences, bytes=size)
         while not self._service.draining.is_set():
-            try:
-                reply = await self._request(request)
-            except InfrastructureError as error:
-                self._service.mark_waiting("waiting", f"governor: {error}")
-                await self._pause(_DEFAULT_RETRY_S)
-                continue
-            self.is_closed = reply.closed
-            if reply.granted and reply.lease is not None:
-                if self._service.draining.is_set():
-                    await self.release(reply.lease)
-                    break
-                self._service.mark_ok()
-                self._tell_never(None)
-                self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
-                if reply.expires_s is not None:
-                    self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
-                return reply.lease
+            lease, retry_s = await self.request_lease(sequences, size)
+            if lease is not None:
+                return lease
+            with anyio.move_on_after(retry_s):
+                await self._service.draining.wait()
+        return None
+
+    async def request_lease(
+        self, sequences: int, size: int, *, policy_step: int | None = None, outdated_only: bool = False
+    ) -> tuple[str | None, float]:
+        """Ask once; return the lease, or None and after how many seconds to ask again.
+
+        `policy_step` and `outdated_only`: see `LeaseRequest`.
+        """
+        request = LeaseRequest(
+            op="acquire",
+            producer=self._producer,
+            env=self._env,
+            sequences=sequences,
+            bytes=size,
+            policy_step=policy_step,
+            outdated_only=outdated_only,
+        )
+        try:
+            reply = await self._request(request)
+        except InfrastructureError as error:
+            self._service.mark_waiting("waiting", f"governor: {error}")
+            return None, _DEFAULT_RETRY_S
+        self.is_closed = reply.closed
+        if reply.granted and reply.lease is not None:
+            if self._service.draining.is_set():
+                await self.release(reply.lease)
+                return None, _DEFAULT_RETRY_S
+            self._service.mark_ok()
+            self._tell_never(None)
+            self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
+            if reply.expires_s is not None:
+                self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
+            return reply.lease, 0.0
+        if not outdated_only:  # that says nothing of the environment
             self._service.mark_waiting("backpressure", reply.reason)
             self._tell_never(reply.reason if reply.never else None)
-            await self._pause(reply.retry_s or _DEFAULT_RETRY_S)
-        return None
+        return None, reply.retry_s or _DEFAULT_RETRY_S
 
     def _tell_never(self, reason: str | None) -> None:
         """Say that no lease will ever be granted; None: one may be."""
@@ -111,7 +132,3 @@ class ProducerLeases:
         subject = subjects.lease(self._service.run, self._env)
         asked = self._service.bus if bus is None else bus
         return decode(LeaseReply, await asked.request(subject, encode(request), timeout_s=timeout_s))
-
-    async def _pause(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds):
-            await self._service.draining.wait()

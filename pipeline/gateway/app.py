@@ -217,7 +217,7 @@ class Gateway:
     async def status_env(self, request: Request) -> Any:
         """Return the figures by which an environment throttles itself.
 
-        `queue_size` counts all groups that are made and not yet trained on, as `_queued_groups` does.
+        `queue_size` counts what is stored, leased or in batches, and what waits of its own: see `_queued_groups`.
         """
         number = await self._env_id(request)
         registry = self._store.registry

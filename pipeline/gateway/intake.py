@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.gateway.known_posts import KnownPosts
+from lachesis.pipeline.gateway.lease_queue import LeaseQueue
 from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
 from lachesis.pipeline.gateway.logic.registry import Registration
 from lachesis.pipeline.gateway.server_identity import ServerIdentity
@@ -90,6 +91,9 @@ class Intake:
         self._counter = 0
         self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
         self._leases = {name: ProducerLeases(service, self._producer(name), name) for name in self.envs}
+        self._queues = {
+            name: LeaseQueue(leases, identity.policies, service.draining) for name, leases in self._leases.items()
+        }
         self._locks = {name: anyio.Lock() for name in self.envs}
         self._converting = anyio.CapacityLimiter(1)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
@@ -106,12 +110,12 @@ class Intake:
         return f"gateway-{env}-{self._service.replica}"
 
     def waiting_sequences(self, asking: str | None) -> int:
-        """Return the sequences held here or in buffers, for an environment that asks; None: for anybody.
+        """Return the sequences of an environment that are held here or in buffers; None: those of all.
 
-        Without those of other environments that are closed: their groups are not trained on, and an environment that
-        counted them would wait for them for ever.
+        What others hold is no concern of an environment: it has a share of its own. With all of them, those of an
+        environment that is closed do not count: they are not trained on.
         """
-        envs = [env for env, leases in self._leases.items() if env == asking or not leases.is_closed]
+        envs = [env for env, leases in self._leases.items() if env == asking or (not asking and not leases.is_closed)]
         buffered = sum(partial.sequences for env in envs for partial in self._store.buffers[env].waiting)
         return buffered + sum(self.held_sequences[env] for env in envs)
 
@@ -312,7 +316,7 @@ class Intake:
         leases = self._leases[env]
         sequences = sum(len(group.sequences) for _, group in groups)
         size = sum(len(encode(group)) + _LEASE_SLACK for _, group in groups)
-        lease = await leases.acquire(sequences, size)
+        lease = await self._queues[env].acquire(sequences, size, max(group.policy_step for _, group in groups))
         if lease is None:
             raise BusyError("the gateway is stopping")
         stored = False

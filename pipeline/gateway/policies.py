@@ -24,6 +24,8 @@ class PolicyVersions:
     def __init__(self) -> None:
         self._records: list[PolicyRecord] = []  # by the time they were written
         self.known = anyio.Event()
+        self.changed = anyio.Event()
+        """Set, and replaced, when a version comes."""
 
     async def follow(self, bus: Bus, run: str) -> None:
         """Note every policy version from now on, the newest there is first. Runs until cancelled."""
@@ -39,6 +41,8 @@ class PolicyVersions:
         self._records.sort(key=lambda other: other.written_ns)
         del self._records[:-_MAX_POLICY_VERSIONS]
         self.known.set()
+        self.changed.set()
+        self.changed = anyio.Event()
 
     @property
     def newest_version(self) -> PolicyRecord | None:

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 
 from lachesis.pipeline.admission.stage import run_governor
@@ -40,12 +41,7 @@ __all__ = ["CONFIG", "World"]
 CONFIG = """
 run = "g"
 mode = "{mode}"
-[environments.words]
-kind = "gateway"
-longest_tokens = 64
-[environments.sums]
-kind = "gateway"
-longest_tokens = 64
+{environments}
 [batching]
 batch_size = {batch_size}
 max_staleness = 2
@@ -58,6 +54,11 @@ port = {port}
 needs_token = false
 hold_s = 120.0
 """
+ENVIRONMENT = """
+[environments.{name}]
+kind = "gateway"
+longest_tokens = 64
+"""
 STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("governor", run_governor), ("batcher", run_batcher), ("normalizer", run_normalizer), ("scorer", run_scorer),
     ("curriculum", run_curriculum),
@@ -67,7 +68,7 @@ STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
 class World:
     """`batches` are those trained so far; `worst` is the most sequences that the governor ever counted.
 
-    A step of the played trainer takes `step_s`.
+    The played trainer awaits `before_step` before each step.
     """
 
     def __init__(
@@ -79,15 +80,19 @@ class World:
         mode: str = "train",
         batch_size: int = 8,
         mix: str = "{}",
-        step_s: float = 0.0,
+        before_step: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+        environments: Sequence[str] = ("words", "sums"),
     ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)  # held as `lachesis up` does
         self.port = self._listener.getsockname()[1]
         self._trains = mode == "train"
-        self._step_s = step_s
+        self._before_step = before_step
         self.bus = bus
         self.file = folder / "run.toml"
-        self.file.write_text(CONFIG.format(port=self.port, mode=mode, batch_size=batch_size, mix=mix))
+        sections = "".join(ENVIRONMENT.format(name=name) for name in environments)
+        self.file.write_text(
+            CONFIG.format(port=self.port, mode=mode, batch_size=batch_size, mix=mix, environments=sections)
+        )
         (folder / "token").write_text(server.token)
         self.arguments = ["--config", str(self.file), "--nats", server.url, "--set", f"nats.token_file={folder}/token"]
         self.config: RunConfig = load(RunConfig, file=self.file).config
@@ -151,7 +156,7 @@ class World:
             async for entry in entries:
                 if entry.batch is not None:
                     await self.trains.wait()
-                    await anyio.sleep(self._step_s)
+                    await self._before_step()
                     self.batches.append(entry.batch)
                     await self._publish(len(self.batches))
 

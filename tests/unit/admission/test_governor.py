@@ -684,3 +684,52 @@ def test_the_part_that_is_kept_for_an_environment_is_as_large_as_its_weight_in_a
     assert granted == 24 - kept_for_b
     for _ in range(kept_for_b - 1):
         assert it.answer_request(acquire("b", 1), 0.0).granted
+
+
+def generated(env: str, step: int, *, outdated_only: bool = False) -> LeaseRequest:
+    return acquire(env).replace(policy_step=step, outdated_only=outdated_only)
+
+
+def full_of_batches() -> Governor:
+    """Return a governor whose capacity is taken by the batches 0 to 2, of which none is trained."""
+    it = governor(batching=BatchingConfig(batch_size=8, max_staleness=2))
+    for number in range(3):
+        it.entry(entry(ResolvedSet(), number + 1, batch(number, 8)))
+    return it
+
+
+def test_a_group_too_old_for_every_batch_is_stored_beyond_the_capacity_and_counts_for_nothing() -> None:
+    it = full_of_batches()
+    assert it.outstanding == it.capacity
+    assert not it.answer_request(generated("a", 1, outdated_only=True), 0.0).granted, "batch 3 may have it"
+    assert not it.answer_request(generated("a", 0), 0.0).granted, "nor is there room"
+    reply = it.answer_request(generated("a", 0, outdated_only=True), 0.0)
+    assert reply.granted
+    assert it.leased == 0
+    it.member(1, "a", plan(4, reply.lease), 0.0)
+    assert it.outstanding == it.capacity
+    resolved = ResolvedSet()
+    resolved.mark(1)
+    it.entry(entry(resolved, 3, None))
+    assert it.outstanding == it.capacity
+
+
+def test_a_group_that_will_be_too_old_for_the_batch_that_has_room_takes_none_of_it() -> None:
+    it = full_of_batches()
+    it.trained(1)
+    reply = it.answer_request(generated("a", 0), 0.0)
+    assert not reply.granted
+    assert "too old for the batch 3" in (reply.reason or "")
+    assert it.answer_request(generated("a", 1), 0.0).granted
+
+
+@pytest.mark.parametrize(("away_s", "kept"), [(1.0, True), (5.0, True), (30.0, False)])
+def test_the_turn_of_an_environment_that_lost_groups_is_kept_while_it_makes_new_ones(away_s: float, kept: bool) -> None:
+    """It was away for 5 s the last time; the other one has an equal weight, and asks when there is room again."""
+    it = full_of_batches()
+    assert it.answer_request(generated("slow", 0, outdated_only=True), 0.0).granted
+    assert not it.answer_request(generated("slow", 1), 5.0).granted
+    assert it.answer_request(generated("slow", 0, outdated_only=True), 5.0).granted
+    it.trained(1)
+    replies = [it.answer_request(acquire("fast"), 5.0 + away_s) for _ in range(2)]
+    assert [reply.granted for reply in replies] == [True, not kept]
