@@ -11,7 +11,7 @@ MAX_NOTICES = 32
 MAX_NOTICE_CHARS = 1000
 """Characters of each text of a notice."""
 REFUSED_POLICY = "policy"
-"""Key of an inference server's notice that it has refused a policy. Its text begins `policy VERSION was refused`."""
+"""Key of an inference server's notice that it has refused a policy, the notice's `version`."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,7 +19,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `what` is so, `why`, and how to `mend` it; empty: nothing is known of that. `since_ns`: since when, Unix ns; None:
     not known. `held_up`: who waits because of it. `stops`: what it concerns does not go on by itself. `processes`: how
-    many of the source say it.
+    many of the source say it. `version`: the policy that it is about; empty: it is about none.
     """
 
     key: str
@@ -31,3 +31,4 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_up: list[str] = []
     stops: bool = False
     processes: Count = 1
+    version: str = ""

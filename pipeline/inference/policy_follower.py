@@ -156,10 +156,12 @@ class _PolicyFollower:
     def _say_refused(self, record: PolicyRecord, error: Exception) -> None:
         text = f"policy {record.version} was refused: {error}"
         if self._loaded.is_set():
-            self._service.set_problem(REFUSED_POLICY, text)
+            self._service.set_problem(REFUSED_POLICY, text, version=record.version)
             return
         mend = "it is tried again, and the trainer publishes it again; see its log and the disk of the weights"
-        self._service.set_problem(REFUSED_POLICY, text, mend=mend, held_up=["environments"], stops=True)
+        self._service.set_problem(
+            REFUSED_POLICY, text, mend=mend, held_up=["environments"], stops=True, version=record.version
+        )
 
     async def _load_until_superseded(self, record: PolicyRecord) -> None:
         """Load a record's weights, again after each outage. Raises `_SupersededError` once there is a newer record."""

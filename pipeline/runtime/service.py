@@ -235,6 +235,7 @@ class Service:
         held_up: Sequence[str] = (),
         stops: bool = False,
         for_s: float = math.inf,
+        version: str = "",
     ) -> None:
         """Raise a notice (see `Notice`): what goes wrong while the service goes on, and a person has to mend.
 
@@ -247,7 +248,7 @@ class Service:
         else:
             self.vitals.problems[topic] = text
             self.vitals.problem_details[topic] = ProblemDetails(
-                why, mend, tuple(held_up), stops, time.monotonic() + for_s
+                why, mend, tuple(held_up), stops, time.monotonic() + for_s, version
             )
 
     def set_note(self, topic: str, text: str | None) -> None:

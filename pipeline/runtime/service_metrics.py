@@ -25,6 +25,7 @@ class ProblemDetails:
     stops: bool = False
     until_s: float = math.inf
     """When it is over unless it is said again, by `time.monotonic`."""
+    version: str = ""
 
 
 class ServiceMetrics:
@@ -121,6 +122,7 @@ class ServiceMetrics:
                     mend=details.mend[:MAX_NOTICE_CHARS],
                     held_up=list(details.held_up),
                     stops=details.stops,
+                    version=details.version,
                 )
             )
         return found[:MAX_NOTICES]

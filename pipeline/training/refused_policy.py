@@ -24,8 +24,8 @@ _PAUSE_NS = 10 * 10**9
 def refused_version(beat: Heartbeat) -> str | None:
     """Return the policy version that an inference server without any weights says it has refused. Pure."""
     for one in beat.stage.notices if beat.service == "inference-policy" else ():
-        if one.key == REFUSED_POLICY and one.stops:
-            return one.what.removeprefix("policy ").partition(" ")[0]
+        if one.key == REFUSED_POLICY and one.stops and one.version:
+            return one.version
     return None
 
 

@@ -12,7 +12,7 @@ from lachesis.pipeline.training.refused_policy import refused_version, republish
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.notices import REFUSED_POLICY, Notice
 
-REFUSED = Notice(key=REFUSED_POLICY, source="x", what="policy 0-a-b was refused: it is cut off", stops=True)
+REFUSED = Notice(key=REFUSED_POLICY, source="x", what="its weights are cut off", stops=True, version="0-a-b")
 
 
 def beat(service: str, *notices: Notice, time_ns: int = 1 << 60) -> Heartbeat:
@@ -28,6 +28,12 @@ def beat(service: str, *notices: Notice, time_ns: int = 1 << 60) -> Heartbeat:
         (beat("inference-policy"), None),
         (beat("inference-teacher", REFUSED), None),
         (beat("inference-policy", Notice(key=REFUSED_POLICY, source="x", what="policy 3-a-b was refused")), None),
+        (
+            beat(
+                "inference-policy", Notice(key=REFUSED_POLICY, source="x", what="policy 3-a-b was refused", stops=True)
+            ),
+            None,
+        ),
         (beat("inference-policy", Notice(key="disk", source="x", what="the disk is full", stops=True)), None),
     ],
 )
