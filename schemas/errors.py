@@ -8,6 +8,7 @@ from typing import Self
 
 __all__ = [
     "AccessError",
+    "ApiKeyError",
     "BusClosedError",
     "CheckpointError",
     "ConfigError",
@@ -22,6 +23,7 @@ __all__ = [
     "LedgerError",
     "NotFoundError",
     "OutOfMemoryError",
+    "PermissionDeniedError",
     "PolicyMovedError",
     "PromptTooLongError",
     "RankLostError",
@@ -56,6 +58,14 @@ class StartupError(LachesisError, RuntimeError):
 
 class AccessError(LachesisError, RuntimeError):
     """Raised when the server refuses this process a subject or its credentials; the text names what was refused."""
+
+
+class PermissionDeniedError(AccessError):
+    """Raised when the server refuses one subject to a process whose credentials it takes: a person has to mend that."""
+
+
+class ApiKeyError(AccessError):
+    """Raised when a server over HTTP refuses the key or token of a request (401, 403)."""
 
 
 class InfrastructureError(LachesisError, RuntimeError):

@@ -28,7 +28,14 @@ from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in, la
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refused_publication
 from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.server_waits import NO_ANSWER, STALLED_AFTER_S, ServerWait, ServerWaits
-from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
+from lachesis.schemas.errors import (
+    AccessError,
+    BusClosedError,
+    DataError,
+    InfrastructureError,
+    LachesisError,
+    PermissionDeniedError,
+)
 
 __all__ = [
     "AnswerSeries",
@@ -235,7 +242,7 @@ class ServerLink:
                 self._leave_unanswered(subject)  # only answers are published to inboxes
                 return
             self.fail(
-                AccessError(
+                PermissionDeniedError(
                     f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {self._hint(text)}"
                 )
             )

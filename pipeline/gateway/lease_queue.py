@@ -46,7 +46,7 @@ class LeaseQueue:
         try:
             while not self._draining.is_set():
                 changed, newer = self._changed, self._policies.changed
-                lease, retry_s = await self._ask(mine, sequences, size)
+                lease, retry_s = await self._request_turn(mine, sequences, size)
                 if lease is not None:
                     return lease
                 await self._wait(retry_s, changed, newer)
@@ -57,7 +57,7 @@ class LeaseQueue:
             self._changed = anyio.Event()
         return None
 
-    async def _ask(self, mine: _WaitingGroup, sequences: int, size: int) -> tuple[str | None, float | None]:
+    async def _request_turn(self, mine: _WaitingGroup, sequences: int, size: int) -> tuple[str | None, float | None]:
         """Ask for a lease if it is this group's turn; return it, or None and when to ask again, None: at a change."""
         retry_s = None
         if mine.came_under != self._newest_policy() and self._is_at(min, mine):

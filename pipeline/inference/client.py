@@ -4,7 +4,7 @@ In: token ids or chat messages. Out: samples with token ids, logprobs and the we
 token ids are never made from text that was generated; every sample has one finite logprob for each token, and version
 spans that cover it; an answer has come whole within the time limit, and within bytes that what was asked for may take.
 Errors are sorted into InfrastructureError (timeout, connection, 5xx, 429, an answer that breaks these guarantees:
-retry) and DataError (other 4xx: do not retry); 401 is AccessError: nothing else will be answered. With a guard, nothing
+retry) and DataError (other 4xx: do not retry); 401 is ApiKeyError: nothing else will be answered. With a guard, nothing
 is sent over a new connection before it has compared the server.
 """
 
@@ -47,6 +47,7 @@ from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.schemas.control import TokenProbe
 from lachesis.schemas.errors import (
     AccessError,
+    ApiKeyError,
     DataError,
     InfrastructureError,
     LachesisError,
@@ -611,7 +612,7 @@ class InferenceClient:
         said = body.decode(errors="replace")
         text = f"{self.where} answered {path} with {status}: {said[:MAX_QUOTED]}"
         if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN} and not is_html:
-            return AccessError(text)
+            return ApiKeyError(text)
         if status in _BUSY:
             return ServerAwayError(text)
         if status >= 500 or status == httpx.codes.REQUEST_TIMEOUT:

@@ -121,7 +121,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
         with only_writer(config.path / CHECKPOINTS):
             async with (
                 open_tracking(config, list(open_trackers(config, name)), service.set_problem) as tracking,
-                lead_ranks(config, place, device) as leader,
+                lead_ranks(service, config, place, device) as leader,
                 background() as tasks,
             ):
                 with told_as_out_of_memory(device, "the model with AdamW's moments", _MODEL_ADVICE):

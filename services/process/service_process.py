@@ -7,9 +7,10 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 
 Exit codes: 0 its work is finished, or it drained as it was told, 1 a bug (traceback), 2 cannot start (the message says
 what to do), 3 fenced by another writer, 4 the drain took too long (`drain_limit` ends what cannot be cancelled),
-5 drained under a supervisor, 6 the server refused its credentials or a subject, 7 a setting was changed that what is
+5 drained under a supervisor, 6 the server refused its credentials, 7 a setting was changed that what is
 stored was made with, 8 a disk was full where it could not wait for room, 9 another rank of the trainer was lost, 10 the
-code that it runs failed, group after group or by ending the process, 11 a step of the trainer does not fit into memory.
+code that it runs failed, group after group or by ending the process, 11 a step of the trainer does not fit into memory,
+12 the server does not permit it a subject, 13 a server over HTTP refused its key.
 A supervisor believes a code only if the process has noted it (`exit_note`).
 """
 
@@ -42,12 +43,14 @@ from lachesis.pipeline.user_code import describe_ending, is_ending, mark_own_pro
 from lachesis.schemas.access import identity_of
 from lachesis.schemas.errors import (
     AccessError,
+    ApiKeyError,
     CheckpointError,
     ConfigError,
     EnvironmentCodeError,
     FencedError,
     LedgerError,
     OutOfMemoryError,
+    PermissionDeniedError,
     RankLostError,
     SettingsChangedError,
     StartupError,
@@ -65,9 +68,11 @@ from lachesis.services.registry import ServiceSpec, Stage, load_stage
 from lachesis.services.run.connect import connect_run
 
 __all__ = [
+    "EXIT_API_KEY",
     "EXIT_DRAINED",
     "EXIT_DRAIN_TIMEOUT",
     "EXIT_FENCED",
+    "EXIT_NOT_PERMITTED",
     "EXIT_NO_MEMORY",
     "EXIT_NO_ROOM",
     "EXIT_OWN_CODE",
@@ -90,6 +95,8 @@ EXIT_NO_ROOM = 8
 EXIT_RANK_LOST = 9
 EXIT_OWN_CODE = 10
 EXIT_NO_MEMORY = 11
+EXIT_NOT_PERMITTED = 12
+EXIT_API_KEY = 13
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a service write into its log where each of its threads stands."""
@@ -165,6 +172,8 @@ def _explain(error: BaseException) -> int:
     ended_by = missing or ended_by  # what else failed did so for lack of that
     ends = (
         ((FencedError,), EXIT_FENCED),
+        ((PermissionDeniedError,), EXIT_NOT_PERMITTED),
+        ((ApiKeyError,), EXIT_API_KEY),
         ((AccessError,), EXIT_REFUSED),
         ((SettingsChangedError,), EXIT_SETTINGS_CHANGED),
         ((OutOfMemoryError,), EXIT_NO_MEMORY),

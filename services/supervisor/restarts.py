@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lachesis.services.process.service_process import (
+    EXIT_API_KEY,
     EXIT_FENCED,
     EXIT_NO_ROOM,
     EXIT_OWN_CODE,
@@ -38,6 +39,7 @@ _REASONS = {
     EXIT_NO_ROOM: "a disk is full",
     EXIT_OWN_CODE: "the code that it runs failed",
     EXIT_REFUSED: "its credentials are refused",
+    EXIT_API_KEY: "the key is refused with which it asks a server",
 }
 _CRASHED_THREAD = "Current thread "
 _FATAL = "Fatal Python error: "
@@ -98,7 +100,7 @@ class Restarts:
     def ended(self, life: ProcessLife) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
-        if life.meaning == EXIT_NO_ROOM or (life.meaning == EXIT_REFUSED and self._was_ready):
+        if life.meaning == EXIT_NO_ROOM or (life.meaning in {EXIT_REFUSED, EXIT_API_KEY} and self._was_ready):
             return MAX_PAUSE_S
         if (
             life.meaning == EXIT_FENCED and not self._was_ready

@@ -55,9 +55,11 @@ from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.plan import PlannedProcess, plan
 from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.process.service_process import (
+    EXIT_API_KEY,
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
     EXIT_NO_MEMORY,
+    EXIT_NOT_PERMITTED,
     EXIT_REFUSED,
     EXIT_SETTINGS_CHANGED,
     STACKS_SIGNAL,
@@ -89,7 +91,9 @@ log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
 _LASTING_ENDS = {
-    EXIT_REFUSED: "was refused by the server",
+    EXIT_REFUSED: "has credentials that the server refuses",
+    EXIT_API_KEY: "has a key that a server refuses",
+    EXIT_NOT_PERMITTED: "lacks a permission at the server",
     EXIT_SETTINGS_CHANGED: "cannot go on",
     EXIT_NO_MEMORY: "ran out of memory",
 }
@@ -399,8 +403,8 @@ class Supervisor:
             seconds = time.monotonic() - started
             life = ProcessLife(code, seconds, row.up, starved_now, row.worked, noted, row.hung)
             lasting = _LASTING_ENDS.get(code) if noted else None
-            if code == EXIT_REFUSED and row.ready.is_set():
-                lasting = None  # it was not refused before, so a person has changed that, and may change it back
+            if code in {EXIT_REFUSED, EXIT_API_KEY} and row.ready.is_set():
+                lasting = None  # they were taken before: they are being exchanged, or a person has changed that
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
             anew = noted and code in {

@@ -22,12 +22,14 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.ranks.absent import ALIVE_S
 from lachesis.pipeline.training.ranks.collectives import Ranks
 from lachesis.pipeline.training.ranks.gather import gather_optimizer
 from lachesis.pipeline.training.ranks.join import RankStart, join_as_follower
 from lachesis.pipeline.training.ranks.leader import EXIT_NO_MEMORY, EXIT_RANK_LOST, RANK_KEY
 from lachesis.pipeline.training.ranks.messages import (
     GONE,
+    Alive,
     Fetched,
     GatherOptimizer,
     Hello,
@@ -93,11 +95,18 @@ async def _messages(
             log.warning("rank 0 of the trainer has gone: this one ends")
             end_process(EXIT_RANK_LOST)
 
+    async def tell_alive() -> None:
+        with suppress(*GONE):  # what listens finds out
+            while True:
+                await stream.send(Alive())
+                await anyio.sleep(ALIVE_S)
+
     with send, receive:
         with suppress(*GONE):  # what listens finds out
             await stream.send(Hello(place.rank, token))
         async with background() as tasks:
             tasks.start_soon(listen)
+            tasks.start_soon(tell_alive)
             yield stream, receive
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,8 +32,10 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.model.policy import PolicyModel
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.ranks.absent import tell_absent
 from lachesis.pipeline.training.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.training.ranks.gather import gather_optimizer
 from lachesis.pipeline.training.ranks.join import join_as_leader, rank_start
@@ -81,6 +84,10 @@ class Leader:
     streams: dict[int, RankStream] = field(default_factory=dict)
     fetched: dict[int, int] = field(default_factory=dict)
     """By rank, the index of the newest entry whose share it has."""
+    heard_s: dict[int, float] = field(default_factory=dict)
+    """By rank, when it was heard last, by `time.monotonic`."""
+    expected: int = 1
+    """How many ranks there should be."""
     changed: anyio.Event = field(default_factory=anyio.Event)
     starts_ranks: bool = False
     """Whether the others are processes of this one, whose ends say more than those of their connections."""
@@ -134,11 +141,13 @@ class Leader:
 
     async def listen(self, stream: RankStream, rank: int) -> None:
         """Take in what a rank says until it has gone."""
-        self.streams[rank] = stream
+        self.streams[rank], self.heard_s[rank] = stream, time.monotonic()
         self.changed.set()
         try:
             while True:
-                match await stream.receive():
+                message = await stream.receive()
+                self.heard_s[rank] = time.monotonic()
+                match message:
                     case Fetched(index):
                         self.fetched[rank] = index
                         self.changed.set()
@@ -162,18 +171,21 @@ class Leader:
 
 
 @asynccontextmanager
-async def lead_ranks(config: RunConfig, place: RankPlace, device: torch.device) -> AsyncIterator[Leader]:
+async def lead_ranks(
+    service: Service, config: RunConfig, place: RankPlace, device: torch.device
+) -> AsyncIterator[Leader]:
     """Start the other ranks where nobody has, open the process group with them, and yield what leads them.
 
     They are told to end where the body does, and are killed where it fails. Raises `RankLostError` and `StartupError`.
     """
-    leader = Leader(config, device, starts_ranks=not place.started)
+    leader = Leader(config, device, starts_ranks=not place.started, expected=place.size)
     if place.size == 1:
         yield leader
         return
     async with AsyncExitStack() as stack:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1") if place.started else "127.0.0.1"
         tasks = await stack.enter_async_context(background())
+        tasks.start_soon(tell_absent, service, leader)
         hello = await _accept_ranks(leader, place, host, tasks)
         if not place.started:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

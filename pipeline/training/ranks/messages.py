@@ -16,6 +16,7 @@ from lachesis.pipeline.training.ranks.join import RankStart
 
 __all__ = [
     "GONE",
+    "Alive",
     "Fetched",
     "GatherOptimizer",
     "Hello",
@@ -62,6 +63,10 @@ class GatherOptimizer(msgspec.Struct, frozen=True, tag=True):
     """Take part in collecting the optimizer's state."""
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """This rank's process runs, whatever it computes."""
+
+
 class NoMemory(msgspec.Struct, frozen=True, tag=True):
     """This rank alone ran out of memory where a step cannot be begun again, and ends; `text` says in what."""
 
@@ -72,7 +77,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End: the trainer has."""
 
 
-Message: TypeAlias = Hello | JoinRun | TrainNext | Fetched | GatherOptimizer | NoMemory | Stop
+Message: TypeAlias = Alive | Hello | JoinRun | TrainNext | Fetched | GatherOptimizer | NoMemory | Stop
 
 
 class RankStream:
@@ -81,10 +86,12 @@ class RankStream:
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._received = BufferedByteReceiveStream(stream)
+        self._sending = anyio.Lock()
 
     async def send(self, message: Message) -> None:
         """Send a message. Raises one of `GONE`."""
-        await self._stream.send(msgspec.json.encode(message) + b"\n")
+        async with self._sending:
+            await self._stream.send(msgspec.json.encode(message) + b"\n")
 
     async def receive(self) -> Message:
         """Return the next message. Raises one of `GONE`, and `DecodeError` for what is none."""

@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, StartupError
 from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS
-from lachesis.services.process.service_process import EXIT_REFUSED
+from lachesis.services.process.service_process import EXIT_NOT_PERMITTED
 
 SHORT = {"connect_timeout_s": 30.0, "give_up_s": 15.0}
 """Who waits in vain is informed, by another error than who is refused."""
@@ -105,7 +105,7 @@ async def test_a_service_that_is_refused_ends_at_once_and_says_why(secured: Secu
         done = await anyio.run_process(
             [sys.executable, "-m", "lachesis", "run", "scorer", *arguments], check=False, cwd=tmp_path
         )
-    assert done.returncode == EXIT_REFUSED, done.stderr.decode()
+    assert done.returncode == EXIT_NOT_PERMITTED, done.stderr.decode()
     last = done.stderr.decode().strip().splitlines()[-1]
     assert "one.scorer" in last
     assert "was refused by the server" in last

@@ -2,8 +2,10 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
 from lachesis.services.process.service_process import (
+    EXIT_API_KEY,
     EXIT_FENCED,
     EXIT_NO_ROOM,
+    EXIT_NOT_PERMITTED,
     EXIT_OWN_CODE,
     EXIT_REFUSED,
     EXIT_STARTUP,
@@ -99,11 +101,18 @@ def test_one_that_met_a_full_disk_waits_for_room_however_long_that_takes() -> No
     assert "disk is full" in str(full)
 
 
-def test_one_whose_credentials_are_refused_waits_if_they_were_taken_before() -> None:
-    refused = ProcessLife(EXIT_REFUSED, 0.5, ready=False)
+@pytest.mark.parametrize(
+    ("code", "said"), [(EXIT_REFUSED, "its credentials are refused"), (EXIT_API_KEY, "the key is refused")]
+)
+def test_one_whose_credentials_are_refused_waits_if_they_were_taken_before(code: int, said: str) -> None:
+    refused = ProcessLife(code, 0.5, ready=False)
     assert lives_until_the_end(refused) is None
     assert lives_until_the_end(refused, first=None) == MAX_FAILURES
-    assert "its credentials are refused" in str(refused)
+    assert said in str(refused)
+
+
+def test_one_that_lacks_a_permission_is_not_waited_for() -> None:
+    assert lives_until_the_end(ProcessLife(EXIT_NOT_PERMITTED, 0.5, ready=False)) == MAX_FAILURES
 
 
 def test_one_whose_last_life_still_drains_waits_for_it() -> None:
