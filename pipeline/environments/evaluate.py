@@ -22,7 +22,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.inference import Inference
-from lachesis.pipeline.environments.rollout import GroupDraft, collect_group, deciding_error
+from lachesis.pipeline.environments.rollout import GroupDraft, collect_group, deciding_error, describe_error
 from lachesis.pipeline.environments.session import Session
 from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -196,7 +196,7 @@ def _task(env: Environment, index: int) -> Task:
     except EnvironmentCodeError:
         raise
     except Exception as error:
-        raise EnvironmentCodeError(f"{type(env).__name__}.task({index}): {error}") from error
+        raise EnvironmentCodeError(f"{type(env).__name__}.task({index}): {describe_error(error)}") from error
 
 
 def _example(index: int, session: Session, score: float | None) -> EvalExample:

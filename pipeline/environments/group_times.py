@@ -10,7 +10,7 @@ from lachesis.pipeline.usual_times import UsualTimes
 
 __all__ = ["GroupTimes", "HangingGroup"]
 
-_MIN_LATE_S = 10.0
+_MIN_LATE_S = 7.0
 """Seconds of its own code from which a group may be late."""
 _END_FACTOR = 30
 """So many times as long as the slowest of the last groups took, a group is ended."""
@@ -65,14 +65,14 @@ class GroupTimes:
         """Note that it is no longer under way, and whether it was made."""
         one = self._under_way.pop(group)
         if made:
-            self._usual.add(max(one.longest_s, one.age_s(now_s)))
+            self._usual.add(max(one.longest_s, one.age_s(now_s)), now_s)
 
     @property
     def end_s(self) -> float:
         """Seconds of its own code after which a group is ended."""
         if not self._usual.is_known:
             return self._limit_s
-        return min(self._limit_s, max(self._least_end_s, _END_FACTOR * (self._usual.slowest_s or 0.0)))
+        return min(self._limit_s, max(self._least_end_s, _END_FACTOR * self._usual.slowest_of_all_s))
 
     def hanging(self, now_s: float) -> list[HangingGroup]:
         """Return the groups that are to be ended."""

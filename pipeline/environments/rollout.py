@@ -49,7 +49,15 @@ from lachesis.schemas.errors import (
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.rollout import Dispatch, RolloutGroup, Sequences, VersionSpan
 
-__all__ = ["ENVIRONMENT_REWARD", "GroupDraft", "SampleFailure", "build_group", "collect_group", "deciding_error"]
+__all__ = [
+    "ENVIRONMENT_REWARD",
+    "GroupDraft",
+    "SampleFailure",
+    "build_group",
+    "collect_group",
+    "deciding_error",
+    "describe_error",
+]
 
 ENVIRONMENT_REWARD = "environment"
 """Component under which a reward goes that the environment gave no name."""
@@ -257,7 +265,9 @@ class _GroupSamples:
     def failures(self) -> list[SampleFailure]:
         """Return the samples that bugs of the environment cost."""
         return [
-            SampleFailure(sample=sample, error=_place(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:])
+            SampleFailure(
+                sample=sample, error=describe_error(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:]
+            )
             for sample, error in sorted(self.bugs.items())
         ]
 
@@ -469,7 +479,11 @@ def deciding_error(error: Exception) -> Exception:
     return next((leaf for leaf in leaves if isinstance(leaf, LachesisError)), leaves[0])
 
 
-def _place(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Return what a user's code has raised, its place in the code, and how to mend it where that is known."""
+    if isinstance(error, EnvironmentCodeError):
+        return str(error)[:_MAX_TEXT_CHARS]  # it says all of that, and was raised by this package
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return with_cure(f"{type(error).__name__}: {error}"[:_MAX_TEXT_CHARS] + where, error)
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_TEXT_CHARS]
+    return with_cure(said + where, error)

@@ -37,7 +37,7 @@ from lachesis.pipeline.environments.held_out import settle_held_out
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import item_keys_of, load_environment
 from lachesis.pipeline.environments.plain_hooks import HOOK_CURE, HOOKS
-from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group
+from lachesis.pipeline.environments.rollout import GroupDraft, build_group, collect_group, describe_error
 from lachesis.pipeline.environments.sampler import Sampler
 from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
@@ -541,7 +541,7 @@ class _Producer:
             raise
         except Exception as error:
             log_failure(f"{type(self.env).__name__}.task({index})", error)
-            raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
+            raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {describe_error(error)}") from error
 
     async def _publish(
         self, group: RolloutGroup, data: bytes, chats: list[Span], claim: EpochClaim | None = None

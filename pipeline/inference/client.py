@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import (
@@ -185,6 +186,8 @@ class InferenceClient:
         self.times = RequestTimes()
         """How long its requests take; a directory shares one between the clients of its servers."""
         self.guard: IdentityGuard | None = None
+        self.answered = AnsweredRequests()
+        """What the run's servers have answered; a directory shares one between their clients."""
         self._requested = requested
 
         def connections(limits: httpx.Limits) -> httpx.AsyncClient:
@@ -300,7 +303,15 @@ class InferenceClient:
         """Return what the server says of itself now, and the text that it makes of the probe's ids.
 
         Over connections of its own. `version`: with the weights that a token comes from that it samples for it.
+
+        Raises InfrastructureError also where it refuses that: every server of a run answers it.
         """
+        try:
+            return await self._observe(probe, version=version)
+        except DataError as error:
+            raise _NotServedError(str(error)) from error
+
+    async def _observe(self, probe: TokenProbe | None, *, version: bool) -> ObservedServer:
         model = await self._model(self._observing)
         text = None
         if probe is not None:
@@ -466,7 +477,12 @@ class InferenceClient:
             most = _ANSWER_BYTES + _tokens_of(request) * _TOKEN_BYTES
             if params.prompt_logprobs is not None:
                 most += len(token_ids) * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
-            answer = await self._request_served(path, most=most, http=http, content=msgspec.json.encode(request))
+            small = SamplingParams(n=1, max_tokens=1, logprobs=0)
+            control = msgspec.structs.replace(request, token_ids=token_ids[:1], sampling_params=small)
+            content = msgspec.json.encode(request)
+            answer = await self._request_served(
+                path, most=most, http=http, content=content, control=msgspec.json.encode(control)
+            )
             payload = len(answer)
             found = self._decoded(path, GenerateResponse, answer)
         except LachesisError:
@@ -545,12 +561,38 @@ class InferenceClient:
     async def _json(self, method: str, path: str, kind: type[T], **arguments: Any) -> T:
         return self._decoded(path, kind, await self._request(method, path, **arguments))
 
-    async def _request_served(self, path: str, **arguments: Any) -> bytes:
-        """Return the answer of a route that a server of the run has: one that has it no more may have it again."""
+    async def _request_served(
+        self, path: str, *, content: bytes, control: bytes | None = None, **arguments: Any
+    ) -> bytes:
+        """Return the answer of a route that a server of the run has.
+
+        `control`: a smaller request that the server answers if it answers this one. Raises DataError where the request
+        is at fault, and UnreadableAnswerError where the server also refuses what it has answered before, or has the
+        route no more: it may have it again.
+        """
         try:
-            return await self._request("POST", path, **arguments)
+            answer = await self._request("POST", path, content=content, **arguments)
         except _NoSuchRouteError as error:
             raise _NotServedError(str(error)) from error
+        except PromptTooLongError:
+            raise
+        except DataError as error:
+            if await self._refuses_known(path):
+                raise _NotServedError(f"{error} It refuses what it answered before, too.") from error
+            raise
+        self.answered.add(path, control or content)
+        return answer
+
+    async def _refuses_known(self, path: str) -> bool:
+        """Return whether the server refuses a request that it has answered before."""
+        known = self.answered.get(path)
+        if known is None:
+            return False
+        try:
+            await self._request("POST", path, content=known)
+        except DataError:
+            return True
+        return False
 
     def _decoded(self, path: str, kind: type[T], answer: bytes) -> T:
         try:

@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard
@@ -135,6 +136,7 @@ class InferenceDirectory:
         self.guard = IdentityGuard()
         """Compares the servers that its clients ask with the run's, once it is told of these."""
         self.times = RequestTimes()
+        self.answered = AnsweredRequests()
         self._timeout_s = timeout_s
         self._requested = requested
         self._clients = AsyncExitStack()
@@ -179,7 +181,7 @@ class InferenceDirectory:
         # The old client stays open: requests may be under way on it.
         config = ClientConfig(url=url, timeout=self._timeout_s)
         client = InferenceClient(config, token=token, requested=self._requested)
-        client.guard, client.times = self.guard, self.times
+        client.guard, client.times, client.answered = self.guard, self.times, self.answered
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -4,7 +4,7 @@ from lachesis.pipeline.usual_times import UsualTimes
 
 __all__ = ["RequestTimes"]
 
-_MIN_SLOW_S = 8.0
+_MIN_SLOW_S = 7.0
 """Seconds from which a request may be slow."""
 
 
@@ -23,7 +23,7 @@ class RequestTimes:
         """Note that it is over, and whether it was answered; one that was never sent is left out."""
         _, route, began_s = self._under_way.pop(request, ("", "", now_s))
         if answered and route:
-            self._usual.setdefault(route, UsualTimes(_MIN_SLOW_S)).add(now_s - began_s)
+            self._usual.setdefault(route, UsualTimes(_MIN_SLOW_S)).add(now_s - began_s, now_s)
 
     def describe_slow(self, now_s: float) -> str | None:
         """Return what to say of requests that take too long; None: none does."""

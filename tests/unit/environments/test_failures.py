@@ -9,6 +9,7 @@ from lachesis import Environment, Session, Task
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.evaluate import evaluate
 from lachesis.pipeline.environments.failures import GroupFailures
+from lachesis.pipeline.environments.rollout import describe_error
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.schemas.errors import DataError, EnvironmentCodeError, PromptTooLongError
@@ -112,3 +113,27 @@ async def test_held_out_prompts_beyond_the_context_cost_their_own_samples_alone(
     assert (result.avg_at_k, result.too_long, result.unjudged) == (1.0, [1, 3, 5], 9)
     with pytest.raises(PromptTooLongError):
         await evaluate(Sized(), FakeInference(lambda *_: "y"), items=[1, 3], config=config)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("no such column"), "KeyError: 'no such column'"),
+        (RecursionError("maximum recursion depth exceeded"), "RecursionError: maximum recursion depth exceeded"),
+        (MemoryError(), "MemoryError"),
+        (EnvironmentCodeError("its code ends the process: SystemExit(8)"), "its code ends the process: SystemExit(8)"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+async def test_what_a_task_raises_is_named_by_its_type_even_where_it_has_no_words(error: Exception, said: str) -> None:
+    class Broken(Environment):
+        def __len__(self) -> int:
+            return 1
+
+        def task(self, index: int) -> Task:
+            raise error
+
+    with pytest.raises(EnvironmentCodeError) as caught:
+        await evaluate(Broken(), FakeInference(lambda *_: "y"), k=2)
+    assert said in str(caught.value)
+    assert describe_error(error).startswith(said)

@@ -15,7 +15,7 @@ def after(answers: int, took_s: float) -> RequestTimes:
 def test_slowness_is_measured_by_what_is_usual_on_the_route() -> None:
     times = after(8, 0.5)
     times.begin("x", "server a", "/generate", 100.0)
-    assert times.describe_slow(107.9) is None
+    assert times.describe_slow(106.9) is None
     assert times.describe_slow(109.0) == (
         "server a does not answer: 1 request hangs, the longest (/generate) for 9 s; the slowest of the last ones took "
         "0.5 s"

@@ -1,0 +1,27 @@
+"""Remembers a small request that a server has answered on each route, to tell whose fault a refusal is. Pure.
+
+A status of 4xx says that the request is bad. From a server that refuses what it has answered before, or what stands
+before it now, it says nothing about the request.
+"""
+
+__all__ = ["AnsweredRequests"]
+
+_MAX_BYTES = 64 << 10
+"""Bytes of a request that is remembered."""
+
+
+class AnsweredRequests:
+    """The smallest answered body of each route."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+
+    def add(self, path: str, body: bytes) -> None:
+        """Note that a body was answered."""
+        known = self._bodies.get(path)
+        if len(body) <= _MAX_BYTES and (known is None or len(body) < len(known)):
+            self._bodies[path] = body
+
+    def get(self, path: str) -> bytes | None:
+        """Return what the route has answered before; None: nothing."""
+        return self._bodies.get(path)
