@@ -1,4 +1,4 @@
-"""Remembers a small request that a server has answered on each route, to tell whose fault a refusal is. Pure.
+"""Remembers an answered request of each route, to tell whose fault a refusal is. Pure.
 
 A status of 4xx says that the request is bad. From a server that refuses what it has answered before, or what stands
 before it now, it says nothing about the request.

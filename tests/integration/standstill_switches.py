@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import anyio.to_thread
+
 from lachesis import Environment, Sample, Session, Task, rater
 
 _FOLDER = Path(os.environ.get("STANDSTILL_SWITCHES", "."))
@@ -11,6 +13,11 @@ _FOLDER = Path(os.environ.get("STANDSTILL_SWITCHES", "."))
 
 def is_on(name: str) -> bool:
     return (_FOLDER / name).exists()
+
+
+def wait_while_on(name: str) -> None:
+    while is_on(name):
+        time.sleep(0.1)
 
 
 class Switched(Environment):
@@ -24,11 +31,14 @@ class Switched(Environment):
             raise KeyError("no such column: question")
         if is_on("process ends"):
             os._exit(1)
-        if is_on("task hangs"):
-            while is_on("task hangs"):
-                time.sleep(0.1)
+        wait_while_on("task hangs")
         a, b = divmod(index, 100)
         return Task(item=f"{a}+{b}", prompt=f"What is {a}+{b}?", task={"answer": str(a + b)})
+
+    async def rollout(self, task: Task, session: Session) -> None:
+        if is_on("rollout hangs"):
+            await anyio.to_thread.run_sync(wait_while_on, "rollout hangs")
+        await super().rollout(task, session)
 
     def reward(self, task: Task, session: Session) -> float:
         return float(session.text.strip() == task.task["answer"])
@@ -39,8 +49,7 @@ def letters(sample: Sample) -> float:
     """Return the share of letters among the characters, unless a switch is on."""
     if is_on("rater raises"):
         raise KeyError("answer")
-    while is_on("rater hangs"):
-        time.sleep(0.1)
+    wait_while_on("rater hangs")
     if is_on("rewards are equal"):
         return 0.5
     text = sample.completion
