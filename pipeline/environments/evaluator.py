@@ -9,7 +9,6 @@ environment that cannot be evaluated then is left out, and said so of, and never
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -17,8 +16,8 @@ import anyio.to_thread
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
-from lachesis.pipeline.environments.held_loop import speaking_while_held
 from lachesis.pipeline.environments.held_out import keep_record, read_held_out
+from lachesis.pipeline.environments.plain_hooks import HOOKS
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.plan import evaluated_environments, is_held_out, may_be_evaluated
@@ -77,7 +76,6 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
             token=control_token(config.path, "eval"),
             requested=service.requested,
         ) as directory,
-        AsyncExitStack() as parts,
     ):
         evaluator = _Evaluator(service, config, directory)
         envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
@@ -85,7 +83,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         await directory.current()
         service.mark_ok()
         longest_s = max((one.evaluated.env.rollout_timeout_s for one in envs), default=0.0)
-        await parts.enter_async_context(speaking_while_held(service, longest_s))
+        service.loop_holders, service.held_limit_s = HOOKS, max(longest_s, service.held_limit_s)
         for one in envs:
             if doubt := _doubt(one):
                 evaluator.set_problem(f"environment {one.name}", doubt)

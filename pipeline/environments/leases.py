@@ -1,24 +1,28 @@
 """A producer's leases: the right to generate, asked of the governor before any inference is spent.
 
 Guarantees that at most what was granted is generated: `acquire` returns only with a lease in hand, and a governor that
-is away means waiting, not generating. Leases held are renewed until they are settled.
+is away means waiting, not generating. Leases held are renewed until they are settled; what renews them is noted where a
+supervisor can read it (`leases_of`), which renews them while this process can run nothing.
 """
 
 import anyio
+import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.shared_note import SharedNote, read_note
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.errors import InfrastructureError, SchemaError
 
-__all__ = ["ProducerLeases"]
+__all__ = ["ProducerLeases", "leases_of"]
 
 _ASK_TIMEOUT_S = 5.0
 _DEFAULT_RETRY_S = 0.5
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.25
+_NOTE = "leases"
 
 
 class ProducerLeases:
@@ -29,6 +33,7 @@ class ProducerLeases:
         self._producer = producer
         self._env = env
         self._held: dict[str, LeaseRequest] = {}  # by lease, what renews it
+        self._note = SharedNote(_NOTE)
         self.is_closed = False
         """Whether nothing at all was granted to the environment when it was asked for last: it is halted, say."""
         self.renew_s = _FIRST_PAUSE_S
@@ -73,6 +78,7 @@ class ProducerLeases:
             self._service.mark_ok()
             self._tell_never(None)
             self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
+            self._write_note()
             if reply.expires_s is not None:
                 self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
             return reply.lease, 0.0
@@ -95,15 +101,22 @@ class ProducerLeases:
 
         It ends when the governor reads that, or runs out.
         """
-        self._held.pop(lease, None)
+        self._drop(lease)
 
     async def release(self, lease: str) -> None:
         """Give a lease back unused. If the governor does not hear of it, it expires."""
-        self._held.pop(lease, None)
+        self._drop(lease)
         try:
             await self._request(LeaseRequest(op="release", producer=self._producer, env=self._env, lease=lease))
         except InfrastructureError:
             return
+
+    def _drop(self, lease: str) -> None:
+        if self._held.pop(lease, None) is not None:
+            self._write_note()
+
+    def _write_note(self) -> None:
+        self._note.write(msgspec.msgpack.encode(list(map(encode, self._held.values()))))
 
     async def renew(self) -> None:
         """Renew every lease held, a few times in its life. Runs until cancelled."""
@@ -132,3 +145,14 @@ class ProducerLeases:
         subject = subjects.lease(self._service.run, self._env)
         asked = self._service.bus if bus is None else bus
         return decode(LeaseReply, await asked.request(subject, encode(request), timeout_s=timeout_s))
+
+
+def leases_of(pid: int) -> list[LeaseRequest]:
+    """Return requests that renew the leases which a process of this machine holds.
+
+    Empty: it holds none, or does not say.
+    """
+    try:
+        return [decode(LeaseRequest, one) for one in msgspec.msgpack.decode(read_note(pid, _NOTE), type=list[bytes])]
+    except (msgspec.MsgspecError, SchemaError):
+        return []

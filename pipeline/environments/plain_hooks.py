@@ -5,18 +5,18 @@ libraries of mathematics bound their time, and a function that catches this woul
 after each call that takes long, the loop serves what waits, heartbeats and leases say, before the next call begins.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
 
-__all__ = ["HOOKS", "HOOK_CURE", "HeldLoop", "HookTimes"]
+from lachesis.pipeline.runtime.held_loop import HeldLoop
+from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.slow_code import SlowCode
 
-log = logging.getLogger("lachesis")
+__all__ = ["HOOKS", "HOOK_CURE", "HookTimes"]
 
 HOOK_CURE: Final = (
     "make it `async def` with `await anyio.to_thread.run_sync(...)` around what takes long, or judge by a rater"
@@ -31,22 +31,6 @@ _MAX_PAUSE_S = 1.0
 """but no more than these seconds."""
 _SLOW_S = 1.0
 """Seconds from which on a call is named."""
-_REMEMBERED_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLoop:
-    """The function that holds the event loop, and since when by the clock of `HookTimes`."""
-
-    name: str
-    since_s: float
-
-
-@dataclass(slots=True)
-class _SlowHook:
-    ended_s: float
-    calls: int = 0
-    longest_s: float = 0.0
 
 
 class HookTimes:
@@ -55,7 +39,8 @@ class HookTimes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_s = -1.0
-        self._slow: dict[str, _SlowHook] = {}
+        self._recorded_until_s = float("-inf")
+        self._slow = SlowCode("the event loop", HOOK_CURE)
         self._scopes: set[anyio.CancelScope] = set()
         self.held: HeldLoop | None = None
         """What holds the loop now. Other threads may read it."""
@@ -74,13 +59,13 @@ class HookTimes:
     def timed(self, name: str) -> Iterator[None]:
         """Note how long the body holds the event loop."""
         began_s = self._clock()
-        before, self.held = self.held, HeldLoop(name, began_s)
+        before, self.held = self.held, HeldLoop(name, began_s, HOOK_CURE)
         try:
             yield
         finally:
             self.held = before
             if before is None:
-                self._record(name, began_s, self._clock())
+                self.record(name, began_s, self._clock())
 
     @contextmanager
     def move_on_after(self, seconds: float) -> Iterator[anyio.CancelScope]:
@@ -105,32 +90,27 @@ class HookTimes:
         with self.move_on_after(seconds):
             await anyio.sleep_forever()
 
-    def _record(self, name: str, began_s: float, ended_s: float) -> None:
-        took_s = ended_s - began_s
+    def record(self, name: str | None, began_s: float, ended_s: float) -> None:
+        """Take in that code of that name held the event loop.
+
+        None: it is not known which, or the process was stopped.
+        """
+        began_s = max(began_s, self._recorded_until_s)
+        self._recorded_until_s, took_s = ended_s, ended_s - began_s
         if took_s < _LONG_S:
             return
         self._next_s = ended_s + min(_MAX_PAUSE_S, max(_PAUSE_S, _PAUSE_SHARE * took_s))
         self.held_s += took_s
         for scope in self._scopes:
             scope.deadline += took_s
-        if took_s < _SLOW_S:
-            return
-        one = self._slow.get(name)
-        if one is None:
-            log.warning("%s held the event loop for %.1f s, in which nothing else ran: %s", name, took_s, HOOK_CURE)
-        if one is None or ended_s - one.ended_s > _REMEMBERED_S:
-            one = self._slow[name] = _SlowHook(ended_s)
-        one.ended_s, one.calls, one.longest_s = ended_s, one.calls + 1, max(one.longest_s, took_s)
+        if (
+            name is not None and took_s >= _SLOW_S and not INTERPRETER_HOLDS.was_held_since(began_s)
+        ):  # which is named with its line
+            self._slow.record(name, ended_s, took_s)
 
-    def describe(self, owner: str) -> str | None:
-        """Return what to say of slow hooks of the class `owner` within the last minute; None: there were none."""
-        now_s = self._clock()
-        found = [
-            f"{name} takes up to {one.longest_s:.1f} s"
-            for name, one in self._slow.items()
-            if name.rpartition(".")[0] == owner and now_s - one.ended_s <= _REMEMBERED_S
-        ]
-        return f"{', '.join(found)}, in which nothing else of its process runs" if found else None
+    def describe(self) -> str | None:
+        """Return what to say of slow hooks within the last minute; None: there were none."""
+        return self._slow.describe(self._clock())
 
 
 HOOKS: Final = HookTimes()

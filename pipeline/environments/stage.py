@@ -32,7 +32,6 @@ from lachesis.pipeline.environments.epoch_claims import EpochClaims
 from lachesis.pipeline.environments.failures import GroupFailures
 from lachesis.pipeline.environments.group_environment import running_environment
 from lachesis.pipeline.environments.group_times import GroupTimes
-from lachesis.pipeline.environments.held_loop import speaking_while_held
 from lachesis.pipeline.environments.held_out import settle_held_out
 from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import item_keys_of, load_environment
@@ -166,9 +165,10 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             producer.guard.engine = "vllm" if own.kind == "vllm" else "lachesis"
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed, keys_of_items)
+        service.leases.append(producer.leases)
+        service.loop_holders, service.held_limit_s = HOOKS, env.rollout_timeout_s
         async with (
             running_environment(env),
-            speaking_while_held(service, env.rollout_timeout_s, [producer.leases]),
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(producer.follow_curriculum)
@@ -356,7 +356,7 @@ class _Producer:
                 None if late is None else f"environment {self.name}: {late}",
                 mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
             )
-            slow = HOOKS.describe(type(self.env).__name__)
+            slow = HOOKS.describe()
             self.service.set_problem(
                 f"{self.name} slow code",
                 None if slow is None else f"environment {self.name}: {slow}",

@@ -256,6 +256,11 @@ async def open_configured_role(
 
 
 async def _tell_slow(times: RequestTimes, report: Callable[[str | None], None]) -> None:
+    looked_s = time.monotonic()
     while True:
-        report(times.describe_slow(time.monotonic()))
+        now_s = time.monotonic()
+        if now_s - looked_s > 2 * _LOOK_S:  # this process was held up, and heard no answer meanwhile
+            times.pass_over(now_s - looked_s)
+        looked_s = now_s
+        report(times.describe_slow(now_s))
         await anyio.sleep(_LOOK_S)

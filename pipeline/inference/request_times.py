@@ -25,6 +25,12 @@ class RequestTimes:
         if answered and route:
             self._usual.setdefault(route, UsualTimes(_MIN_SLOW_S)).add(now_s - began_s, now_s)
 
+    def pass_over(self, seconds: float) -> None:
+        """Leave out a time in which no answer could be heard."""
+        self._under_way = {
+            request: (where, route, began_s + seconds) for request, (where, route, began_s) in self._under_way.items()
+        }
+
     def describe_slow(self, now_s: float) -> str | None:
         """Return what to say of requests that take too long; None: none does."""
         nothing_known = UsualTimes(_MIN_SLOW_S)

@@ -63,6 +63,7 @@ class NoticeBoard:
         self._names = HeartbeatLog()
         self._facts: list[ProcessFact] | None = None
         self._states: Mapping[int, str] = {}
+        self._held: Mapping[int, str] = {}
         self._supervised: set[int] = set()
         """Pids of processes that the supervisor has started; others of the run may be started beside them."""
         self._found: dict[str, list[Notice]] = {}
@@ -92,6 +93,7 @@ class NoticeBoard:
         """Take in how the planned processes stand; only their supervisor knows."""
         self._facts = list(facts)
         self._states = {fact.pid: fact.state for fact in self._facts if fact.pid is not None}
+        self._held = {fact.pid: fact.held for fact in self._facts if fact.pid is not None and fact.held}
         self._supervised |= self._states.keys()
 
     def see_states(self, states: Mapping[int, str]) -> None:
@@ -177,7 +179,9 @@ class NoticeBoard:
         speaking: list[HeardProcess] = []
         silent: list[HeardProcess] = []
         for one in self._heard.values():
-            (silent if is_silent(one, now_s, self._states.get(one.beat.pid, "")) else speaking).append(one)
+            pid = one.beat.pid
+            is_away = is_silent(one, now_s, self._states.get(pid, ""), self._held.get(pid, ""))
+            (silent if is_away else speaking).append(one)
         return speaking, silent
 
     def _reported(self) -> Iterator[Notice]:

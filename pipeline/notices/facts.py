@@ -68,7 +68,7 @@ class ProcessFact:
 
     `pid` None: it does not run; `state`: its state by the kernel, a letter of proc(5). `failing`: how its last life
     ended, until it works again; `ends`: how often it ended within `ends_within_s`; `recurs`: so often, and so lately,
-    that it will end again.
+    that it will end again. `held`: the line of code that holds its interpreter; empty: none is known to.
     """
 
     name: str
@@ -84,6 +84,7 @@ class ProcessFact:
     last_end: str = ""
     done: bool = False
     log: str = ""
+    held: str = ""
 
 
 @dataclass(slots=True)

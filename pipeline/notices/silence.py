@@ -8,6 +8,7 @@ from lachesis.schemas.notices import Notice
 
 __all__ = [
     "ENDED",
+    "HELD_CURE",
     "SILENT_S",
     "STOPPED_S",
     "end_notices",
@@ -23,6 +24,12 @@ SILENT_S = 8.0
 """Seconds without a heartbeat, which is sent once a second, from which a process counts as silent."""
 STOPPED_S = 3.0
 """The same for a process that the kernel says is stopped."""
+HELD_S = 2.0
+"""The same for one whose interpreter is known to be held."""
+HELD_CURE = (
+    "one call into C there keeps Python from all else, other threads as well: call it by "
+    "`await anyio.to_process.run_sync(...)`, give it less at once, or bound what it is given"
+)
 _STARTING_S = 60.0
 """The same for one that starts: it may import packages or load a model, and nothing else meanwhile."""
 _UNREACHED_S = 30.0
@@ -37,8 +44,13 @@ _USUAL_LIVES = 2.0
 _MIN_LIFE_S = 3.0
 
 
-def is_silent(one: HeardProcess, now_s: float, state: str = "") -> bool:
-    """Return whether a process should have been heard since. `state`: by the kernel, if that is known."""
+def is_silent(one: HeardProcess, now_s: float, state: str = "", held: str = "") -> bool:
+    """Return whether a process should have been heard since.
+
+    `state`: by the kernel, if that is known; `held`: see `ProcessFact`.
+    """
+    if held:
+        return now_s - one.heard_s > HELD_S
     if state in {"T", "t"}:
         return now_s - one.heard_s > STOPPED_S
     return now_s - one.heard_s > (_STARTING_S if one.beat.stage.state == "starting" else SILENT_S)
@@ -77,6 +89,8 @@ def silence_notices(
 
 def _why_silent(pid: int, state: str | None, fact: ProcessFact | None, host: str) -> tuple[str, str]:
     log = f"see {fact.log}; " if fact is not None and fact.log else ""
+    if fact is not None and fact.held:
+        return f"{fact.held} holds Python itself, so nothing else of its process runs", HELD_CURE
     again = f"`kill -9 {pid}` has it started again" if fact is not None else f"end process {pid} and start it again"
     if state in {"T", "t"}:
         return f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"

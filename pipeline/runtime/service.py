@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import anyio
 import msgspec
@@ -24,6 +24,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.disk import SHORTAGES
 from lachesis.pipeline.notices.facts import held_up_by
+from lachesis.pipeline.runtime.held_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
 from lachesis.pipeline.telemetry.figures import ServiceFigures
@@ -34,16 +35,26 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import InfrastructureError, StreamFullError, UnreadableAnswerError
 
-__all__ = ["Service", "open_service"]
+__all__ = ["HeldLeases", "Service", "open_service"]
 
 log = logging.getLogger("lachesis")
 
 HEARTBEAT_S = 1.0
+HELD_LIMIT_S = 60.0
 _UNREADABLE_S = 8.0
 """Seconds after an answer that made no sense for which that is said: pauses between two tries are shorter."""
 _DISK = "disk"
 _START = "start"
 """Topic of the note that says what a start is busy with."""
+
+
+class HeldLeases(Protocol):
+    """Leases that a service holds. `renew_s`: seconds between two renewals."""
+
+    renew_s: float
+
+    async def renew_over(self, bus: Bus, timeout_s: float) -> None:
+        """Renew each once, over another connection: for another thread, while this one's loop is held."""
 
 
 class Service:
@@ -78,6 +89,12 @@ class Service:
         """What was said last; another thread may say it again while the event loop is held."""
         self.alive_file: Path | None = None
         """What is touched after each heartbeat."""
+        self.leases: list[HeldLeases] = []
+        """What is renewed for it while it cannot."""
+        self.loop_holders: LoopHolders | None = None
+        """What knows the code that it calls on the event loop."""
+        self.held_limit_s = HELD_LIMIT_S
+        """Seconds for which code may hold the event loop before nobody speaks for the service any more."""
         self._stalled: str | None = None  # why, as it was last logged
         self._stalled_s = 0.0  # since when
 

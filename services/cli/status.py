@@ -23,7 +23,7 @@ _LEGEND = (
 )
 _STYLES = {"ok": "green", "waiting": "red", "backpressure": "yellow"}
 _ABSENT = {
-    "silent": "silent, so dead or cut off",
+    "silent": "silent, so dead, cut off, or held up by code of its own",
     "unknown": "not known, since the server does not answer for all",
     "finished": "ended, as the last step is taken",
 }

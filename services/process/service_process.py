@@ -35,6 +35,8 @@ from lachesis.pipeline.late_output import flush_output, keep_output
 from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
+from lachesis.pipeline.runtime.held_loop import speaking_while_held
+from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -258,6 +260,7 @@ async def _serve(
         ) as service,
         anyio.create_task_group() as tasks,
     ):
+        service.held_limit_s = config.services.silent_s
         tasks.start_soon(flush_output)
         tasks.start_soon(tell_returned_forks, service)
         tasks.start_soon(join_micro, bus, service, role.spec.about, place)
@@ -268,7 +271,9 @@ async def _serve(
         drain_s = config.drain_s(role.spec.name)
         tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
         log.info("started, pid %s, replica %s", os.getpid(), replica)
-        await stage(service, config, role.part)
+        with INTERPRETER_HOLDS.watched():
+            async with speaking_while_held(service):
+                await stage(service, config, role.part)
         tasks.cancel_scope.cancel()
     if late.is_set():
         log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)

@@ -75,6 +75,7 @@ from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, Superv
 from lachesis.services.supervisor.child import ServiceProcess
 from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
 from lachesis.services.supervisor.forkserver import ForkRequest
+from lachesis.services.supervisor.held import HeldProcesses
 from lachesis.services.supervisor.hung import SilentProcess, why_hung
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.log_limit import LogLimit, read_tail
@@ -149,6 +150,8 @@ class _RunningProcess:
     """Why its last life ended; empty once it works again."""
     hung: str = ""
     """Why the supervisor has ended this life of it; empty: it has not."""
+    held: str = ""
+    """The line of code that holds its interpreter; empty: none is known to."""
     started_s: float = 0.0
     ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COUNTED_ENDS))
     """When its newest lives ended."""
@@ -288,6 +291,7 @@ class Supervisor:
             tasks.start_soon(keep_record, bus, self.config)
             tasks.start_soon(self._watch_heartbeats, bus)
             tasks.start_soon(self._end_hung)
+            tasks.start_soon(self._watch_held, HeldProcesses(bus, self.config.run))
             tasks.start_soon(LogLimit(self.config.services.log_bytes, self._log_files).watch, self._notices.report_logs)
             for watch in self.watches:
                 tasks.start_soon(watch.follow, bus)
@@ -540,6 +544,20 @@ class Supervisor:
                         await anyio.sleep(_STACKS_S)
                     _send(process, signal.SIGKILL)
 
+    async def _watch_held(self, held: HeldProcesses) -> None:
+        """Look where processes stand that are silent, and keep their leases. Runs until cancelled."""
+        async with background() as renewing:
+            while True:
+                silent_s = {
+                    row.process.pid: self._notices.silent_for_s(row.process.pid, since_s=row.started_s)
+                    for row in self.running
+                    if row.up and row.process is not None and row.process.returncode is None
+                }
+                found = held.check(silent_s, renewing)
+                for row in self.running:
+                    row.held = "" if row.process is None else found.get(row.process.pid, "")
+                await anyio.sleep(_LOOK_S)
+
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
         """Run the embedded server, if the run has no other, for as long as the context is open.
@@ -613,6 +631,7 @@ class Supervisor:
                 last_end=row.last_end,
                 done=row.ended.is_set() or row.stopping,
                 log=str(self.logs / f"{row.planned.name}.log"),
+                held=row.held,
             )
 
     def _write_pids(self) -> None:

@@ -113,7 +113,7 @@ CAUSES = (
     Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises", is_brief=True),
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
     Cause("a rater hangs", ("scorer", "has a rating", "timeout"), switch="rater hangs", within_s=30.0),
-    Cause("the environment hangs", ("environment-sums is silent", "blocks"), switch="task hangs", within_s=12.0),
+    Cause("the environment hangs", ("environment-sums is busy in", "task"), switch="task hangs", within_s=12.0),
     Cause("a rollout hangs in a thread", ("groups under way hangs", "see where its rollouts wait"),
           switch="rollout hangs", within_s=12.0),
     Cause("the disk is full", ("the disk that holds", "is full", "make room"), fills=True),

@@ -175,7 +175,7 @@ async def test_a_run_that_took_all_its_steps_is_finished_and_nothing_of_it_is_si
     assert text.startswith("run demo finished at step 9; its services are about to end")
     assert "silent" not in text
     assert going.startswith("run demo at step 9 of 10, on nats-server")
-    assert "silent, so dead or cut off: " in going
+    assert "silent, so dead, cut off, or held up by code of its own: " in going
     ended = (await run.lachesis("status", "--set", "training.steps=9")).stdout.decode()
     assert ended.startswith("run demo finished at step 9\n")
     assert " -  " not in ended  # no row of dashes

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import pytest
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.environments import held_loop
-from lachesis.pipeline.environments.held_loop import SPEAKS_AFTER_S, speaking_while_held
 from lachesis.pipeline.environments.leases import ProducerLeases
-from lachesis.pipeline.environments.plain_hooks import HOOKS, HeldLoop
+from lachesis.pipeline.environments.plain_hooks import HOOKS
+from lachesis.pipeline.runtime import held_loop
+from lachesis.pipeline.runtime.held_loop import SPEAKS_AFTER_S, HeldLoop, speaking_while_held
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -79,7 +80,10 @@ async def test_a_held_service_is_named_and_keeps_its_leases(nats_server: Embedde
             leases = ProducerLeases(service, "p", "sums")
             assert await leases.acquire(4, 100) == "one"
             service.mark_ok()
-            async with speaking_while_held(service, 600.0, [leases]):
+            await service.heartbeat()
+            service.leases.append(leases)
+            service.loop_holders = HOOKS
+            async with speaking_while_held(service):
 
                 def reward() -> bool:
                     return peer.told.wait(60) and peer.renewed.wait(60)
@@ -92,11 +96,36 @@ async def test_a_held_service_is_named_and_keeps_its_leases(nats_server: Embedde
             assert "async def" in notice.mend
 
 
+@pytest.mark.timeout(120)
+async def test_code_that_nothing_called_by_name_is_named_by_its_line(nats_server: EmbeddedServer) -> None:
+    with peer_of(nats_server) as peer:
+        async with (
+            await connect(nats_server.url, run=RUN, name="env", token=nats_server.token) as bus,
+            open_service(bus, "environment-sums", RUN) as service,
+        ):
+            service.mark_ok()
+            await service.heartbeat()
+            async with speaking_while_held(service):
+                assert peer.told.wait(60), "it said nothing while the loop was held"  # as a rollout may
+                problems = service.vitals.problems
+                with anyio.fail_after(60):
+                    while not any("test_code_that_nothing" in text for text in problems.values()):  # noqa: ASYNC110 - the loop's own
+                        await anyio.sleep(0.05)
+        told = next(beat for beat in peer.beats if any(one.key.startswith("held/") for one in beat.stage.notices))
+        (notice,) = [one for one in told.stage.notices if one.key.startswith("held/")]
+        assert "test_code_that_nothing_called_by_name_is_named_by_its_line (test_held_loop.py, line" in notice.what
+
+
 def test_a_function_that_never_returns_is_not_spoken_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     bus: Any = SimpleNamespace(connection=(None, None))
-    speaker = held_loop._Speaker(cast("Service", None), bus, 600.0, [])
+    stage = SimpleNamespace(state="ok")
+    service = SimpleNamespace(last_beat=SimpleNamespace(stage=stage), loop_holders=HOOKS, held_limit_s=600.0)
+    speaker = held_loop._Speaker(cast("Service", service), bus)
     spoken_of = []
     for age_s in (0.0, SPEAKS_AFTER_S - 0.9, 100.0, 700.0):
         monkeypatch.setattr(HOOKS, "held", HeldLoop("Sums.reward", time.monotonic() - age_s))
         spoken_of.append(speaker._held() is not None)
     assert spoken_of == [False, False, True, False]
+    stage.state = "starting"
+    monkeypatch.setattr(HOOKS, "held", HeldLoop("Sums.reward", time.monotonic() - 100.0))
+    assert speaker._held() is None, "a start says itself what it is busy with"

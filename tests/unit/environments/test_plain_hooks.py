@@ -81,13 +81,12 @@ async def test_other_tasks_come_between_two_slow_hooks_and_not_between_quick_one
 async def test_a_slow_hook_is_named_for_a_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     hooks = HookTimes(clock)
     await _played(clock, 0.9, hooks)
-    assert hooks.describe("Slow") is None
+    assert hooks.describe() is None
     await _played(clock, 2.0, hooks)
-    assert hooks.describe("Slow") == "Slow.reward takes up to 2.0 s, in which nothing else of its process runs"
-    assert hooks.describe("Other") is None
+    assert hooks.describe() == "Slow.reward takes up to 2.0 s, in which nothing else of its process runs"
     assert caplog.text.count("Slow.reward held the event loop for 2.0 s") == 1
     clock.now_s += 61.0
-    assert hooks.describe("Slow") is None
+    assert hooks.describe() is None
 
 
 async def test_a_hook_that_raises_or_ends_the_process_is_timed_and_raises_the_same(clock: Clock) -> None:
@@ -99,7 +98,7 @@ async def test_a_hook_that_raises_or_ends_the_process_is_timed_and_raises_the_sa
 
     with pytest.raises(SystemExit):
         await hooks.call(fails)
-    assert hooks.describe("function") == "function.fails takes up to 3.0 s, in which nothing else of its process runs"
+    assert hooks.describe() == "function.fails takes up to 3.0 s, in which nothing else of its process runs"
 
 
 async def test_rewards_of_a_group_are_called_so(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +106,7 @@ async def test_rewards_of_a_group_are_called_so(clock: Clock, monkeypatch: pytes
     env = Slow(clock, 1.5)
     draft = await collect_group(env, env.task(0), FakeInference(lambda prompt, call: "a"), 2, SamplingParams())
     assert draft.rewards == [{"environment": 1.0}] * 2
-    assert plain_hooks.HOOKS.describe("Slow") is not None
+    assert plain_hooks.HOOKS.describe() is not None
 
 
 async def test_time_in_which_the_loop_is_held_counts_for_no_limit(clock: Clock) -> None:

@@ -35,3 +35,11 @@ def test_what_always_takes_long_is_not_slow_and_what_was_never_sent_is_left_out(
     times.begin("x", "server a", "/generate", 400.0)  # sent once more
     assert times.describe_slow(500.0) is None
     times.end("never sent", 500.0, answered=True)
+
+
+def test_time_in_which_no_answer_could_be_heard_makes_no_request_slow() -> None:
+    times = after(8, 0.5)
+    times.begin("x", "server a", "/generate", 100.0)
+    times.pass_over(40.0)
+    assert times.describe_slow(147.0) is None
+    assert times.describe_slow(149.0) is not None

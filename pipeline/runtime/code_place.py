@@ -1,0 +1,89 @@
+"""Names the line of somebody's code at which a thread stands, by its stack. Pure.
+
+Guarantees the innermost line that is neither Python's own library, nor an installed package, nor this project's: that
+is the one which its author can change. Where there is none, the innermost one of these.
+"""
+
+import re
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+__all__ = ["StackLine", "holding_place", "place_of", "stack_of"]
+
+_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
+_OURS = re.compile(rf"^{re.escape(str(Path(__file__).resolve().parents[1]))}/|/lachesis/(pipeline|schemas|services)/")
+_WAITING = frozenset(
+    {"threading.py", "selectors.py", "queue.py", "connection.py", "thread.py", "subprocess.py", "socket.py", "ssl.py"}
+)
+"""Files of Python's library in whose calls a thread waits, without the interpreter."""
+_MAX_CHARS = 160
+_MAX_PLACES = 3
+"""Threads that are named where more than one is in somebody's own code."""
+
+
+class StackLine(NamedTuple):
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({Path(self.file).name}, line {self.line})"[:_MAX_CHARS]
+
+
+def stack_of(frame: FrameType | None) -> list[StackLine]:
+    """Return the stack of a frame, the innermost line first."""
+    found = []
+    while frame is not None:
+        found.append(StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def place_of(stack: Sequence[StackLine]) -> str:
+    """Return where the code of a stack stands, which is not empty."""
+    own = _own(stack)
+    if own is None:
+        others = [line for line in stack if not _is_standard(line)]
+        return str(next((line for line in others if not _OURS.search(line.file)), next(iter(others), stack[0])))
+    first = _own(stack[::-1])
+    return str(own) if first is None or first == own else f"{own} of {first.function}"
+
+
+def holding_place(dump: str) -> str | None:
+    """Return where the code stands that held the interpreter when `faulthandler` wrote `dump`.
+
+    None: it does not say. That is a thread that waits for nothing: one in somebody's own code, else the main thread,
+    which is written last.
+    """
+    busy = [stack for stack in _stacks(dump.splitlines()) if Path(stack[0].file).name not in _WAITING]
+    own = [stack for stack in reversed(busy) if _own(stack) is not None]
+    return " or ".join(dict.fromkeys(map(place_of, own[:_MAX_PLACES] or busy[-1:]))) or None
+
+
+def _own(stack: Sequence[StackLine]) -> StackLine | None:
+    """Return the innermost line that is neither of a library nor of this project."""
+    return next(
+        (line for line in stack if not (_is_standard(line) or _INSTALLED.search(line.file) or _OURS.search(line.file))),
+        None,
+    )
+
+
+def _is_standard(line: StackLine) -> bool:
+    return line.file.startswith(_STANDARD) and not _INSTALLED.search(line.file)
+
+
+def _stacks(lines: Iterable[str]) -> list[list[StackLine]]:
+    found: list[list[StackLine]] = [[]]
+    for text in lines:
+        if text.startswith(("Thread ", "Current thread ")):
+            found.append([])
+        elif (match := _LINE.match(text)) is not None:
+            found[-1].append(StackLine(match["file"], int(match["line"]), match["function"]))
+    return [stack for stack in found if stack]

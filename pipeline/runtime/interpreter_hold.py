@@ -1,0 +1,90 @@
+"""Notices code that holds the Python interpreter itself, and names the line.
+
+One regular expression, one operation on large arrays or one hash of much data may run for long without giving the
+interpreter back: then no thread of the process runs, so nothing in Python can say anything. A thread of the C library
+writes down where each thread stands (`faulthandler`). Guarantees that this happens only if the interpreter is held for
+about `HOLD_S`, that the process names the line once it can, and that `held_place` lets another process read it at once.
+"""
+
+import faulthandler
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from lachesis.pipeline.notices.silence import HELD_CURE
+from lachesis.pipeline.runtime.code_place import holding_place
+from lachesis.pipeline.runtime.shared_note import SharedNote, read_note
+from lachesis.pipeline.runtime.slow_code import SlowCode
+
+__all__ = ["HOLD_S", "INTERPRETER_HOLDS", "InterpreterHolds", "held_place"]
+
+HOLD_S: Final = 1.0
+"""Seconds for which no thread gets the interpreter, from which on it counts as held."""
+_ARM_S = 0.4
+_NOTE = "held"
+
+
+class InterpreterHolds:
+    """The holds of this process."""
+
+    def __init__(self) -> None:
+        self._note: SharedNote | None = None
+        self._armed_s = 0.0
+        self._ended_s = float("-inf")
+        self._slow = SlowCode("Python itself", HELD_CURE)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the interpreter from a thread, until the context ends."""
+        self._note, ended = SharedNote(_NOTE), threading.Event()
+        thread = threading.Thread(target=self._watch, args=(self._note, ended), name="watches Python", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+            self._note.close()
+            self._note = None
+
+    def _watch(self, note: SharedNote, ended: threading.Event) -> None:
+        while True:
+            faulthandler.cancel_dump_traceback_later()
+            if note.size:
+                self._record(note)
+            self._armed_s = time.monotonic()
+            faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
+            if ended.wait(_ARM_S):
+                return
+
+    def _record(self, note: SharedNote) -> None:
+        self._ended_s = time.monotonic()
+        place = holding_place(note.read().decode(errors="replace"))
+        note.write(b"")
+        if place is not None:
+            self._slow.record(place, self._ended_s, self._ended_s - self._armed_s)
+
+    def was_held_since(self, began_s: float) -> bool:
+        """Return whether the interpreter was held after `began_s` of `time.monotonic`."""
+        note = self._note
+        return note is not None and (note.size > 0 or self._ended_s >= began_s)
+
+    def describe(self) -> str | None:
+        """Return what to say of holds within the last minute; None: there were none."""
+        return self._slow.describe(time.monotonic())
+
+
+INTERPRETER_HOLDS: Final = InterpreterHolds()
+"""Of this process, which has one interpreter."""
+
+
+def held_place(pid: int) -> str | None:
+    """Return where code of a process of this machine holds its interpreter now.
+
+    None: none does, or that is not known.
+    """
+    dump = read_note(pid, _NOTE)
+    return holding_place(dump.decode(errors="replace")) if dump else None

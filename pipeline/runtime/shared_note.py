@@ -1,0 +1,64 @@
+"""A note of a process that another one of this machine can read while the first can run nothing.
+
+It is memory without a name in any folder, so it ends with its process however that ends. Guarantees that a reader takes
+at most `MAX_NOTE_BYTES`, and that one which cannot be read is none.
+"""
+
+import os
+from pathlib import Path
+
+__all__ = ["MAX_NOTE_BYTES", "SharedNote", "read_note"]
+
+MAX_NOTE_BYTES = 1 << 18
+_PREFIX = "lachesis-"
+_PROC = Path("/proc")
+
+
+class SharedNote:
+    """One note of this process."""
+
+    fd = -1
+
+    def __init__(self, name: str) -> None:
+        self.fd = os.memfd_create(f"{_PREFIX}{name}")
+
+    @property
+    def size(self) -> int:
+        """Its length, bytes."""
+        return os.fstat(self.fd).st_size
+
+    def read(self) -> bytes:
+        """Return it."""
+        return os.pread(self.fd, MAX_NOTE_BYTES, 0)
+
+    def write(self, data: bytes) -> None:
+        """Put `data` in the place of what it held; too much leaves it empty."""
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        if 0 < len(data) <= MAX_NOTE_BYTES:
+            os.write(self.fd, data)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def read_note(pid: int, name: str) -> bytes:
+    """Return the note of that name of a process of this machine and user.
+
+    Empty: there is none, or it says nothing.
+    """
+    wanted = f"/memfd:{_PREFIX}{name} (deleted)"
+    try:
+        for link in (_PROC / str(pid) / "fd").iterdir():
+            if str(link.readlink()) == wanted:
+                with link.open("rb") as file:
+                    return file.read(MAX_NOTE_BYTES)
+    except OSError:
+        return b""
+    return b""

@@ -1,0 +1,97 @@
+"""Code that holds the interpreter is named by its line, by its own process and by another one while it lasts."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lachesis.pipeline.runtime.code_place import StackLine, holding_place, place_of
+from lachesis.pipeline.runtime.interpreter_hold import held_place
+from lachesis.pipeline.runtime.shared_note import MAX_NOTE_BYTES, SharedNote, read_note
+
+_HELD = """
+import ctypes, logging, sys, time
+from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
+
+logging.basicConfig(stream=sys.stdout)
+libc = ctypes.PyDLL(None)  # whose calls keep the interpreter
+
+def reward():
+    print("begins", flush=True)
+    libc.read(0, ctypes.create_string_buffer(1), 1)
+
+with INTERPRETER_HOLDS.watched():
+    began_s = time.monotonic()
+    reward()
+    assert INTERPRETER_HOLDS.was_held_since(began_s)
+    while INTERPRETER_HOLDS.describe() is None:
+        time.sleep(0.02)
+    print(INTERPRETER_HOLDS.describe(), flush=True)
+"""
+"""Holds its interpreter until its standard input ends."""
+_DUMP = """Timeout (0:00:01)!
+Thread 0x00007f (most recent call first):
+  File "/home/me/raters.py", line 7 in slow
+  File "<frozen threading>", line 1002 in _bootstrap
+
+Thread 0x00007e (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 468 in select
+  File "/home/me/main.py", line 3 in <module>
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    code = tmp_path / "judge.py"
+    code.write_text(textwrap.dedent(_HELD))
+    with subprocess.Popen([sys.executable, code], stdin=-1, stdout=-1, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held: "subprocess.Popen[str]") -> None:
+    assert held.stdin is not None
+    assert held.stdout is not None
+    assert held.stdout.readline() == "begins\n"
+    while (place := held_place(held.pid)) is None:
+        assert held.poll() is None
+    assert place == "reward (judge.py, line 10) of <module>"
+    held.stdin.close()
+    said = held.stdout.read()
+    assert "reward (judge.py, line 10) of <module> held Python itself for" in said
+    assert "in which nothing else of its process runs" in said
+    assert held.wait(60) == 0
+    assert held_place(held.pid) is None
+
+
+def test_the_thread_that_waits_for_nothing_is_named() -> None:
+    assert holding_place(_DUMP) == "slow (raters.py, line 7)"
+    assert holding_place(_DUMP.replace("/home/me/raters.py", "/usr/lib/python3.11/queue.py")) is None
+    assert holding_place("") is None
+
+
+def test_somebodys_own_line_comes_before_those_of_libraries() -> None:
+    library = StackLine(re.__file__, 166, "match")
+    installed = StackLine("/opt/lib/python3.11/site-packages/sympy/core.py", 3, "simplify")
+    ours = StackLine("/opt/lib/python3.11/site-packages/lachesis/pipeline/rollout.py", 9, "collect")
+    own = StackLine("/home/me/env.py", 4, "reward")
+    assert place_of([library, own]) == "reward (env.py, line 4)"
+    assert place_of([library, installed, own, ours]) == "reward (env.py, line 4)"
+    assert place_of([library, installed, ours]) == "simplify (core.py, line 3)"
+    assert place_of([library, ours]) == "collect (rollout.py, line 9)"
+    assert place_of([library]) == "match (__init__.py, line 166)"
+
+
+def test_a_note_that_is_too_long_is_none() -> None:
+    note = SharedNote("test")
+    note.write(b"x" * 10)
+    note.write(b"short")
+    assert note.read() == b"short"
+    note.write(b"x" * (MAX_NOTE_BYTES + 1))
+    assert note.read() == b""
+    assert read_note(-1, "test") == b""
+    note.close()
