@@ -329,10 +329,15 @@ def ports(config: RunConfig) -> Iterator[DoctorFinding]:
         wanted |= {"training.tinker.port": config.training.tinker.port} if config.training.tinker.port else {}
     if config.nats is None and config.server.port:
         wanted["server.port"] = config.server.port
+    if any(row.service == "gateway" for row in plan(config)) and config.gateway.port:
+        wanted["gateway.port"] = config.gateway.port
     if not wanted:
         yield ok("ports", "none is fixed; free ones are used")
     for name, port in wanted.items():
-        if _is_free(port):
+        others = [other for other in wanted if other != name and wanted[other] == port]
+        if others:
+            yield fail("ports", f"{name} {port} is {others[0]} too", f"choose another --set {name}=")
+        elif _is_free(port):
             yield ok("ports", f"{name} {port} is free")
         else:
             yield fail(

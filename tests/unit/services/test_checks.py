@@ -11,6 +11,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
 from lachesis.pipeline.disk import DiskRoom
+from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
@@ -107,9 +108,17 @@ def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
-        assert [finding.level for finding in machine.ports(config)] == ["FAIL", "FAIL"]
-    assert [finding.level for finding in machine.ports(config)] == ["OK", "OK"]
+        gateway = {"theirs": EnvironmentConfig(kind="gateway")}
+        configs = [
+            RunConfig(server=ServerConfig(port=port)),
+            RunConfig(inference={"policy": InferenceConfig(port=port)}),
+            RunConfig(environments=gateway, gateway=GatewayConfig(port=port)),
+        ]
+        assert [[finding.level for finding in machine.ports(config)] for config in configs] == [["FAIL"]] * 3
+        assert levels(list(machine.ports(RunConfig(gateway=GatewayConfig(port=port))))) == {"ports": "OK"}, "no gateway"
+    assert [[finding.level for finding in machine.ports(config)] for config in configs] == [["OK"]] * 3
+    both = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
+    assert [finding.level for finding in machine.ports(both)] == ["FAIL", "FAIL"], "one port cannot serve two"
     assert [finding.level for finding in machine.ports(RunConfig())] == ["OK"]
 
 
