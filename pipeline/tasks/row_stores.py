@@ -16,11 +16,22 @@ import msgspec
 from lachesis.pipeline.text_encoding import UTF8_MARK, encoding_of, read_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["DatasetRow", "JsonRows", "LineRows", "Rows", "SequenceRows", "parsed_row", "rows_of_lines"]
+__all__ = [
+    "MAX_ROW_BYTES",
+    "DatasetRow",
+    "JsonRows",
+    "LineRows",
+    "Rows",
+    "SequenceRows",
+    "parsed_row",
+    "rows_of_lines",
+]
 
 DatasetRow = dict[str, Any]
 """One row, by column."""
-_ROWS_AT_ONCE = 256
+MAX_ROW_BYTES = 256 << 20
+"""A row that takes more is no task, and as Python's values it would take many times as much."""
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 16 << 20
 _decode = msgspec.json.Decoder(DatasetRow).decode
 
 
@@ -103,7 +114,11 @@ class LineRows(_StoredRows):
     def _find_lines(self) -> None:
         place = 0
         with os.fdopen(os.dup(self._file), "rb") as lines:
-            for number, line in enumerate(lines, 1):
+            number = 0
+            while line := lines.readline(MAX_ROW_BYTES + 1):
+                number += 1
+                if len(line) > MAX_ROW_BYTES:
+                    raise _too_large(f"{self._path} line {number}")
                 if line.strip().removeprefix(UTF8_MARK):
                     self._starts.append(place)
                     self._lengths.append(len(line))
@@ -117,8 +132,11 @@ class LineRows(_StoredRows):
         return parsed_row(self._read(index, index + 1), f"{self._path} line {self._numbers[index]}")
 
     def _raws(self) -> Iterator[tuple[bytes, str]]:
-        for first in range(0, len(self), _ROWS_AT_ONCE):
-            end = min(first + _ROWS_AT_ONCE, len(self))
+        end = 0
+        while (first := end) < len(self):
+            end, latest = first + 1, min(first + _ROWS_AT_ONCE, len(self))
+            while end < latest and self._starts[end] + self._lengths[end] - self._starts[first] <= _BYTES_AT_ONCE:
+                end += 1
             lines = (line for line in self._read(first, end).split(b"\n") if line.strip().removeprefix(UTF8_MARK))
             for index, line in zip(range(first, end), lines, strict=True):
                 yield line, f"{self._path} line {self._numbers[index]}"
@@ -148,6 +166,8 @@ class JsonRows(_StoredRows):
         for row in rows:
             self._data += row if isinstance(row, bytes) else msgspec.json.encode(row)
             self._ends.append(len(self._data))
+            if self._ends[-1] - self._ends[-2] > MAX_ROW_BYTES:
+                raise _too_large(f"{where} row {len(self)}")
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -183,6 +203,10 @@ class SequenceRows(Rows):
 
     def __iter__(self) -> Iterator[DatasetRow]:
         return map(dict, self._rows)
+
+
+def _too_large(where: str) -> ConfigError:
+    return ConfigError(f"data set {where}: it is larger than {MAX_ROW_BYTES >> 20} MiB, which no task needs")
 
 
 def parsed_row(data: bytes, where: str) -> DatasetRow:

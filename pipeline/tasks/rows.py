@@ -7,17 +7,18 @@ the package `datasets`.
 
 import importlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.memory_bound import bounded_memory
+from lachesis.pipeline.small_files import open_regular_file
+from lachesis.pipeline.tasks.arrow_rows import ArrowRows, arrow_errors
 from lachesis.pipeline.tasks.csv_rows import CsvTable
 from lachesis.pipeline.tasks.json_files import read_json
 from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_other_kind, unpacked
-from lachesis.pipeline.tasks.row_stores import DatasetRow, JsonRows, LineRows, Rows, SequenceRows, rows_of_lines
+from lachesis.pipeline.tasks.row_stores import JsonRows, LineRows, Rows, SequenceRows, rows_of_lines
 from lachesis.pipeline.text_encoding import encoding_of
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -43,6 +44,7 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
         raise ConfigError(f"data set {path}: the name must end in {kinds}")
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
+        _check_regular(path)
         with bounded_memory(most):
             rows = (
                 LineRows(path, lines) if lines is not None else _opened(path, ending, names, packed=packed, most=most)
@@ -61,6 +63,13 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
     if not len(rows):
         raise ConfigError(f"data set {path}: it has no rows")
     return rows
+
+
+def _check_regular(path: Path) -> None:
+    """Raise `OSError` where reading the file, or one in the folder, could wait for ever or never end."""
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        if not file.is_dir():
+            open_regular_file(file).close()
 
 
 def _opened(path: Path, ending: str, names: frozenset[str], *, packed: bool, most: int) -> Rows:
@@ -85,38 +94,17 @@ def _opened(path: Path, ending: str, names: frozenset[str], *, packed: bool, mos
     return read_json(path, data, names)
 
 
-def _parquet(path: Path, *, packed: bool) -> "_TableRows":
+def _parquet(path: Path, *, packed: bool) -> ArrowRows:
     parquet = _imported("pyarrow.parquet", install_command("export"))
     arrow = _imported("pyarrow", install_command("export"))
     source: Any = path if not packed else arrow.BufferReader(unpacked(path))
     try:
         table = parquet.read_table(path) if path.is_dir() else parquet.ParquetFile(source).read()
-    except arrow.ArrowInvalid as error:
+        return ArrowRows(table, str(path))
+    except (MemoryError, ConfigError):
+        raise  # errors of values or of pyarrow, too
+    except arrow_errors() as error:
         raise ConfigError(f"data set {path}: {error}") from error
-    return _TableRows(table)
-
-
-class _TableRows(Rows):
-    """The rows of an Arrow table, each made when it is asked for."""
-
-    def __init__(self, table: Any) -> None:
-        names = list(table.column_names)
-        self.repeated = frozenset(name for name in names if names.count(name) > 1)
-        self._table = table.combine_chunks()
-        self.size_bytes = int(table.nbytes)
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def __getitem__(self, index: int) -> DatasetRow:
-        table = self._table
-        return {name: cells[index].as_py() for name, cells in zip(table.column_names, table.columns, strict=True)}
-
-    def __iter__(self) -> Iterator[DatasetRow]:
-        for batch in self._table.to_batches(max_chunksize=4096):
-            columns = [cells.to_pylist() for cells in batch.columns]
-            for cells in zip(*columns, strict=True):
-                yield dict(zip(self._table.column_names, cells, strict=True))
 
 
 def read_named(name: str, subset: str | None, split: str) -> Rows:

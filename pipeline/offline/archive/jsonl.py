@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
-import numpy as np
 
+from lachesis.pipeline.offline.archive.logic.exact_array import exact_array
 from lachesis.pipeline.offline.archive.logic.row import RolloutRow
 from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import SchemaError
@@ -67,19 +67,7 @@ def read_row(data: bytes) -> RolloutRow:
 
 def _array(kind: Any, value: Any) -> Any:
     """Return a list as the array that a column asks for; what does not fit into its type exactly is refused."""
-    dtype = kind.__args__[1].__args__[0]
-    found = np.asarray(value)
-    wanted = np.integer if np.issubdtype(dtype, np.integer) else np.number
-    if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, wanted)):
-        raise SchemaError(f"a list of {np.dtype(dtype).name} holds something else")
-    if (
-        wanted is np.integer
-        and len(found)
-        and not (np.iinfo(dtype).min <= found.min() <= found.max() <= np.iinfo(dtype).max)
-    ):
-        raise SchemaError(f"a number does not fit into {np.dtype(dtype).name}")
-    with np.errstate(over="ignore"):  # what becomes infinite is refused with the group
-        return found.astype(dtype)
+    return exact_array(value, kind.__args__[1].__args__[0])
 
 
 _encoder = msgspec.json.Encoder(enc_hook=lambda array: array.tolist())

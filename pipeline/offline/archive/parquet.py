@@ -13,7 +13,9 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.offline.archive.logic.exact_array import exact_array
 from lachesis.pipeline.offline.archive.logic.row import SCHEMA, RolloutRow
+from lachesis.pipeline.tasks.arrow_rows import arrow_errors
 from lachesis.schemas.codec import MAX_ERROR_CHARS
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 
@@ -67,37 +69,53 @@ def read_rows(path: Path) -> Iterator[tuple[int, RolloutRow | SchemaError]]:
 
     Raises `StartupError` without pyarrow, `ConfigError` where it is no Parquet file.
     """
-    pa = _pyarrow()
+    _pyarrow()
     import pyarrow.parquet as pq
 
     number = 0
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             columns = [name for name in file.schema_arrow.names if name in RolloutRow.__struct_fields__]
+            _check_lists(path, file.schema_arrow)
             for batch in file.iter_batches(batch_size=_ROWS_READ, columns=columns, use_threads=False):
                 plain = batch.select([name for name in columns if name not in _TOKENS]).to_pylist()
                 arrays = {name: _arrays(batch.column(name), name) for name in columns if name in _TOKENS}
                 for i, values in enumerate(plain):
                     number += 1
                     yield number, _row({**values, **{name: found[i] for name, found in arrays.items()}})
-    except MemoryError:
-        raise  # an error of pyarrow's, too
-    except (pa.ArrowException, OSError) as error:
+    except (MemoryError, ConfigError):
+        raise  # errors of values or of pyarrow, too
+    except arrow_errors() as error:
         raise ConfigError(f"{path}: row {number + 1}: {str(error)[:MAX_ERROR_CHARS]}") from error
 
 
 def count_rows(path: Path) -> int:
     """Return how many rows a file has. Raises as `read_rows`."""
-    pa = _pyarrow()
+    _pyarrow()
     import pyarrow.parquet as pq
 
     try:
         return int(pq.read_metadata(path).num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except MemoryError:
+        raise
+    except arrow_errors() as error:
         raise ConfigError(f"{path}: {str(error)[:MAX_ERROR_CHARS]}") from error
 
 
+def _check_lists(path: Path, schema: Any) -> None:
+    """Raise `ConfigError` where a column of tokens holds no lists."""
+    types = _pyarrow().types
+    for field in schema:
+        kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_null)
+        if field.name in _TOKENS and not any(fits(field.type) for fits in kinds):
+            kind = str(field.type)[:100]
+            raise ConfigError(f"{path}: column {field.name} holds values of type {kind}; a list of numbers is needed")
+
+
 def _row(values: dict[str, Any]) -> RolloutRow | SchemaError:
+    bad = next((value for value in values.values() if isinstance(value, SchemaError)), None)
+    if bad is not None:
+        return bad
     try:
         return msgspec.convert(values, RolloutRow)
     except msgspec.ValidationError as error:
@@ -105,7 +123,7 @@ def _row(values: dict[str, Any]) -> RolloutRow | SchemaError:
 
 
 def _arrays(column: Any, name: str) -> list[Any]:
-    """Return a column of lists as arrays, without a Python object a token."""
+    """Return a column of lists as arrays, without a Python object a token, or why a list is none."""
     dtype = _NUMPY[name]
     found: list[Any] = []
     for i in range(len(column)):
@@ -114,7 +132,10 @@ def _arrays(column: Any, name: str) -> list[Any]:
             found.append(None)
             continue
         values = part.values.to_numpy(zero_copy_only=False)
-        found.append(values.astype(dtype) if np.can_cast(values.dtype, dtype, "same_kind") else values)
+        try:
+            found.append(exact_array(values.view(np.int8) if values.dtype == bool else values, dtype))
+        except SchemaError as error:
+            found.append(SchemaError(f"{name}: {error}"))
     return found
 
 

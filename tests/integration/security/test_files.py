@@ -4,6 +4,7 @@ A reader gets a world of its own with one file in a bad state. What it may do: r
 the file, or pass it over where that is documented (a run's record, the log of figures).
 """
 
+import gzip
 import os
 import resource
 import shutil
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fuzz.oracle import limited
 from integration.archive.world import a_group
@@ -40,6 +43,7 @@ from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import check_kind, read_groups
 from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.private_file import given_token, shared_token
+from lachesis.pipeline.tasks.rows import read_file
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -68,6 +72,7 @@ NO_SERVER = "tls://127.0.0.1:1"
 TRACEBACK = "this would be a traceback"
 UNFIT = {"token", "password", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"}
 """Files whose good state is not worth making: no server checks them here."""
+DATA_SETS = ("tasks.jsonl", "tasks.json", "tasks.csv", "tasks.jsonl.gz", "tasks.parquet")
 SECRET = "canary-2f81b7"
 """What lies outside of the folder that a reader is given; nothing may show it."""
 
@@ -141,6 +146,13 @@ def make_world(folder: Path) -> None:
         columns.close()
     line = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0], "messages": None}
     (folder / "atropos.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    tasks = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(50)]
+    lines = b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
+    (folder / "tasks.jsonl").write_bytes(lines)
+    (folder / "tasks.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "tasks.json").write_bytes(msgspec.json.encode(tasks))
+    (folder / "tasks.csv").write_text("question,answer\n" + "".join(f"{t['question']},{t['answer']}\n" for t in tasks))
+    pq.write_table(pa.Table.from_pylist(tasks), folder / "tasks.parquet")
     (folder.parent / "outside").write_text(SECRET)
 
 
@@ -192,6 +204,14 @@ def archive(name: str) -> Callable[[World], None]:
         assumed = ImportAssumptions(run="demo", env="sums", longest=64, most=64) if atropos else None
         for placed in read_groups(path, kind, run="demo", assumed=assumed):
             assert placed.group is not None or name in placed.place
+
+    return read
+
+
+def data_set(name: str) -> Callable[[World], None]:
+    def read(world: World) -> None:
+        for _ in read_file(world.folder / name, frozenset()):
+            pass
 
     return read
 
@@ -260,6 +280,7 @@ READERS: dict[str, Callable[[World], object]] = {
     "rows.jsonl": archive("rows.jsonl"),
     "atropos.jsonl": archive("atropos.jsonl"),
     "rows.parquet": archive("rows.parquet"),
+    **{name: data_set(name) for name in DATA_SETS},
 }
 
 
@@ -354,7 +375,9 @@ def test_a_good_file_is_read(good: Path, reader: str) -> None:
 @pytest.mark.parametrize(
     "mangled", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in MANGLED]
 )
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "reader", [pytest.param(name, marks=pytest.mark.slow) if name in DATA_SETS else name for name in READERS]
+)
 def test_a_mangled_file_is_refused_by_name_or_passed_over(
     good: Path, monkeypatch: pytest.MonkeyPatch, reader: str, mangled: str
 ) -> None:

@@ -1,5 +1,6 @@
 """Small files that ask for gigabytes are refused in a sentence, within the memory that reading may take."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_a_data_set_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeyp
     monkeypatch.setattr(rows_module.os, "sysconf", lambda name: LIMIT_BYTES // 4096 * 2 if "PAGES" in name else 4096)
     with pytest.raises(ConfigError, match=r"its rows take more than 64 MiB of memory"):
         read_file(bomb)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv.gz", "x.parquet", "folder.parquet/x"])
+def test_a_data_set_that_would_be_read_for_ever_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
+        make(path)
+        with pytest.raises(ConfigError, match=r"data set .*: is no regular file"):
+            read_file(tmp_path / name.partition("/")[0], frozenset())
+        path.unlink()
 
 
 def test_of_bounds_that_overlap_the_last_one_lifts_it() -> None:
