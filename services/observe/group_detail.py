@@ -6,6 +6,7 @@ revisions and time, in which None means "not known" or "there is none".
 
 from collections.abc import Iterator
 from contextlib import aclosing
+from itertools import islice
 
 import anyio
 import msgspec
@@ -22,7 +23,7 @@ from lachesis.schemas.errors import NotFoundError, SchemaError
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.services.observe.find import find_rollout
-from lachesis.services.observe.groups import GroupView, group_view
+from lachesis.services.observe.groups import MAX_SAMPLES, GroupView, group_view
 from lachesis.services.observe.progress import step_times
 from lachesis.services.observe.rollout import RolloutTimeline, Timeline
 
@@ -36,7 +37,7 @@ _MAX_REVISIONS = 20
 class TokenWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Which tokens are wanted: up to `limit`, from token `start` of sequence `sequence` on.
 
-    `sequence` None: of every sequence, each with an equal part of `limit`.
+    `sequence` None: of the first `MAX_SAMPLES` sequences, each with an equal part of `limit`.
     """
 
     limit: int
@@ -143,14 +144,13 @@ async def _teacher(
 
 def _columns(group: RolloutGroup, teacher: TeacherLogprobs | None, window: TokenWindow) -> Iterator[TokenColumns]:
     sequences = group.sequences
-    wanted = range(len(sequences)) if window.sequence is None else range(window.sequence, window.sequence + 1)
+    shown = range(min(len(sequences), MAX_SAMPLES))
+    wanted = shown if window.sequence is None else range(window.sequence, window.sequence + 1)
     limit = max(1, window.limit // max(1, len(wanted)))
     cuts = sequences.cuts()
     by_teacher = None if teacher is None else teacher.values()
     missing = frozenset(teacher.missing) if teacher is not None else frozenset()
-    for number, sequence in enumerate(sequences):
-        if number not in wanted:
-            continue
+    for number, sequence in islice(enumerate(sequences), min(wanted.start, len(sequences)), wanted.stop):
         part = slice(window.start, window.start + limit)
         mask, logprobs, advantages = sequence.loss_mask, sequence.logprobs, sequence.token_advantages
         theirs = by_teacher[cuts[number] : cuts[number + 1]] if by_teacher is not None else None

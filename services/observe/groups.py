@@ -14,6 +14,7 @@ from lachesis.schemas.subjects import check_name
 from lachesis.services.observe.rollout import RolloutTimeline
 
 __all__ = [
+    "MAX_SAMPLES",
     "GroupFilter",
     "GroupOrder",
     "GroupRow",
@@ -24,6 +25,9 @@ __all__ = [
     "group_view",
     "has_text",
 ]
+
+MAX_SAMPLES = 1024
+"""Samples of a group that are shown, and searched for a text, at most."""
 
 
 class NumberRange(NamedTuple):
@@ -242,7 +246,10 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """One group. `prompt` are the messages that all samples begin with; `failures` say by rater why ratings miss."""
+    """One group, with its first `MAX_SAMPLES` samples; `row` says how many there are.
+
+    `prompt` are the messages that all samples begin with; `failures` say by rater why ratings miss.
+    """
 
     row: GroupRow
     item: str
@@ -259,13 +266,13 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingConfig) -> GroupView:
     """Return all that is known of a group."""
     score, reward = rollout.score, rollout.reward
-    count = group.sequences.n_samples
-    conversations = group.messages or [[] for _ in range(count)]
+    count = min(group.sequences.n_samples, MAX_SAMPLES)
+    conversations = group.messages[:count] or [[]] * count
     shared = _shared(conversations)
     endings, generated, excluded = group.sequences.endings, group.sequences.generated, group.sequences.excluded_samples
     samples = []
-    for i in range(count):
-        logprobs = None if generated.logprobs is None else generated.logprobs[generated.samples[i]]
+    for i, part in enumerate(generated.samples[:count]):
+        logprobs = None if generated.logprobs is None else generated.logprobs[part]
         samples.append(
             SampleView(
                 messages=conversations[i][shared:],

@@ -580,7 +580,7 @@ class GroupPage extends View {
     const facts = [
       ["Score, mean", `${number(row.score)} (${number(row.low)} to ${number(row.high)})`], ["Disagreement of raters", number(row.disagreement)],
       ["Largest advantage", number(row.advantage)], ["Verdict", shown(view.verdict)], ["Environment", row.env], ["Policy", view.policy_versions.join(", ")],
-      ["Samples, tokens", `${row.samples}, ${number(row.tokens)}`], ["Difficulty, skill", `${number(view.difficulty)}, ${shown(view.skill)}`],
+      ["Samples, tokens", `${row.samples}${view.samples.length < row.samples ? ` (the first ${view.samples.length} are shown)` : ""}, ${number(row.tokens)}`], ["Difficulty, skill", `${number(view.difficulty)}, ${shown(view.skill)}`],
       ["Stored", clock(row.stored_ns)], took(timeline), ["Producer", timeline.producer], ["Place", `ROLLOUTS:${row.seq}`],
     ];
     return element("div", { class: "card" }, element("dl", { class: "facts" }, facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))),

@@ -17,6 +17,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.rollout import Message
+from lachesis.services.observe.groups import MAX_SAMPLES
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>\x1b[31m\u202eFORGED'
 REPORT = TrainReport(
@@ -203,6 +204,23 @@ async def test_nothing_of_the_run_is_shown_without_the_token(world: World, host:
             assert (given.status_code, given.headers["location"]) == (303, "/")
             assert {"HttpOnly", "SameSite=strict"} <= set(given.headers["set-cookie"].split("; "))
             assert (await client.get("/api/run")).status_code == 200  # by the cookie
+
+
+async def test_of_a_group_of_very_many_samples_the_first_are_shown(world: World) -> None:
+    count = MAX_SAMPLES + 76
+    many = a_group(7, samples=count, tokens=2)
+    talk = [Message(role="user", content="?"), Message(role="assistant", content="needle")]
+    await world.store(many.replace(messages=[talk] * count))
+    async with page(world) as (client, _):
+        (row,) = (await client.get("/api/groups", params={"text": "needle"})).json()["groups"]
+        assert (row["group"], row["samples"]) == (many.id, count)
+        group = (await client.get(f"/api/groups/{many.id}")).json()
+        assert len(group["view"]["samples"]) == len(group["tokens"]) == MAX_SAMPLES
+        assert group["view"]["row"]["samples"] == count, "the page says that there are more"
+        last = (await client.get(f"/api/groups/{many.id}", params={"sequence": count - 1})).json()["tokens"]
+        assert [one["sequence"] for one in last] == [count - 1]
+        beyond = (await client.get(f"/api/groups/{many.id}", params={"sequence": (1 << 53) - 1})).json()["tokens"]
+        assert beyond == []
 
 
 @pytest.mark.slow
