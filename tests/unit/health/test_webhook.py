@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
@@ -129,6 +130,31 @@ async def test_an_answer_that_never_ends_is_given_up_and_a_redirect_is_not_follo
         await lab.until(taken(receiver, 1))
     assert "the webhook is away: TimeoutError" in "".join(notes)
     assert "answers with status 302" in "".join(notes)
+
+
+async def test_no_body_of_an_answer_is_read(lab, settings, monkeypatch):
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 5.0)
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while True:
+            sent += 1
+            await anyio.lowlevel.checkpoint()
+            yield b" " * 1000
+
+    class Endless(Receiver):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            answer = await super().handle_async_request(request)
+            return httpx.Response(answer.status_code, content=endless())
+
+    receiver = Endless(200, 400, 503)
+    async with lab.running(sending(settings, receiver), "health"):
+        await lab.until(sent_up_to(lab, 0))
+        await publish(lab, "warn", "halt", "ok")
+        await lab.until(sent_up_to(lab, 3))
+    assert receiver.severities == ["warn", "ok"]
+    assert sent == 0
 
 
 async def test_what_is_refused_as_such_does_not_hold_back_what_follows(lab, settings, caplog):

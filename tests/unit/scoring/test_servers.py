@@ -43,6 +43,8 @@ def server() -> Iterator[FakeServer]:
             status, answer = fake.answers.pop(0) if len(fake.answers) > 1 else fake.answers[0]
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -257,3 +259,33 @@ async def test_no_key_is_said_when_a_server_repeats_it(
         await member.rater.rate(SAMPLE)
     assert server.url.partition("://")[2] in str(refused.value), "it names the server"
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rater", ["llm_judge", "reward_model"])
+@pytest.mark.parametrize("status", [301, 307])
+async def test_a_redirect_leads_neither_answer_nor_key_elsewhere(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, rater: str, status: int
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "canary-key")
+    server.answers = [(status, {})]
+    params: dict[str, Any] = {"url": server.url.replace("://", "://me:canary-word@") + "/v1", "model": "m"}
+    if rater == "llm_judge":
+        params |= {"rubric": "r", "key_env": "JUDGE_KEY"}
+    bounds = (0.0, 1.0) if rater == "reward_model" else None
+    member = load_member(RaterConfig(rater=rater, params=params, bounds=bounds))
+    with pytest.raises(InfrastructureError, match=f"answered {status}"):
+        await member.rater.rate(SAMPLE)
+    assert [path.startswith("/v1") for path, _, _ in server.asked] == [True], "nobody went to /elsewhere"
+
+
+@pytest.mark.parametrize("rater", ["llm_judge", "reward_model"])
+async def test_an_answer_that_is_too_long_is_given_up(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, rater: str
+) -> None:
+    monkeypatch.setattr("lachesis.pipeline.scoring.raters.http._MAX_REPLY_BYTES", 1000)
+    server.answers = [(200, b" " * 2000)]
+    params = {"url": f"{server.url}/v1", "model": "m"} | ({"rubric": "r"} if rater == "llm_judge" else {})
+    bounds = (0.0, 1.0) if rater == "reward_model" else None
+    member = load_member(RaterConfig(rater=rater, params=params, bounds=bounds))
+    with pytest.raises(InfrastructureError, match="answered more than 1000 bytes"):
+        await member.rater.rate(SAMPLE)
