@@ -46,7 +46,7 @@ attack: $(VENV)/.dev
 	  tests/unit/training/trackers/test_mlflow.py tests/unit/training/test_peer_metrics.py \
 	  tests/unit/inference/test_chat_client.py tests/unit/health/test_webhook.py tests/unit/scoring/test_servers.py \
 	  tests/integration/web/test_web.py tests/unit/scoring/test_hanging_answers.py tests/unit/scoring/test_math.py \
-	  tests/unit/services/test_trusted.py tests/unit/inference/test_text.py tests/unit/offline/archive/test_bombs.py \
+	  tests/unit/services/test_trusted.py tests/unit/inference/test_text.py tests/unit/offline/archive/test_bombs.py tests/unit/offline/archive/test_hostile_parquet.py \
 	  tests/integration/test_hostile_text.py tests/fuzz/test_fuzz.py $(ARGS)
 
 fuzz: $(VENV)/.dev

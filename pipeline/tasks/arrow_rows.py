@@ -1,4 +1,4 @@
-"""Rows of Arrow tables that a stranger's file may hold, without an answer that is larger than the file's rows.
+"""Gives the rows of an Arrow table, which a stranger's file may have filled.
 
 Guarantees that what a row says takes the memory that its table counts for it: a text that many rows refer to is written
 out for each of them when the table is opened, within the bound on memory that holds then.

@@ -1,11 +1,12 @@
 """Says whether a run's folder may be used: nobody else may have written what is in it.
 
 The configuration in a folder names code, so a folder that another user made in the current one would run that user's
-code as this user, who may be root. Guarantees that a folder is used only if it, its configuration and the Python files
-beside it belong to this user or to root and nobody else can write them. The way out is a list of folders that the user
-trusts, whoever owns them: containers and network file systems may show a folder of one's own as another's.
+code as this user, who may be root. Guarantees that a folder is used only if it, its configuration and what Python would
+import from it belong to this user or to root and nobody else can write them. The way out is a list of folders that the
+user trusts, whoever owns them: containers and network file systems may show a folder of one's own as another's.
 """
 
+import importlib.machinery
 import os
 import pwd
 import stat
@@ -17,6 +18,10 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE
 
 __all__ = ["check_trusted", "is_trusted", "trusted_folders_file"]
+
+_SUFFIXES = tuple(importlib.machinery.all_suffixes())
+_MAX_DEPTH = 8
+"""Of packages in packages; links may lead round."""
 
 
 def check_trusted(folder: Path) -> None:
@@ -47,7 +52,7 @@ def trusted_folders_file(environ: Mapping[str, str]) -> Path | None:
 
 def _doubts(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield what others may have written, and why."""
-    for path in (folder.absolute().parent, folder, folder / RUN_FILE, folder / EFFECTIVE_FILE, *_python_files(folder)):
+    for path in (folder.absolute().parent, folder, folder / RUN_FILE, folder / EFFECTIVE_FILE, *_importable(folder)):
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -80,11 +85,27 @@ def _own_users() -> set[int]:
     return users
 
 
-def _python_files(folder: Path) -> list[Path]:
+def _importable(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """Yield what Python would import from a folder: sources, compiled files, packages and what is in those."""
     try:
-        return sorted(folder.glob("*.py"))
+        entries = sorted(folder.iterdir())
     except OSError:
-        return []
+        return
+    for path in entries:
+        if path.name.endswith(_SUFFIXES):
+            yield path
+        elif depth < _MAX_DEPTH and _is_package(path):
+            yield path
+            yield from _importable(path, depth + 1)
+
+
+def _is_package(path: Path) -> bool:
+    if path.name == "__pycache__":
+        return True
+    try:
+        return path.is_dir() and any(name.endswith(_SUFFIXES) for name in os.listdir(path))  # noqa: PTH208 - only names
+    except OSError:
+        return False
 
 
 def _is_listed(folder: Path) -> bool:

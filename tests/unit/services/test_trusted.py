@@ -69,6 +69,26 @@ def test_a_folder_that_others_can_write_is_not_used(folder: Path, path: str, mod
         find_run("mine")
 
 
+@pytest.mark.parametrize(
+    "path", ["judge/__init__.py", "judge/", "plain/code.py", "plain/", "env.so", "env.pyc", "__pycache__/", "a/b/c.py"]
+)
+def test_nothing_that_python_imports_may_be_written_by_others(folder: Path, path: str) -> None:
+    place = folder / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for package in (folder / "judge", folder / "plain", folder / "a" / "b"):
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "code.py").write_text("")
+    (folder / "a" / "__init__.py").write_text("")
+    (folder / "judge" / "round").symlink_to(folder / "judge")
+    place.mkdir(exist_ok=True) if path.endswith("/") else place.write_text("")
+    for one in (folder, *folder.rglob("*")):
+        one.chmod(0o755 if one.is_dir() else 0o644)
+    assert find_run("mine") == folder
+    place.chmod(0o777 if path.endswith("/") else 0o666)
+    with pytest.raises(ConfigError, match=r"can be written by every user.*chmod -R go-w"):
+        find_run("mine")
+
+
 def test_a_group_can_write_only_where_it_is_the_owners_own(folder: Path) -> None:
     folder.chmod(0o775)
     if folder.stat().st_gid != folder.stat().st_uid:

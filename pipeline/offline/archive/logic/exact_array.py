@@ -14,7 +14,7 @@ __all__ = ["exact_array"]
 
 
 def exact_array(values: Any, dtype: Any) -> NDArray[Any]:
-    """Return a list, or an array, as `dtype`. Raises `SchemaError` where a number would become another one.
+    """Return a list or array as `dtype`. Raises `SchemaError` if a number would become another one.
 
     Floats are rounded to those of `dtype`; what becomes infinite is refused with the group.
     """
