@@ -51,7 +51,7 @@ def test_a_line_that_asks_for_too_much_memory_is_refused(tmp_path: Path, monkeyp
 def test_a_data_set_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module.os, "sysconf", lambda name: LIMIT_BYTES // 4096 * 2 if "PAGES" in name else 4096)
     with pytest.raises(ConfigError, match=r"its rows take more than 64 MiB of memory"):
-        read_file(bomb)
+        read_file(bomb, frozenset())
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv.gz", "x.parquet", "folder.parquet/x"])
