@@ -19,6 +19,7 @@ from typing import Self
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import decode_owned
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import ProducerLeases
@@ -182,9 +183,10 @@ class _RequeueRecord:
             return (entry.run, entry.trainer) == (config.run, config.training.name) and entry.index >= follows
 
         subject = subjects.ledger(config.run, config.training.name)
+        left_out = await read_left_out(bus)
         async with bus.read(subjects.LEDGER, [subject], follow=False) as entries:
             async for message in entries:
-                entry = await decode_owned(bus, LedgerEntry, message, is_next)
+                entry = await decode_owned(bus, LedgerEntry, message, is_next, left_out=left_out)
                 if entry is None:
                     continue
                 follows = entry.index + 1

@@ -17,10 +17,11 @@ from pathlib import Path
 import anyio
 
 from lachesis.pipeline.admission.logic import Governor
-from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
+from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamUsage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import disk_room
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
@@ -43,7 +44,7 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import stream_name
 
-__all__ = ["run_governor"]
+__all__ = ["check_term", "run_governor"]
 
 _USAGE_S = 1.0
 """Seconds between two measurements of the streams."""
@@ -111,9 +112,7 @@ class _Term:
     async def acquire(cls, service: Service) -> "_Term":
         """Write a term after the last one."""
         subject = subjects.state(service.run, "governor", service.revision, "0")
-        last, _, seq = await read_last_event(
-            service.bus, subjects.LEDGER, subject, StateSnapshot, lambda one: one.stage == "governor", newer="refuse"
-        )
+        last, seq = await _read_term(service.bus, subject)
         index = last.index + 1 if last else 0
         event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
         msg_id = commit_id(f"term.{subject}.{service.instance}")
@@ -122,15 +121,31 @@ class _Term:
 
     async def watch(self) -> None:
         """Raise `FencedError` once a later term is written."""
-        async with self._service.bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
+        bus = self._service.bus
+        left_out = await read_left_out(bus)
+        async with bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
             async for message in later:
                 later_term = await decode_owned(
-                    self._service.bus, StateSnapshot, message, lambda one: one.stage == "governor", newer="refuse"
+                    bus, StateSnapshot, message, _is_term, newer="refuse", left_out=left_out
                 )
                 if later_term is None:
                     continue
                 owner = later_term.state.decode(errors="replace")
                 raise FencedError(f"governor {owner} has taken over run {self._service.run}")
+
+
+def _is_term(snapshot: StateSnapshot) -> bool:
+    return snapshot.stage == "governor"
+
+
+async def check_term(bus: Bus, config: RunConfig) -> None:
+    """Raise `VersionError` where the governor would refuse the last term."""
+    await _read_term(bus, subjects.state(config.run, "governor", config.revision, "0"))
+
+
+async def _read_term(bus: Bus, subject: str) -> tuple[StateSnapshot | None, int]:
+    last, _, seq = await read_last_event(bus, subjects.LEDGER, subject, StateSnapshot, _is_term, newer="refuse")
+    return last, seq
 
 
 class _Follower:

@@ -28,9 +28,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses
 from lachesis.pipeline.ledger.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain
-from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.ledger.join import Joiner, PendingRollout, Wanted
-from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
+from lachesis.pipeline.ledger.ledger_end import read_ledger_end
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, publish_decision
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
@@ -38,7 +37,7 @@ from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publis
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.runtime.stream_marks import MARKS_HEADER, StreamMarks, check_marks
+from lachesis.pipeline.runtime.stream_marks import MARKS_HEADER, StreamMarks
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
@@ -141,14 +140,7 @@ class _Batcher:
         trainer = config.training.name
         async for attempt in service.retrying("read the ledger"):
             with attempt:
-                entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer, newer="refuse")
-                await check_evidence(service.bus, config, is_empty=entry is None)
-                marks = StreamMarks()
-                if entry is not None:
-                    await check_rollouts(service.bus, entry)
-                    stored = await service.bus.get_head(subjects.LEDGER, entry_seq)
-                    marks = StreamMarks.from_header(stored.headers.get(MARKS_HEADER))
-                    await check_marks(service.bus, service.run, marks.newest, writer="the batcher")
+                entry, entry_seq, seq, marks = await read_ledger_end(service.bus, config)
         batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
         batcher.ends_batched = config.mode == "observe"
         batcher.marks = marks

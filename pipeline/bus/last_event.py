@@ -1,14 +1,16 @@
 """The newest event on a subject that one writer owns, whatever others have published there.
 
 Nobody but the owner should be able to; but if somebody did, the owner must not be kept from starting by a message that
-can never be taken away again. What is no event of the owner's is passed over, said so, and lies there for ever.
+can never be taken away again. What is no event of the owner's is passed over, said so, and lies there for ever; so is,
+without a word, what a recovery noted as unusable (`left_out`).
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.schemas.codec import Event, decode
@@ -39,14 +41,14 @@ async def decode_owned(
     is_ours: Callable[[E], bool],
     *,
     newer: Newer = "confirm",
-    left_out: Collection[int] = (),
+    left_out: LeftOut,
 ) -> E | None:
     """Return the event that `message` holds, None (and a warning) if it is not the owner's.
 
-    Those `left_out` are None without a warning. Raises `VersionError` where a newer build of the owner wrote it; see
-    `Newer`.
+    `left_out`: what is passed over without a warning, by `read_left_out`. Raises `VersionError` where a newer build of
+    the owner wrote it; see `Newer`.
     """
-    if message.seq in left_out:
+    if message.seq in left_out.get(message.stream, ()):
         return None
     event, reason = await _read(bus, kind, message, is_ours, newer)
     if event is None:
@@ -62,13 +64,10 @@ async def read_last_event(
     is_ours: Callable[[E], bool],
     *,
     newer: Newer = "confirm",
-    left_out: Collection[int] = (),
 ) -> tuple[E | None, int, int]:
     """Return the owner's newest event, its sequence, and the sequence of the last message.
 
     None and 0 if there is no such event. Raises `VersionError` as `decode_owned`.
-
-    `left_out`: sequences that are passed over without a warning.
 
     The last one is what the owner's next message must expect. Where it is foreign the subject is read backwards, in
     steps that grow; one warning says how many messages were passed over.
@@ -76,6 +75,7 @@ async def read_last_event(
     last = await bus.last(stream, subject)
     if last is None:
         return None, 0, 0
+    left_out = (await read_left_out(bus)).get(stream, ())
     found, reason = await _read(bus, kind, last, is_ours, newer) if last.seq not in left_out else (None, "")
     if found is not None:
         return found, last.seq, last.seq
@@ -112,7 +112,9 @@ async def _read(
                 await confirm_newer(bus, message, error)
             elif newer == "refuse" and MSG_ID_HEADER in message.headers:
                 raise VersionError(
-                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}", error.version
+                    f"sequence {message.seq} of {message.stream} ({message.subject}): {error}. If no newer build ever "
+                    "ran here, somebody has this service's key: `lachesis runs recover` passes over the message",
+                    error.version,
                 ) from error
         return None, str(error)
     if is_ours(event):

@@ -23,6 +23,7 @@ import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.logic.handing import Consumer
 from lachesis.pipeline.gateway.logic.scored import to_scored
@@ -206,11 +207,12 @@ class Trainers:
             raise LedgerError(f"{subject} ends before what was handed out: the broker lost history; restore its store")
         if newest <= max(consumer.seq, self._seen.get(name, 0)):
             return None
+        left_out = await self._patiently("read what is left out")(read_left_out, bus)
         async with bus.read(subjects.LEDGER, [subject], start=consumer.seq + 1, follow=False) as messages:
             async for message in messages:
                 self._seen[name] = message.seq
                 ours = partial(_is_of, run, self._trainer, consumer.entries)
-                entry = await decode_owned(bus, LedgerEntry, message, ours)
+                entry = await decode_owned(bus, LedgerEntry, message, ours, left_out=left_out)
                 if entry is not None and entry.batch is not None:
                     self._seen[name] = 0
                     return entry, message.seq, consumer

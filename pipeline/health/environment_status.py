@@ -8,6 +8,7 @@ Guarantees that what was once known is never taken back by an older event: reade
 from collections.abc import Iterable
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
@@ -31,9 +32,10 @@ class EnvironmentStatuses:
     async def read(self, bus: Bus, run: str, revision: str, environments: Iterable[str]) -> None:
         """Read what is stored now. Raises `InfrastructureError`."""
         for env in environments:
-            last = await bus.last(subjects.EVENTS, subjects.event("alert", run, revision, env))
-            if last is not None:
-                await self.apply_alert(bus, last)
+            subject = subjects.event("alert", run, revision, env)
+            event, seq, _ = await read_last_event(bus, subjects.EVENTS, subject, AlertEvent, lambda _: True)
+            if event is not None:
+                self._newest[env] = (seq, event.standing)
 
     async def apply_alert(self, bus: Bus, message: StoredMessage) -> str | None:
         """Take in an alert event, and return its environment if it is the newest of it.

@@ -20,6 +20,11 @@ __all__ = ["PREVIOUS_HEADER", "Chain", "LedgerPosition", "make_batch"]
 PREVIOUS_HEADER = "Lachesis-Previous"
 """Header of an entry: the sequence in LEDGER of the entry before, 0 at the first. Lets a reader walk backwards."""
 
+_HINT = (
+    "`lachesis runs recover` makes the run go on with the entries that follow one another. Or restore the server's "
+    "store from a backup, or start a new run"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerPosition:
@@ -36,11 +41,12 @@ class LedgerPosition:
         """
         ledger = f"ledger of run {entry.run}, trainer {entry.trainer}"
         if entry.index != self.entries:
-            raise LedgerError(f"{ledger}: entry {entry.index} where {self.entries} follows")
+            raise LedgerError(f"{ledger}: entry {entry.index} where {self.entries} follows. {_HINT}")
         if entry.previous != self.digest:
             raise LedgerError(
                 f"{ledger}: entry {entry.index} follows {entry.previous[:12]}, but entry {self.entries - 1} was "
-                f"{self.digest[:12]}; the broker's history was rolled back or replaced: restore it, or start a new run"
+                f"{self.digest[:12]}; the broker's history was rolled back or replaced, or somebody has the batcher's "
+                f"key. {_HINT}"
             )
         return type(self)(entry.index + 1, entry.digest())
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import Newer, decode_owned
+from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.runtime.stream_marks import is_known_lost, recovery_hint
@@ -27,6 +28,7 @@ from lachesis.schemas.rollout import RolloutGroup
 __all__ = [
     "Payload",
     "check_rollouts",
+    "entry_before",
     "fetch_batch",
     "fetch_groups",
     "find_position",
@@ -52,10 +54,12 @@ async def follow_ledger(
 
     Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
     """
-    seq = await find_position(bus, run, trainer, position)
+    seq, left_out = await find_position(bus, run, trainer, position), await read_left_out(bus)
     async with bus.read(subjects.LEDGER, [subjects.ledger(run, trainer)], start=seq + 1, follow=follow) as entries:
         async for message in entries:
-            entry = await _entry(bus, message, run, trainer, follows=position.entries, newer="confirm")
+            entry = await _entry(
+                bus, message, run, trainer, follows=position.entries, newer="confirm", left_out=left_out
+            )
             if entry is not None:
                 position = position.after(entry)
                 yield entry
@@ -68,36 +72,46 @@ async def newest_entry(
 
     None and 0 if there is no entry.
 
-    The two differ where somebody who is not the ledger's writer has published after it. Raises `LedgerError`.
+    The two differ where somebody who is not the ledger's writer has published after it. What the last message says of
+    where the entry before it lies is believed only if an entry is there: otherwise the ledger is read from its start.
+    Raises `LedgerError`.
     """
     subject = subjects.ledger(run, trainer)
     last = await bus.last(subjects.LEDGER, subject)
     if last is None:
         return None, 0, 0
+    left_out = await read_left_out(bus)
     before = last.headers.get(PREVIOUS_HEADER, "")
-    start = int(before) if before.isdecimal() and len(before) < 19 else 1
+    start = int(before) if before.isdecimal() and len(before) < 19 else 0
+    starts = [start, 1] if 1 < start < last.seq else [1]
     found, seq = None, 0
-    async with bus.read(
-        subjects.LEDGER, [subject], start=start if 0 < start < last.seq else 1, follow=False
-    ) as entries:
-        async for message in entries:
-            entry = await _entry(bus, message, run, trainer, follows=found.index + 1 if found else 0, newer=newer)
-            if entry is not None:
-                if found is not None:
-                    LedgerPosition(found.index + 1, found.digest()).after(entry)
-                found, seq = entry, message.seq
+    for start in starts:
+        found, seq = None, 0
+        async with bus.read(subjects.LEDGER, [subject], start=start, follow=False) as entries:
+            async for message in entries:
+                entry = await _entry(
+                    bus, message, run, trainer, follows=found.index + 1 if found else 0, newer=newer, left_out=left_out
+                )
+                if entry is None and found is None and start > 1:
+                    break  # no entry is there
+                if entry is not None:
+                    if found is not None:
+                        LedgerPosition(found.index + 1, found.digest()).after(entry)
+                    found, seq = entry, message.seq
+        if found is not None:
+            break
     return found, seq, last.seq
 
 
 async def _entry(
-    bus: Bus, message: StoredMessage, run: str, trainer: str, *, follows: int, newer: Newer
+    bus: Bus, message: StoredMessage, run: str, trainer: str, *, follows: int, newer: Newer, left_out: LeftOut
 ) -> LedgerEntry | None:
     """Return the entry in `message`, None if it is foreign: no entry of this ledger, or one before `follows`."""
 
     def is_ours(entry: LedgerEntry) -> bool:
         return (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
 
-    return await decode_owned(bus, LedgerEntry, message, is_ours, newer=newer)
+    return await decode_owned(bus, LedgerEntry, message, is_ours, newer=newer, left_out=left_out)
 
 
 async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPosition) -> int:
@@ -138,6 +152,12 @@ async def position_before(bus: Bus, run: str, trainer: str, index: int) -> Ledge
     return LedgerPosition(entry.index + 1, entry.digest()) if entry else LedgerPosition()
 
 
+async def entry_before(bus: Bus, run: str, trainer: str, entry: LedgerEntry, seq: int) -> LedgerEntry | None:
+    """Return the entry before `entry`, which is at `seq`, None if that is the first. Raises `LedgerError`."""
+    before, _ = await _last_below(bus, subjects.ledger(run, trainer), entry, seq, entry.index)
+    return before
+
+
 async def _last_below(
     bus: Bus, subject: str, entry: LedgerEntry | None, seq: int, index: int
 ) -> tuple[LedgerEntry | None, int]:
@@ -147,8 +167,11 @@ async def _last_below(
     """
     while entry is not None and entry.index >= index:
         previous = (await bus.get(subjects.LEDGER, seq)).headers.get(PREVIOUS_HEADER, "")
-        if not previous.isdecimal():
-            raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
+        if not previous.isdecimal() or len(previous) > len(str(seq)) or int(previous) >= seq:
+            raise LedgerError(
+                f"{subject}: entry {entry.index} at sequence {seq} does not say in its header {PREVIOUS_HEADER} which "
+                f"message before it it follows: the batcher did not write it. {recovery_hint(subjects.run_of(subject))}"
+            )
         seq = int(previous)
         entry = await _entry_at(bus, subject, seq, entry.index) if seq else None
     return entry, seq
@@ -157,12 +180,21 @@ async def _last_below(
 async def _entry_at(bus: Bus, subject: str, seq: int, follower: int) -> LedgerEntry:
     """Return the entry at `seq`, which entry `follower` names as the one before it. Raises `DamagedError`."""
     try:
-        return decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data)
+        message = await bus.get(subjects.LEDGER, seq)
+        if message.subject == subject:
+            return decode(LedgerEntry, message.data)
+    except SchemaError as error:
+        if isinstance(error, VersionError):
+            raise
     except NotFoundError as error:
         raise DamagedError(
             f"{subject}: the entry before entry {follower}, at sequence {seq} of {subjects.LEDGER}, is gone: it was "
             "deleted, or the server's store is damaged; restore the store from a backup, or start a new run"
         ) from error
+    raise LedgerError(
+        f"{subject}: entry {follower} says that it follows the message at sequence {seq}, which is no entry of this "
+        f"ledger: the batcher did not write it. {recovery_hint(subjects.run_of(subject))}"
+    )
 
 
 async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:

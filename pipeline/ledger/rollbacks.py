@@ -14,9 +14,10 @@ import anyio
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.reader import newest_entry
-from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut, read_left_out, read_record, with_further
+from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import (
     Contradiction,
     describe_contradictions,
@@ -87,29 +88,25 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
         await anyio.sleep(ASK_AGAIN_S)
 
 
-async def find_contradictions(
-    bus: NatsBus, config: RunConfig, *, folder: Path | None, left_out: LeftOut = NOTHING
-) -> list[Contradiction]:
+async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:
     """Return what a stream lacks of what is named elsewhere.
 
-    `folder` is the run's, if it is on this machine. `left_out`: commits and snapshots that tell nothing, besides those
-    that a recovery noted.
+    `folder` is the run's, if it is on this machine.
     """
     run = config.run
-    skipped = with_further(await read_left_out(bus, run), left_out)
     try:
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
         found += await find_lost_acknowledged(bus, run, folder) if folder is not None else []
     except NotFoundError:
         return []  # the run has no streams yet
-    for source, marks in await stage_marks(bus, config, skipped):
+    for source, marks in await stage_marks(bus, config):
         for stream, mark in marks.items():
             problem = await contradiction(bus, run, stream, mark)
             if problem is not None:
                 found.append(Contradiction(stream, mark.seq, mark.stored_ns, source, problem))
-    async for one in _lost_commits(bus, run, skipped):
+    async for one in _lost_commits(bus, run):
         found.append(one)
-    found += await _lost_snapshots(bus, config, skipped)
+    found += await _lost_snapshots(bus, config)
     return found + await _holes(bus, run)
 
 
@@ -133,9 +130,7 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
     return found
 
 
-async def stage_marks(
-    bus: NatsBus, config: RunConfig, left_out: LeftOut = NOTHING
-) -> list[tuple[str, Mapping[str, StreamMark]]]:
+async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
     """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
     run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
@@ -143,12 +138,10 @@ async def stage_marks(
             continue  # a replay of history checks its own
         for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
             env = subject.rpartition(".")[2]
-            event, _, _ = await read_last_event(
-                bus, stream, subject, model, lambda _: True, newer="skip", left_out=left_out.get(stream, ())
-            )
+            event, _, _ = await read_last_event(bus, stream, subject, model, lambda _: True, newer="skip")
             if event is not None and event.commit.read:
                 found.append((f"the last commit of the {stage} of {env}", event.commit.read))
-    async for snapshot, subject, _, _ in _snapshots(bus, run, left_out):
+    async for snapshot, subject, _, _ in _snapshots(bus, run):
         if snapshot.read:
             found.append((f"the snapshot of the {snapshot.stage} on {subject}", snapshot.read))
     try:
@@ -183,9 +176,9 @@ async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMar
     return {} if is_it else {ROLLOUTS: StreamMark(seq, entry.written_ns)}
 
 
-async def _lost_commits(bus: NatsBus, run: str, left_out: LeftOut) -> AsyncIterator[Contradiction]:
+async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
     """Yield the commits that a snapshot covers and that are gone."""
-    async for snapshot, subject, _, stored_ns in _snapshots(bus, run, left_out):
+    async for snapshot, subject, _, stored_ns in _snapshots(bus, run):
         stream, kind, _ = _OUTPUTS[snapshot.stage]
         revision, partition = subject.split(".")[4:]
         prefix = f"rl.replay.{kind}" if stream == REPLAY else f"rl.{kind}"
@@ -201,19 +194,18 @@ async def _lost_commits(bus: NatsBus, run: str, left_out: LeftOut) -> AsyncItera
             )
 
 
-async def _lost_snapshots(bus: NatsBus, config: RunConfig, left_out: LeftOut) -> list[Contradiction]:
+async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction]:
     """Return the commits that follow no snapshot and no commit: what covered the trimmed ones before them is gone."""
     run, firsts = config.run, dict[str, tuple[str, int]]()
+    left_out = await read_left_out(bus)
     for stage, (stream, kind, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # it is never trimmed
         for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
-            env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model, left_out)
+            env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model)
             if index is not None:
                 firsts[subjects.state(run, stage, config.revision, env)] = f"the {stage} of {env}", index
-    kept = {
-        subject: (one, seq, ns) async for one, subject, seq, ns in _snapshots(bus, run, left_out)
-    }  # read last: they go on
+    kept = {subject: (one, seq, ns) async for one, subject, seq, ns in _snapshots(bus, run)}  # read last: they go on
     found = []
     for state, (writer, index) in firsts.items():
         snapshot, seq, stored_ns = kept.get(state, (None, 0, 0))
@@ -228,8 +220,9 @@ async def _lost_snapshots(bus: NatsBus, config: RunConfig, left_out: LeftOut) ->
     return found
 
 
-async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any, left_out: LeftOut) -> int | None:
+async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any) -> int | None:
     """Return the number of the first commit that is left."""
+    left_out = await read_left_out(bus)
     async with bus.read(stream, [subject], follow=False) as messages:
         async for message in messages:
             if message.seq in left_out.get(stream, ()):
@@ -240,7 +233,7 @@ async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any, left
     return None
 
 
-async def _snapshots(bus: NatsBus, run: str, left_out: LeftOut) -> AsyncIterator[tuple[StateSnapshot, str, int, int]]:
+async def _snapshots(bus: NatsBus, run: str) -> AsyncIterator[tuple[StateSnapshot, str, int, int]]:
     """Yield the snapshots of the stateful stages, each with its subject, its sequence and when it was stored."""
     patterns = [subjects.state(run, stage, "*", "*") for stage in _OUTPUTS]
     for subject in await bus.stored_subjects(LEDGER, patterns):
@@ -251,8 +244,6 @@ async def _snapshots(bus: NatsBus, run: str, left_out: LeftOut) -> AsyncIterator
         def is_ours(one: StateSnapshot, stage: str = stage) -> bool:
             return one.stage == stage
 
-        snapshot, seq, _ = await read_last_event(
-            bus, LEDGER, subject, StateSnapshot, is_ours, newer="skip", left_out=left_out.get(LEDGER, ())
-        )
+        snapshot, seq, _ = await read_last_event(bus, LEDGER, subject, StateSnapshot, is_ours, newer="skip")
         if snapshot is not None:
             yield snapshot, subject, seq, (await bus.get_head(LEDGER, seq)).time_ns

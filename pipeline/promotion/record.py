@@ -13,6 +13,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.secrets import masked
@@ -235,6 +236,9 @@ class ActivePromotion:
 
     async def _list_in(self, message: StoredMessage) -> Promotions | None:
         try:
-            return await decode_owned(self._bus, Promotions, message, lambda one: one.run == self._run)
+            left_out = await read_left_out(self._bus)
+            return await decode_owned(
+                self._bus, Promotions, message, lambda one: one.run == self._run, left_out=left_out
+            )
         except VersionError as error:  # rollouts wait for the upgrade
             raise InfrastructureError(str(error)) from error

@@ -18,6 +18,7 @@ import msgspec
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
@@ -195,9 +196,10 @@ class GarbageCollector:
         run, trainer, bus = config.run, config.training.name, self._bus
         readers = Readers(Service(bus, "gc", run, config.revision), config)
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
+        left_out = await read_left_out(bus)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
             async for message in messages:
-                report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run)
+                report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run, left_out=left_out)
                 if report is not None:
                     readers.untrained.report(report)
         last, _, _ = await newest_entry(bus, run, trainer)

@@ -3,7 +3,6 @@
 Everything here only ever moves forward, so that whatever is asked a moment too early is at worst too low.
 """
 
-from functools import partial
 from typing import TypeVar
 
 from lachesis.pipeline.bus.last_event import read_last_event
@@ -15,7 +14,6 @@ from lachesis.pipeline.retention.retention_floor import (
     StageProgress,
     UntrainedReferences,
 )
-from lachesis.pipeline.runtime.retention_record import LeftOut, read_left_out
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
@@ -66,7 +64,6 @@ class Readers:
         """Return where they stand. Raises as `claims`."""
         # together, before anything is awaited: what later entries refer to lies above this watermark
         watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest_seqs()
-        committed = partial(self._committed, await read_left_out(self._bus, self._run))
         return RetentionInputs(
             watermark=watermark,
             events_cursor=events_cursor,
@@ -74,9 +71,13 @@ class Readers:
             acknowledged={
                 stage: await self._acknowledged(stage) for stage in ("scorer", *["teacher"] * self._has_teacher)
             },
-            normalizers={env: await committed("normalizer", "reward", RewardEvent, env) for env in self._environments},
-            curricula={env: await committed("curriculum", "curriculum", CurriculumEvent, env) for env in self._learned},
-            monitors={env: await committed("health", "alert", AlertEvent, env) for env in self._environments}
+            normalizers={
+                env: await self._committed("normalizer", "reward", RewardEvent, env) for env in self._environments
+            },
+            curricula={
+                env: await self._committed("curriculum", "curriculum", CurriculumEvent, env) for env in self._learned
+            },
+            monitors={env: await self._committed("health", "alert", AlertEvent, env) for env in self._environments}
             if self._has_health
             else None,
             webhook=await self._sent_alerts() if self._has_webhook else None,
@@ -94,9 +95,7 @@ class Readers:
             return 0  # it has never run
         return lag.ack_floor
 
-    async def _committed(
-        self, left_out: LeftOut, stage: str, kind: subjects.Kind, event: type[E], env: str
-    ) -> StageProgress:
+    async def _committed(self, stage: str, kind: subjects.Kind, event: type[E], env: str) -> StageProgress:
         state = subjects.state(self._run, stage, self._revision, env)
         snapshot, _, _ = await read_last_event(
             self._bus,
@@ -104,7 +103,6 @@ class Readers:
             state,
             StateSnapshot,
             lambda one: one.stage == stage,
-            left_out=left_out.get(LEDGER, ()),
         )
         subject = subjects.event(kind, self._run, self._revision, env)
         last, _, _ = await read_last_event(
@@ -113,7 +111,6 @@ class Readers:
             subject,
             event,
             lambda one: (one.run, one.env) == (self._run, env),
-            left_out=left_out.get(EVENTS, ()),
         )
         if last is None:
             return StageProgress()

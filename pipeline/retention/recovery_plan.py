@@ -17,13 +17,14 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.bus.left_out import NOTHING, LeftOut, leaving_out
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
-from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut, read_record
+from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
@@ -106,7 +107,12 @@ async def make_plan(
 
     Raises `StartupError` where the run cannot go on.
     """
-    found = await find_contradictions(bus, config, folder=config.path, left_out=unusable.left_out)
+    with leaving_out(unusable.left_out):
+        return await _make_plan(bus, config, name, unusable)
+
+
+async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: UnusableState) -> RecoveryPlan | None:
+    found = await find_contradictions(bus, config, folder=config.path)
     losses = await _losses(bus, found)
     known = [one.marks.trimmed for one in await read_marks(bus, config.run, config.path)]
     trimmed = dict((await _record(bus, config.run)).trimmed)

@@ -19,7 +19,7 @@ from typing import Generic, Self, TypeVar
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
-from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut, read_left_out, with_further
+from lachesis.pipeline.bus.left_out import read_left_out, read_noted
 from lachesis.pipeline.runtime.state import RESTORE_HINT, StateStore
 from lachesis.pipeline.runtime.stream_marks import StreamMarks, has_lost_after, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
@@ -99,19 +99,13 @@ class CommitLog(Generic[E]):
         stage: str,
         term: str,
         stream: str = subjects.EVENTS,
-        left_out: LeftOut = NOTHING,
     ) -> tuple[Self, RestoredState]:
         """Return the log, ready to append, and what its earlier writers left.
 
-        `left_out`: what is passed over, besides what a recovery noted.
-
         Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
         """
-        noted = await read_left_out(bus, subjects.run_of(subject))
-        skipped = with_further(noted, left_out)
-        states, snapshot = await StateStore.open(
-            bus, state_subject, stage, term, left_out=skipped.get(subjects.LEDGER, ())
-        )
+        noted, left_out = await read_noted(bus), await read_left_out(bus)
+        states, snapshot = await StateStore.open(bus, state_subject, stage, term)
         log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
         state, cursors, read = None, {}, {}
         if snapshot is not None:
@@ -139,7 +133,7 @@ class CommitLog(Generic[E]):
                         message,
                         lambda event: commit_of(event).index >= log.index,
                         newer="refuse",
-                        left_out=skipped.get(stream, ()),
+                        left_out=left_out,
                     )
                     log._last = message.seq
                     if event is None:

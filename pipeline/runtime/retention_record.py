@@ -1,8 +1,5 @@
 """Reads the record of what was trimmed of a run's history and of what is held back from that."""
 
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
-
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
@@ -10,30 +7,13 @@ from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
-__all__ = ["NOTHING", "LeftOut", "decode_record", "read_left_out", "read_record", "with_further"]
-
-LeftOut = Mapping[str, Collection[int]]
-"""By stream, the sequences of messages that are passed over."""
-NOTHING: LeftOut = MappingProxyType({})
+__all__ = ["decode_record", "read_record"]
 
 
 async def read_record(bus: Bus, run: str) -> Retention:
     """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
     entry = await bus.value(keys.RETENTION)
     return decode_record(entry, run)
-
-
-async def read_left_out(bus: Bus, run: str) -> LeftOut:
-    """Return what `lachesis runs recover` noted as left out; nothing where the record cannot be read."""
-    try:
-        return (await read_record(bus, run)).left_out
-    except SchemaError:
-        return NOTHING
-
-
-def with_further(left_out: LeftOut, further: LeftOut) -> LeftOut:
-    """Return what either leaves out."""
-    return {stream: {*left_out.get(stream, ()), *further.get(stream, ())} for stream in {*left_out, *further}}
 
 
 def decode_record(entry: Entry | None, run: str) -> Retention:

@@ -9,12 +9,12 @@ to write. Room is bounded: two states, the last message of each subject, which t
 """
 
 import hashlib
-from collections.abc import Collection
 from typing import Self
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StatePart, StateSnapshot
 from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
@@ -52,12 +52,8 @@ class StateStore:
         self._done: dict[str, int] = {}  # of the state of commit `_writing`: by subject, where its parts lie
 
     @classmethod
-    async def open(
-        cls, bus: Bus, subject: str, stage: str, term: str, *, left_out: Collection[int] = ()
-    ) -> tuple[Self, StateSnapshot | None]:
+    async def open(cls, bus: Bus, subject: str, stage: str, term: str) -> tuple[Self, StateSnapshot | None]:
         """Return the store, ready to write, and the snapshot in force with its whole state.
-
-        `left_out`: sequences of snapshots that are not taken.
 
         Raises `LedgerError` when a part of it is gone or is not what was stored.
         """
@@ -69,9 +65,9 @@ class StateStore:
                 if message.subject.startswith(f"{subject}="):
                     store._ends[message.subject] = message.seq
         snapshot, store.snapshot_seq, store._last = await read_last_event(
-            bus, LEDGER, subject, StateSnapshot, lambda one: one.stage == stage, newer="refuse", left_out=left_out
+            bus, LEDGER, subject, StateSnapshot, lambda one: one.stage == stage, newer="refuse"
         )
-        store.is_newest_left_out = store._last in left_out
+        store.is_newest_left_out = store._last in (await read_left_out(bus)).get(LEDGER, ())
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
             snapshot = snapshot.replace(state=await store._join(snapshot))

@@ -32,7 +32,6 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
-from lachesis.pipeline.runtime.retention_record import NOTHING, LeftOut
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.state import RESTORE_HINT
 from lachesis.pipeline.runtime.stream_marks import check_marks
@@ -124,30 +123,21 @@ class StatefulStage(ABC, Generic[E]):
         """The subject of the events."""
         return subjects.event(self.kind, self.service.run, self.service.revision, self.env)
 
-    async def open(self, *, left_out: LeftOut = NOTHING, patience_s: float | None = None) -> None:
+    async def open(self, *, patience_s: float | None = None) -> None:
         """Take over what earlier writers committed. Raises `LedgerError` where a commit or its source is gone.
 
-        `left_out`: commits and snapshots that are passed over, besides those that a recovery noted. `patience_s`: as in
-        `check_marks`.
+        `patience_s`: as in `check_marks`.
         """
         service = self.service
-        try:
-            self._log, restored = await CommitLog.open(
-                service.bus,
-                self._event,
-                attrgetter("commit"),
-                subject=self.subject,
-                state_subject=subjects.state(service.run, self.name, service.revision, self.env),
-                stage=self.name,
-                term=service.instance,
-                left_out=left_out,
-            )
-        except VersionError as error:
-            raise VersionError(
-                f"{error}. If no newer build ever ran here, somebody has this service's key: `lachesis runs recover` "
-                "passes over the message",
-                error.version,
-            ) from error
+        self._log, restored = await CommitLog.open(
+            service.bus,
+            self._event,
+            attrgetter("commit"),
+            subject=self.subject,
+            state_subject=subjects.state(service.run, self.name, service.revision, self.env),
+            stage=self.name,
+            term=service.instance,
+        )
         check, writer = service.retrying("check that what was read is still there"), f"the {self.name} of {self.env}"
         await check(check_marks, service.bus, service.run, restored.read, writer=writer, patience_s=patience_s)
         self.cursors.update(restored.cursors)

@@ -1,29 +1,33 @@
-"""Finds the commits and snapshots that a stateful service cannot use, though nothing is lost.
+"""Finds the messages on a service's own subjects that it cannot use, though nothing is lost.
 
 Whoever has a service's key may write on its subjects, where a start takes what it finds for its own: a forged commit,
-or one of a fault, would end the service at every start. Each stage is opened here as its service opens it, which
-writes nothing. Where that fails for another reason than lost history, the newest commits are left out, as few as it
-takes; then the snapshot. What is left out was derived from messages that are there still, so it is derived again.
+entry of the ledger, term or report, or one of a fault, would end the service at every start. Each of them is opened
+here as its service opens it, which writes nothing. Where that fails for another reason than lost history, the newest
+messages are left out, as few as it takes; of a stage then its snapshot. What is left out was derived from messages that
+are there still, so it is derived again; where steps were taken on entries that are left out, training goes back.
 """
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 
+from lachesis.pipeline.admission.stage import check_term
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.left_out import leaving_out, read_left_out
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import curriculum_environments
 from lachesis.pipeline.curriculum.stage import CurriculumWriter, load_items
 from lachesis.pipeline.environments.held_out import read_held_out
 from lachesis.pipeline.health.stage import AlertWriter
+from lachesis.pipeline.ledger.ledger_end import check_whole_ledger
 from lachesis.pipeline.retention.recovery_plan import UnusableState
 from lachesis.pipeline.rewards.stage import RewardWriter
-from lachesis.pipeline.runtime.retention_record import read_left_out
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage
+from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError, HistoryLostError, LedgerError
 from lachesis.schemas.subjects import EVENTS, LEDGER
@@ -36,8 +40,20 @@ _LOAD_S = 60.0
 """How long an environment may take to load; the state of a curriculum whose environment takes longer is not checked."""
 
 _Make = Callable[[], StatefulStage[Any]]
-_Open = Callable[[dict[str, set[int]]], Awaitable[str | None]]
-"""Opens a stage without some of its messages; returns what is wrong."""
+
+
+class _Owned(NamedTuple):
+    """What one service writes and reads again at its start: `name` says what it is, `open` reads it as it does.
+
+    `subject` of `stream` holds it, and `snapshots` of LEDGER hold the state that comes before it (None: nothing does).
+    """
+
+    name: str
+    stream: str
+    subject: str
+    snapshots: str | None
+    open: Callable[[], Awaitable[object]]
+
 
 log = logging.getLogger("lachesis")
 
@@ -46,21 +62,39 @@ async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
     """Return what the run's stateful stages cannot use of their own messages."""
     left_out: dict[str, set[int]] = {EVENTS: set(), LEDGER: set()}
     problems: list[str] = []
-    async for stage, env, make in _stages(bus, config):
-        commits = subjects.event(stage.kind, config.run, config.revision, env)
-        snapshots = subjects.state(config.run, stage.name, config.revision, env)
-        attempt: _Open = partial(_open, make)
-        # twice: a service at work may replace a snapshot while it is read
-        if await attempt({}) is None or (problem := await attempt({})) is None:
-            continue
-        skipped = await _find_skips(bus, attempt, commits, snapshots)
+    async for owned in _everything(bus, config):
+        with leaving_out(left_out):
+            # twice: a service at work may replace a snapshot while it is read
+            if await _open(owned, {}) is None or (problem := await _open(owned, {})) is None:
+                continue
+            skipped = await _find_skips(bus, owned)
         if skipped is None:
             continue  # another reason, which is said where the service starts
         for stream, seqs in skipped.items():
             left_out[stream] |= seqs
         named = ", ".join(f"{min(seqs)} to {max(seqs)} of {stream}" for stream, seqs in sorted(skipped.items()) if seqs)
-        problems.append(f"the {stage.name} of {env} cannot use its own messages {named}: {problem}")
+        problems.append(f"{owned.name} cannot use its own messages {named}: {problem}")
     return UnusableState({stream: seqs for stream, seqs in left_out.items() if seqs}, problems)
+
+
+async def _everything(bus: NatsBus, config: RunConfig) -> AsyncIterator[_Owned]:
+    run, revision, trainer = config.run, config.revision, config.training.name
+    term = subjects.state(run, "governor", revision, "0")
+    yield _Owned("the governor", LEDGER, term, None, partial(check_term, bus, config))
+    report = subjects.state(run, "trainer", subjects.LIVE, trainer)
+    read_report = partial(BatchFeed.open, bus, run, trainer, term="")
+    yield _Owned("the trainer", LEDGER, report, None, read_report)
+    yield _Owned("the batcher", LEDGER, subjects.ledger(run, trainer), None, partial(check_whole_ledger, bus, config))
+    async for stage, env, make in _stages(bus, config):
+        commits, snapshots = (
+            subjects.event(stage.kind, run, revision, env),
+            subjects.state(run, stage.name, revision, env),
+        )
+        yield _Owned(f"the {stage.name} of {env}", EVENTS, commits, snapshots, partial(_open_stage, make))
+
+
+async def _open_stage(make: _Make) -> None:
+    await make().open(patience_s=0)
 
 
 async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[StatefulStage[Any]], str, _Make]]:
@@ -94,11 +128,11 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
         yield CurriculumWriter, env, partial(make, CurriculumWriter, env, items)
 
 
-async def _open(make: _Make, left_out: dict[str, set[int]]) -> str | None:
-    """Open a stage and return why it cannot be; None where it can, or where something else keeps it from that."""
-    writer = make()
+async def _open(owned: _Owned, left_out: dict[str, set[int]]) -> str | None:
+    """Read what is owned and return why it cannot be; None where it can, or where something else keeps it from that."""
     try:
-        await writer.open(left_out=left_out, patience_s=0)
+        with leaving_out(left_out):
+            await owned.open()
     except HistoryLostError:
         return None  # the plan says what is lost
     except ConfigError:
@@ -108,16 +142,19 @@ async def _open(make: _Make, left_out: dict[str, set[int]]) -> str | None:
     return None
 
 
-async def _find_skips(bus: NatsBus, attempt: _Open, commits: str, snapshots: str) -> dict[str, set[int]] | None:
-    """Return the fewest newest messages without which the stage opens, None if it does so without none of them."""
-    noted = await read_left_out(bus, bus.run)
-    seqs = [seq for seq in await _sequences(bus, EVENTS, commits) if seq not in noted.get(EVENTS, ())]
-    states = [seq for seq in await _sequences(bus, LEDGER, snapshots) if seq not in noted.get(LEDGER, ())]
+async def _find_skips(bus: NatsBus, owned: _Owned) -> dict[str, set[int]] | None:
+    """Return the fewest newest messages without which it opens, None if it does so without none of them."""
+    stream, noted = owned.stream, await read_left_out(bus)
+    seqs = [seq for seq in await _sequences(bus, stream, owned.subject) if seq not in noted.get(stream, ())]
+    states = [] if owned.snapshots is None else await _sequences(bus, LEDGER, owned.snapshots)
+    states = [seq for seq in states if seq not in noted.get(LEDGER, ())]
     for dropped in range(min(len(states), _MAX_SNAPSHOTS) + 1):
         gone = set(states[len(states) - dropped :])
 
         async def opens(kept: int, gone: set[int] = gone) -> bool:
-            return await attempt({EVENTS: set(seqs[kept:]), LEDGER: gone}) is None
+            return (
+                await _open(owned, {LEDGER: gone, stream: {*seqs[kept:], *(gone if stream == LEDGER else ())}}) is None
+            )
 
         if not await opens(0):
             continue
@@ -127,7 +164,7 @@ async def _find_skips(bus: NatsBus, attempt: _Open, commits: str, snapshots: str
             low, high = (middle, high) if await opens(middle) else (low, middle)
         if dropped and await opens(len(seqs)):
             low = len(seqs)
-        return {EVENTS: set(seqs[low:]), LEDGER: gone}
+        return {LEDGER: gone, stream: {*seqs[low:], *(gone if stream == LEDGER else ())}}
     return None
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import decode_owned
+from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger, newest_entry
@@ -317,9 +318,10 @@ class _LedgerWalk:
 async def _reports(bus: Bus, run: str, trainer: str) -> list[TrainReport]:
     found = []
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
+    left_out = await read_left_out(bus)
     async with bus.read(LEDGER, [subject], follow=False) as messages:
         async for message in messages:
-            report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run)
+            report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run, left_out=left_out)
             if report is not None:
                 found.append(report)
     return found

@@ -1,0 +1,53 @@
+"""Which stored messages are passed over, since the service that owns their subject cannot use them.
+
+Whoever has a service's key may write on its subjects, where a start takes what it finds for the service's own: a forged
+message would end it at every start. `lachesis runs recover` notes such messages in the retention record, and all who
+read a subject of one writer pass them over, as they do what is foreign.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.schemas import keys
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import DamagedError, NotFoundError, SchemaError
+from lachesis.schemas.retention import Retention
+
+__all__ = ["NOTHING", "LeftOut", "leaving_out", "read_left_out", "read_noted"]
+
+LeftOut = Mapping[str, Collection[int]]
+"""By stream, the sequences of messages that are passed over."""
+NOTHING: LeftOut = MappingProxyType({})
+
+_further: ContextVar[LeftOut] = ContextVar("further", default=NOTHING)
+
+
+@contextmanager
+def leaving_out(further: LeftOut) -> Iterator[None]:
+    """Pass `further` over as well, in what this task reads and in the tasks it starts: to see what then fits."""
+    token = _further.set(_union(_further.get(), further))
+    try:
+        yield
+    finally:
+        _further.reset(token)
+
+
+async def read_left_out(bus: Bus) -> LeftOut:
+    """Return what is passed over: what a recovery noted, and what `leaving_out` says here."""
+    return _union(await read_noted(bus), _further.get())
+
+
+async def read_noted(bus: Bus) -> LeftOut:
+    """Return what `lachesis runs recover` noted as left out; nothing where the record cannot be read."""
+    try:
+        entry = await bus.value(keys.RETENTION)
+        return NOTHING if entry is None else decode(Retention, entry.value).left_out
+    except (SchemaError, DamagedError, NotFoundError):
+        return NOTHING
+
+
+def _union(one: LeftOut, other: LeftOut) -> LeftOut:
+    return {stream: {*one.get(stream, ()), *other.get(stream, ())} for stream in {*one, *other}}

@@ -1,0 +1,116 @@
+"""Reads the end of a ledger as its writer goes on from it, and refuses one that its writer cannot have written.
+
+Whoever has the batcher's key may write an entry that follows in the chain and says anything. So the newest entry is
+compared with the one before it and with the streams that it speaks of, before anything is written after it.
+"""
+
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.evidence import check_evidence
+from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
+from lachesis.pipeline.ledger.reader import check_rollouts, entry_before, follow_ledger, newest_entry
+from lachesis.pipeline.runtime.stream_marks import (
+    MARKS_HEADER,
+    MAX_LOST,
+    StreamMarks,
+    check_marks,
+    recovery_hint,
+)
+from lachesis.schemas.errors import LedgerError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
+
+__all__ = ["LedgerEnd", "check_whole_ledger", "describe_misfit", "read_ledger_end"]
+
+
+class LedgerEnd(NamedTuple):
+    """The newest entry, None where there is none, its sequence in LEDGER, that of the subject's last message, and the
+    newest message of each stream that the writer of the entry had read."""
+
+    entry: LedgerEntry | None
+    entry_seq: int
+    seq: int
+    marks: StreamMarks
+
+
+async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | None = None) -> LedgerEnd:
+    """Return where the live trainer's ledger ends.
+
+    `patience_s`: as in `check_marks`. Raises `HistoryLostError` where it does not fit the streams, since the broker
+    lost history, and `LedgerError` or `SchemaError` where its writer cannot have written the newest entry.
+    """
+    run, trainer = config.run, config.training.name
+    entry, entry_seq, seq = await newest_entry(bus, run, trainer, newer="refuse")
+    await check_evidence(bus, config, is_empty=entry is None)
+    if entry is None:
+        return LedgerEnd(None, 0, seq, StreamMarks())
+    before = await entry_before(bus, run, trainer, entry, entry_seq)
+    misfit = next(iter(_beyond_streams(entry, await _last(bus, ROLLOUTS), await _last(bus, EVENTS))), None)
+    if (misfit := misfit or describe_misfit(entry, before)) is not None:
+        raise LedgerError(
+            f"entry {entry.index} of the ledger, at sequence {entry_seq} of LEDGER, {misfit}: the batcher did not write "
+            f"it. {recovery_hint(run)}"
+        )
+    await check_rollouts(bus, entry)
+    marks = StreamMarks.from_header((await bus.get_head(LEDGER, entry_seq)).headers.get(MARKS_HEADER))
+    await check_marks(bus, run, marks.newest, writer="the batcher", patience_s=patience_s)
+    return LedgerEnd(entry, entry_seq, seq, marks)
+
+
+async def check_whole_ledger(bus: Bus, config: RunConfig) -> None:
+    """Raise as `read_ledger_end`, without patience, and `LedgerError` where any entry does not follow."""
+    await read_ledger_end(bus, config, patience_s=0)
+    async with aclosing(follow_ledger(bus, config.run, config.training.name, LedgerPosition(), follow=False)) as all_:
+        async for _ in all_:
+            pass
+
+
+async def _last(bus: Bus, stream: str) -> int:
+    return (await bus.usage(stream)).last
+
+
+def _beyond_streams(entry: LedgerEntry, rollouts: int, events: int) -> Iterator[str]:
+    """Yield what an entry says of messages that no stream ever held: so many are never lost at once."""
+    told = [entry.watermark, *_named(entry)]
+    if (highest := max(told)) > rollouts + MAX_LOST:
+        yield f"speaks of sequence {highest} of ROLLOUTS, which ends at {rollouts}"
+    if entry.events_cursor > events + MAX_LOST:
+        yield f"has read sequence {entry.events_cursor - 1} of EVENTS, which ends at {events}"
+    if (bits := len(entry.resolved) * 8) > MAX_LOST + max(0, rollouts - entry.watermark):
+        yield f"settles up to {bits} rollouts after sequence {entry.watermark} of ROLLOUTS, which ends at {rollouts}"
+
+
+def describe_misfit(entry: LedgerEntry, before: LedgerEntry | None) -> str | None:
+    """Return how an entry contradicts the one before it (None: it is the first), None where it does not. Pure."""
+    if before is None and entry.index:
+        return None  # what lies before was deleted on purpose
+    watermark, next_batch = (before.watermark, before.next_batch) if before is not None else (0, 0)
+    if entry.watermark < watermark:
+        return (
+            f"settles rollouts up to {entry.watermark} alone, where the entry before it settled them up to {watermark}"
+        )
+    number = entry.batch.number if entry.batch else entry.next_batch
+    if number != next_batch:
+        return f"has batch {number} where {next_batch} follows"
+    settled = ResolvedSet(before.watermark, before.resolved) if before is not None else ResolvedSet()
+    named = _named(entry)
+    again = [seq for seq in named if seq in settled]
+    if again or len(set(named)) < len(named):
+        return f"gives rollouts a second outcome, among them that at sequence {min(again or named)} of ROLLOUTS"
+    told = before.totals if before is not None else {}
+    most = len(named) + (entry.batch.sequences if entry.batch else 0) + sum(one.sequences for one in entry.outcomes)
+    if wrong := [what for what, total in entry.totals.items() if not 0 <= total - told.get(what, 0) <= most]:
+        return f"counts {entry.totals[wrong[0]]} {wrong[0]}, where the entry before it counted {told.get(wrong[0], 0)}"
+    return None
+
+
+def _named(entry: LedgerEntry) -> list[int]:
+    """Return the rollouts that an entry settles by name."""
+    return [outcome.seq for outcome in entry.outcomes] + [
+        ref.seq for ref in (entry.batch.groups if entry.batch else [])
+    ]
