@@ -11,8 +11,9 @@ import anyio
 
 from lachesis.pipeline.environments.epoch import Claimer, EpochOrder
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.schemas import keys
-from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.codec import encode
 from lachesis.schemas.control import EpochClaim, EpochRecord
 from lachesis.schemas.errors import FencedError
 
@@ -77,7 +78,7 @@ class EpochClaims:
     async def _try_change(self, change: Callable[[EpochRecord], tuple[EpochRecord, T]]) -> T:
         while True:
             entry = await self._service.bus.value(self._key)
-            record = self.order.first() if entry is None else decode(EpochRecord, entry.value)
+            record = decode_value(EpochRecord, entry, self._key) or self.order.first()
             changed, result = change(record)
             if changed == record and entry is not None:
                 return result

@@ -8,12 +8,12 @@ environment that cannot be evaluated then is left out, and said so of, and never
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio.to_thread
 
-from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.environments.held_out import keep_record, read_held_out
@@ -37,6 +37,7 @@ from lachesis.schemas.errors import (
     EnvironmentCodeError,
     InfrastructureError,
     NotFoundError,
+    SchemaError,
 )
 
 __all__ = ["run_evaluator"]
@@ -89,7 +90,11 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                 evaluator.set_problem(f"environment {one.name}", doubt)
         async with service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
-                record = decode(PolicyRecord, entry.value)
+                try:
+                    record = decode(PolicyRecord, entry.value)
+                except SchemaError as error:  # the trainer publishes another one
+                    evaluator.set_problem("policy", f"a policy record cannot be read, and is not evaluated: {error}")
+                    continue
                 step = record.policy_version.step
                 due = [
                     (one, items)
@@ -106,6 +111,10 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                     evaluator.set_problem("policy", f"policy {record.version} was not evaluated: {error}")
                 if config.mode == "train" and config.training.steps is not None and step >= config.training.steps:
                     return  # evaluated, or refused: there will be no other
+
+
+def _is_of(env: str) -> Callable[[EvalEvent], bool]:
+    return lambda event: event.env == env
 
 
 class _PolicyRefusedError(DataError):
@@ -159,12 +168,13 @@ class _Evaluator:
         evaluated = await anyio.to_thread.run_sync(load_evaluated_env, self.config, name, settings, record)
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
-        stored: StoredMessage | None = None
+        newest: EvalEvent | None = None
         try:
-            stored = await read(self.service.bus.last, subjects.EVENTS, subject)
+            newest, _, _ = await read(
+                read_last_event, self.service.bus, subjects.EVENTS, subject, EvalEvent, _is_of(name), newer="skip"
+            )
         except DamagedError as error:  # to evaluate once more costs time and nothing else
             log.warning("the newest evaluation of %s cannot be read: %s", name, error)
-        newest = None if stored is None else decode(EvalEvent, stored.data)
         if newest is not None:
             self._show(newest)
         done = newest.policy_step if newest else None

@@ -17,6 +17,7 @@ from lachesis.pipeline.evaluation.plan import held_out_tasks, is_held_out
 from lachesis.pipeline.fsync import replace_file
 from lachesis.pipeline.item_keys import Keys
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
@@ -31,7 +32,7 @@ log = logging.getLogger("lachesis")
 async def read_held_out(service: Service, env: str) -> HeldOutRecord | None:
     """Return what the run's starts so far have held out of an environment; None before the first."""
     entry: Entry | None = await service.retrying(f"read {keys.held_out(env)}")(service.bus.value, keys.held_out(env))
-    return None if entry is None else decode(HeldOutRecord, entry.value)
+    return decode_value(HeldOutRecord, entry, keys.held_out(env))
 
 
 def keep_record(run: Path, env: str, record: HeldOutRecord | None) -> None:
@@ -84,10 +85,12 @@ async def _try_settle(service: Service, config: RunConfig, env: str, item_keys: 
     key = keys.held_out(env)
     while True:
         entry = await service.bus.value(key)
-        record = None if entry is None else decode(HeldOutRecord, entry.value)
+        record = decode_value(HeldOutRecord, entry, key)
+        if record is None:  # a recovery may have put it aside
+            record = kept_record(config.path, env)
         split = held_out_tasks(config, env, item_keys, record)
         before = ANY_RANK if record is None else record.limit
-        if record is not None and split.limit >= before:
+        if entry is not None and split.limit >= before:
             return split
         made = HeldOutRecord(seed=config.seed if record is None else record.seed, limit=min(split.limit, before))
         try:

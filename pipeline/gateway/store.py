@@ -4,7 +4,7 @@ Guarantees that what it returns is stored when a change returns, and that of two
 (`FencedError`) at its next change.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,10 +13,12 @@ from lachesis.pipeline.gateway.logic.buffer import Buffer
 from lachesis.pipeline.gateway.logic.handing import Consumer
 from lachesis.pipeline.gateway.logic.posts import StoredPosts
 from lachesis.pipeline.gateway.logic.registry import Registry
+from lachesis.pipeline.runtime.stored_values import unreadable_value
 from lachesis.schemas import keys
+from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["GatewayStore"]
+__all__ = ["GatewayStore", "check_stored"]
 
 _REGISTRY = "registry"
 _POSTS = "posts"
@@ -73,16 +75,24 @@ class GatewayStore:
         if entry is None:
             return None
         self._revisions[name] = entry.revision
-        try:
-            return msgspec.msgpack.decode(entry.value, type=kind)
-        except msgspec.MsgspecError as error:
-            raise SchemaError(
-                f"key {keys.gateway(name)} of run {self._run}: {error}; delete the key to begin again"
-            ) from error
+        return _decode(name, entry.value, kind)
 
     async def _put(self, name: str, value: Registry | Buffer | Consumer | StoredPosts) -> None:
         data, at = msgspec.msgpack.encode(value), self._revisions.get(name, 0)
         self._revisions[name] = await self._bus.put(keys.gateway(name), data, revision=at)
+
+
+def check_stored(name: str, value: bytes) -> None:
+    """Raise `SchemaError` where the gateway cannot go on from what its key `name` holds."""
+    kinds: dict[str, Any] = {_REGISTRY: Registry, _POSTS: StoredPosts, "buffer": Buffer, "consumer": Consumer}
+    _decode(name, value, kinds[name.partition("-")[0]])
+
+
+def _decode(name: str, value: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except UNREADABLE as error:
+        raise SchemaError(unreadable_value(keys.gateway(name), error)) from error
 
 
 def _buffer(env: str) -> str:

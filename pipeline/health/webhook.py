@@ -21,6 +21,7 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification, next_notification
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
@@ -81,8 +82,9 @@ class AlertWebhook:
     async def _restore(self) -> None:
         """Take over how far an earlier life came; a first one begins with what comes from now on."""
         entry = await self._service.bus.value(keys.webhook(self._service.revision))
-        if entry is not None:
-            self._sent, self._revision = decode(SentAlerts, entry.value), entry.revision
+        sent = decode_value(SentAlerts, entry, keys.webhook(self._service.revision))
+        if entry is not None and sent is not None:
+            self._sent, self._revision = sent, entry.revision
             return
         newest = (await self._service.bus.usage(subjects.EVENTS)).last
         await self._store(self._sent.replace(seq=newest))

@@ -53,8 +53,8 @@ async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | No
     misfit = next(iter(_beyond_streams(entry, await _last(bus, ROLLOUTS), await _last(bus, EVENTS))), None)
     if (misfit := misfit or describe_misfit(entry, before)) is not None:
         raise LedgerError(
-            f"entry {entry.index} of the ledger, at sequence {entry_seq} of LEDGER, {misfit}: the batcher did not write "
-            f"it. {recovery_hint(run)}"
+            f"entry {entry.index} of the ledger, at sequence {entry_seq} of LEDGER, {misfit}: the batcher did not "
+            f"write it. {recovery_hint(run)}"
         )
     await check_rollouts(bus, entry)
     marks = StreamMarks.from_header((await bus.get_head(LEDGER, entry_seq)).headers.get(MARKS_HEADER))

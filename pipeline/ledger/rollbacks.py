@@ -160,7 +160,14 @@ async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mappin
 
 
 async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMark]:
-    """Return the newest rollout that an entry tells of, as a mark that fails if another is stored there."""
+    """Return the newest rollout that an entry tells of, as a mark that fails if another is stored there.
+
+    Where a stream ends before what the entry's writer had read of it, that is the mark.
+    """
+    ends = {ROLLOUTS: entry.watermark, EVENTS: entry.events_cursor - 1}
+    beyond = {stream: seq for stream, seq in ends.items() if seq > (await bus.usage(stream)).last}
+    if beyond:
+        return {stream: StreamMark(seq, entry.written_ns) for stream, seq in beyond.items()}
     told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
     told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
     if not told:

@@ -55,6 +55,7 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
         await _fill(bus, plan, loss)
     for seq in plan.copies:
         await _copy(bus, plan, seq)
+    await _put_aside(bus, plan)
     await update_record(bus, plan.run, lambda old: _with_losses(old, plan))
     if plan.rescore_from is not None:
         there = await bus.consumer_names(ROLLOUTS)  # the server leaves it unanswered where there is none
@@ -121,6 +122,14 @@ async def _store_filler(bus: NatsBus, subject: str, name: str) -> None:
     await bus.publish(subject, b"", msg_id=f"recovery.{name}")
 
 
+async def _put_aside(bus: NatsBus, plan: RecoveryPlan) -> None:
+    """Delete the values of keys that their services cannot use; one that was stored since stays."""
+    for key, value in plan.keys.items():
+        entry = await bus.value(key)
+        if entry is not None and entry.value == value:
+            await bus.delete_all(BUCKET, [subjects.value_subject(plan.run, key)])
+
+
 async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
     """Store a rollout once more, under a sequence that nothing names yet."""
     message = await bus.get(ROLLOUTS, seq)
@@ -151,7 +160,7 @@ async def _set_training_back(bus: NatsBus, config: RunConfig, plan: RecoveryPlan
     if plan.report is not None:
         await bus.delete_all(LEDGER, [subjects.state(plan.run, "trainer", subjects.LIVE, config.training.name)])
     if plan.policy is not None:
-        await bus.delete(keys.POLICY)
+        await bus.delete_all(BUCKET, [subjects.value_subject(plan.run, keys.POLICY)])
     if plan.checkpoint is None:
         return
     folder = config.path / CHECKPOINTS

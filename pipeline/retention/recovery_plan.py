@@ -6,9 +6,10 @@ that took such sequences already are stored once more. Rollouts without an outco
 were lost. Training goes back to the newest checkpoint that the ledger knows.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio.to_thread
@@ -26,6 +27,7 @@ from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
+from lachesis.pipeline.runtime.stream_marks import MAX_LOST
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
@@ -67,7 +69,8 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     trainer's last one, which is deleted with all before; `reports`: the sequences of those that stages read last.
     `policy`: the record of the newest weights, which is deleted. `ends`: of streams of which a cluster holds several
     copies, where they end; the copies are made anew from the leaders' first, and `has_new_copies` once that is done.
-    `left_out`: commits and snapshots that their stages cannot use, by stream.
+    `left_out`: messages that their services cannot use, by stream. `keys`: those of the bucket whose values are put
+    aside, with what they held. `elsewhere`: the checkpoint, not in this folder, that the trainer reported last.
     """
 
     run: str
@@ -86,15 +89,18 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[str, int] = {}
     has_new_copies: bool = False
     left_out: dict[str, list[int]] = {}
+    keys: dict[str, bytes] = {}
+    elsewhere: str | None = None
 
 
 class UnusableState(NamedTuple):
-    """What stages cannot use of their own commits and snapshots: where they are, and what is wrong, in words."""
+    """What services cannot use of their own messages and keys: where they are, and what is wrong, in words."""
 
     left_out: LeftOut = NOTHING
+    keys: Mapping[str, bytes] = MappingProxyType({})
     problems: Sequence[str] = ()
-    is_folder_new: bool = False
-    """Whether the run's folder knows nothing of it: no checkpoint that was made elsewhere is counted on."""
+    from_first_model: bool = False
+    """Whether a person says that no checkpoint is left anywhere: none that may be elsewhere is counted on."""
 
 
 async def make_plan(
@@ -115,12 +121,12 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
     found = await find_contradictions(bus, config, folder=config.path)
     losses = await _losses(bus, found)
     known = [one.marks.trimmed for one in await read_marks(bus, config.run, config.path)]
-    trimmed = dict((await _record(bus, config.run)).trimmed)
+    trimmed = {} if keys.RETENTION in unusable.keys else dict((await _record(bus, config.run)).trimmed)
     for stream, below in ((stream, below) for marks in known for stream, below in marks.items()):
         trimmed[stream] = max(below, trimmed.get(stream, 1))
     try:
         entry, _, _ = await newest_entry(bus, config.run, config.training.name)
-        change, report, policy, faults = await _training(bus, config, entry, trimmed, is_here=unusable.is_folder_new)
+        change, report, policy, faults = await _training(bus, config, entry, trimmed, is_here=unusable.from_first_model)
     except DamagedError as error:
         raise StartupError(f"run {config.run} cannot go on, its ledger is damaged itself: {error}") from error
     problems = [*dict.fromkeys(map(str, found)), *faults, *unusable.problems]
@@ -147,6 +153,8 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
         reports=await _reports_read(bus, config) if report is not None else [],
         ends=await copied_ends(bus, config) if losses else {},
         left_out={stream: sorted(seqs) for stream, seqs in unusable.left_out.items()},
+        keys=dict(unusable.keys),
+        elsewhere=None if unusable.from_first_model else await _elsewhere(bus, config),
     )
 
 
@@ -169,7 +177,7 @@ async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
         for one in found
         if one.first
     ]
-    ends = [one for one in found if not one.first]
+    ends = [one for one in found if not one.first and not await _is_beyond_belief(bus, one)]
     for stream in sorted({one.stream for one in ends}):
         named = [one for one in ends if one.stream == stream]
         first, last = min(one.seq for one in named), max(one.seq for one in named)
@@ -179,6 +187,11 @@ async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
             first = min(first, await _first_lost(bus, stream, last, before_ns))
         losses.append(StreamLoss(stream=stream, first=first, last=last, end=end))
     return losses
+
+
+async def _is_beyond_belief(bus: NatsBus, one: Contradiction) -> bool:
+    """Whether a mark names what the stream cannot have held: it is written anew, and nothing is filled up to there."""
+    return one.seq > (await bus.usage(one.stream)).last + MAX_LOST
 
 
 async def _first_lost(bus: NatsBus, stream: str, last: int, before_ns: int) -> int:
@@ -303,6 +316,15 @@ async def _reports_read(bus: NatsBus, config: RunConfig) -> list[int]:
             if (await bus.get_head(LEDGER, seq)).subject == subject:
                 found.append(seq)
     return found
+
+
+async def _elsewhere(bus: NatsBus, config: RunConfig) -> str | None:
+    """Return the checkpoint that the trainer reported last, if the trainer does not keep its checkpoints here."""
+    subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
+    report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    if config.mode != "train" or report is None or _is_ours(config, config.path / CHECKPOINTS, report):
+        return None
+    return f"{report.checkpoint}, of step {report.step}"
 
 
 def _is_ours(config: RunConfig, folder: Path, report: TrainReport | None) -> bool:

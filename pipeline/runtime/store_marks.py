@@ -52,6 +52,8 @@ log = logging.getLogger("lachesis")
 MARKS_FILE: Final = "store-marks.json"
 """In the run's folder: the newest marks that the supervisor saw."""
 _LEDGER_EVERY_S = 5.0
+_MAX_COUNT: Final = 1 << 53
+"""Marks that a run never writes so many of: a higher count was forged."""
 
 
 class Contradiction(NamedTuple):
@@ -192,7 +194,8 @@ class MarkWriter:
     @classmethod
     async def open(cls, bus: Bus, run: str, folder: Path | None = None) -> "MarkWriter":
         """Return the writer, which goes on counting."""
-        return cls(bus, run, max((one.marks.count for one in await read_marks(bus, run, folder)), default=0))
+        counts = [one.marks.count for one in await read_marks(bus, run, folder)]
+        return cls(bus, run, max((count for count in counts if count < _MAX_COUNT), default=0))
 
     async def write(
         self, rollout: StreamMark | None, *, found: Mapping[str, StreamUsage] | None = None, now: bool = False

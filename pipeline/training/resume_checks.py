@@ -17,8 +17,8 @@ def refuse_lost(feed: BatchFeed, folder: Path) -> None:
     if report is not None:
         raise CheckpointError(
             f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but there "
-            f"is no checkpoint in {folder}; restore the folder, or "
-            f"`lachesis runs recover {report.run}` makes the run go on with what is left"
+            f"is no checkpoint in {folder}: restore the folder; or, if no checkpoint is left anywhere, "
+            f"`lachesis runs recover {report.run} --from-first-model` has training begin anew"
         )
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -23,6 +24,13 @@ def recover(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run, same as --run.")] = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    from_first_model: Annotated[
+        bool,
+        typer.Option(
+            "--from-first-model",
+            help="No checkpoint is left anywhere: train anew, from the run's first model.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a run go on whose server lost history, or a part of whose store is older than the rest.
@@ -39,7 +47,7 @@ def recover(
                 print(printable(line))
         return yes or typer.confirm(f"recover run {config.run}?", err=True)
 
-    plan, done = anyio.run(recover_run, config, confirm)
+    plan, done = anyio.run(partial(recover_run, config, confirm, from_first_model=from_first_model))
     if as_json:
         print_json(plan)
     elif plan is None:
@@ -67,11 +75,18 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
     if plan.left_out:
         costs.append("what a service cannot use of its own state is passed over: it goes on with what it had before, "
                      "and takes in once more what came since; if somebody forged it, make its key anew")  # fmt: skip
+    if plan.keys:
+        costs.append(f"what the keys {', '.join(sorted(plan.keys))} hold is put aside into the file of this recovery: "
+                     "their services begin anew there, held-out tasks from the copy in the run's folder")  # fmt: skip
     change = plan.checkpoint
     if change is not None:
         where = f"checkpoint {change.name}" if change.name is not None else "the model that the run began with"
         costs.append(f"training goes back from step {change.from_step} to step {change.step}, {where}; steps after it "
                      "are taken again, and untrained rollouts by their policies count as dead")  # fmt: skip
+    if plan.elsewhere is not None:
+        costs.append(f"training is left as it is: its checkpoints are not in this folder (the newest is reported to be "
+                     f"{plan.elsewhere}), and the trainer goes on from them where they are; if none is left, use "
+                     "--from-first-model")  # fmt: skip
     if plan.bucket_went_back:
         costs.append("the bucket's keys are older: tasks of an epoch may be drawn again, alerts be sent again, groups "
                      "that waited in the gateway be published again, which count once")  # fmt: skip

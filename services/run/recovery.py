@@ -8,11 +8,12 @@ import anyio
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, UnusableState, make_plan
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.services.run.connect import SILENCE_S, open_run
 from lachesis.services.run.lease import RunLease, lock_folder
 from lachesis.services.run.store import describe_unknown_history, make_streams
@@ -25,11 +26,12 @@ _RECONNECT_S = 2.0
 
 
 async def recover_run(
-    config: RunConfig, confirm: Callable[[RecoveryPlan, bool], bool]
+    config: RunConfig, confirm: Callable[[RecoveryPlan, bool], bool], *, from_first_model: bool = False
 ) -> tuple[RecoveryPlan | None, str | None]:
     """Recover a run if `confirm` says so, which is shown the plan and whether it was begun before.
 
     Return the plan, None where all fits, and the file that keeps what was replaced, None where nothing was done.
+    `from_first_model`: training may begin anew though steps were taken, since no checkpoint is left.
 
     Raises `ConfigError` where the run goes on, `NotFoundError` where there is none, `StartupError` where it cannot be
     recovered.
@@ -48,13 +50,29 @@ async def recover_run(
                 unfinished = read_unfinished(config.path)
                 name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
                 unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
+                unusable = unusable._replace(from_first_model=from_first_model)
                 if unknown is not None:
-                    unusable = unusable._replace(problems=[unknown, *unusable.problems], is_folder_new=True)
+                    unusable = unusable._replace(problems=[unknown, *unusable.problems])
                 plan = unfinished or await make_plan(history.bus, config, name, unusable)
+                if plan is not None and plan is not unfinished and not from_first_model:
+                    _refuse_first_model(config, plan)
                 if plan is not None and confirm(plan, unfinished is not None):
                     done = str(await apply_plan(history.bus, config, plan))
                     await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
     return plan, done
+
+
+def _refuse_first_model(config: RunConfig, plan: RecoveryPlan) -> None:
+    """Raise `StartupError` where training would begin anew though steps were taken: nobody has said so."""
+    change = plan.checkpoint
+    if change is not None and change.name is None and change.from_step:
+        reported = f" The trainer reported {plan.report.checkpoint}." if plan.report is not None else ""
+        raise StartupError(
+            f"run {config.run} has trained {change.from_step} steps, and no checkpoint in {config.path / CHECKPOINTS} "
+            f"is one that it can go on from.{reported} Nothing was changed. Put the checkpoints there (from the "
+            "trainer's machine or volume, or a backup) and repeat this; or, if none is left, repeat it with "
+            "--from-first-model: training then begins with the run's first model, on the batches that the ledger holds"
+        )
 
 
 async def _check_over(bus: NatsBus, config: RunConfig) -> None:

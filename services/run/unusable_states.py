@@ -29,8 +29,9 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import ConfigError, DataError, HistoryLostError, LedgerError
+from lachesis.schemas.errors import ConfigError, DataError, HistoryLostError, LedgerError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER
+from lachesis.services.run.unusable_keys import find_unusable_keys
 
 __all__ = ["find_unusable"]
 
@@ -59,7 +60,7 @@ log = logging.getLogger("lachesis")
 
 
 async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
-    """Return what the run's stateful stages cannot use of their own messages."""
+    """Return what the run's services cannot use of their own messages and keys."""
     left_out: dict[str, set[int]] = {EVENTS: set(), LEDGER: set()}
     problems: list[str] = []
     async for owned in _everything(bus, config):
@@ -74,7 +75,8 @@ async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
             left_out[stream] |= seqs
         named = ", ".join(f"{min(seqs)} to {max(seqs)} of {stream}" for stream, seqs in sorted(skipped.items()) if seqs)
         problems.append(f"{owned.name} cannot use its own messages {named}: {problem}")
-    return UnusableState({stream: seqs for stream, seqs in left_out.items() if seqs}, problems)
+    values, more = await find_unusable_keys(bus, config)
+    return UnusableState({stream: seqs for stream, seqs in left_out.items() if seqs}, values, [*problems, *more])
 
 
 async def _everything(bus: NatsBus, config: RunConfig) -> AsyncIterator[_Owned]:
@@ -115,7 +117,10 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
             continue  # it has no state, and the environment needs no loading
         settings, items = config.environments[env], None
         if not settings.is_foreign:
-            record = await read_held_out(service(CurriculumWriter), env)
+            try:
+                record = await read_held_out(service(CurriculumWriter), env)
+            except SchemaError:
+                continue  # the key is named, and the state is looked at once it is put aside
             try:
                 with anyio.fail_after(_LOAD_S):
                     items = await anyio.to_thread.run_sync(

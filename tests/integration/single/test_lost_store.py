@@ -14,6 +14,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
 from lachesis.pipeline.runtime import store_record
 from lachesis.pipeline.runtime.service import open_service
@@ -22,6 +23,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import HistoryLostError, StartupError, StreamMissingError, leaves
 from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.services.cli.recover import describe_plan
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.recovery import recover_run
 from lachesis.services.run.store import (
@@ -225,7 +227,17 @@ async def test_history_of_which_a_new_folder_knows_nothing_is_said_and_taken_ove
     with pytest.raises(HistoryLostError, match="knows nothing"):
         await refuse_unknown_history(bus, config)
     shown: list[RecoveryPlan] = []
-    plan, done = await recover_run(config, lambda plan, _: not shown.append(plan))
+    plan, _ = await recover_run(config, lambda plan, _: not shown.append(plan))
+    assert plan is not None
+    assert plan.checkpoint is None, "the checkpoints may be on the trainer's machine"
+    assert "/elsewhere/checkpoints/step-00000003, of step 3" in "\n".join(describe_plan(plan, begun=False))
+    assert await bus.last(LEDGER, reports) is not None
+    await refuse_unknown_history(bus, config)
+    (config.path / CHECKPOINTS).mkdir()  # as a trainer makes it
+    with pytest.raises(StartupError, match=r"trained 3 steps.*/elsewhere/checkpoints/step-.*--from-first-model"):
+        await recover_run(config, lambda *_: True)
+    assert await bus.last(LEDGER, reports) is not None
+    plan, done = await recover_run(config, lambda plan, _: not shown.append(plan), from_first_model=True)
     assert plan is not None
     assert plan.checkpoint is not None
     assert (plan.checkpoint.from_step, plan.checkpoint.step) == (3, 0)

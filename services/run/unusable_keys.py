@@ -1,0 +1,51 @@
+"""Finds keys of a run's bucket whose services cannot go on from what they hold.
+
+Guarantees that a key is named only where its service would end at every start: where it begins anew by itself, or takes
+the next value, nothing is to be done.
+"""
+
+from collections.abc import Callable, Iterator
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.gateway.store import check_stored
+from lachesis.schemas import keys
+from lachesis.schemas.alerts import SentAlerts
+from lachesis.schemas.codec import Event, decode
+from lachesis.schemas.control import EpochRecord, HeldOutRecord
+from lachesis.schemas.errors import DamagedError, SchemaError
+from lachesis.schemas.retention import Retention
+
+__all__ = ["find_unusable_keys"]
+
+
+async def find_unusable_keys(bus: Bus, config: RunConfig) -> tuple[dict[str, bytes], list[str]]:
+    """Return the keys with what they hold, and what is wrong with each, in words."""
+    found, problems = dict[str, bytes](), list[str]()
+    for key, check in _keys(config):
+        try:
+            entry = await bus.value(key)
+        except DamagedError:
+            continue  # the server's store is damaged, which is said elsewhere
+        try:
+            if entry is not None:
+                check(entry.value)
+        except SchemaError as error:
+            found[key] = entry.value if entry is not None else b""
+            problems.append(f"the key {key!r} cannot be used: {error}")
+    return found, problems
+
+
+def _keys(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], object]]]:
+    yield keys.RETENTION, _reads(Retention)
+    yield keys.webhook(config.revision), _reads(SentAlerts)
+    for env in dict.fromkeys((*config.environments, *config.evaluation)):
+        yield keys.held_out(env), _reads(HeldOutRecord)
+        yield keys.epoch(env), _reads(EpochRecord)
+    names = ("registry", "posts", *(f"buffer-{env}" for env in config.environments), f"consumer-{config.training.name}")
+    for name in names:
+        yield keys.gateway(name), lambda value, name=name: check_stored(name, value)
+
+
+def _reads(kind: type[Event]) -> Callable[[bytes], object]:
+    return lambda value: decode(kind, value)
