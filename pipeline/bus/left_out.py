@@ -27,7 +27,7 @@ _further: ContextVar[LeftOut] = ContextVar("further", default=NOTHING)
 
 @contextmanager
 def leaving_out(further: LeftOut) -> Iterator[None]:
-    """Pass `further` over as well, in what this task reads and in the tasks it starts: to see what then fits."""
+    """Pass `further` over as well, in what this task and the tasks that it starts read."""
     token = _further.set(_union(_further.get(), further))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reads the end of a ledger as its writer goes on from it, and refuses one that its writer cannot have written.
+"""Reads the end of a ledger, and refuses one that its writer cannot have written.
 
 Whoever has the batcher's key may write an entry that follows in the chain and says anything. So the newest entry is
 compared with the one before it and with the streams that it speaks of, before anything is written after it.
@@ -86,7 +86,10 @@ def _beyond_streams(entry: LedgerEntry, rollouts: int, events: int) -> Iterator[
 
 
 def describe_misfit(entry: LedgerEntry, before: LedgerEntry | None) -> str | None:
-    """Return how an entry contradicts the one before it (None: it is the first), None where it does not. Pure."""
+    """Return how an entry contradicts the one before it, None where it does not. Pure.
+
+    `before` is None where there is none before it.
+    """
     if before is None and entry.index:
         return None  # what lies before was deleted on purpose
     watermark, next_batch = (before.watermark, before.next_batch) if before is not None else (0, 0)

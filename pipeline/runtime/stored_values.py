@@ -1,4 +1,4 @@
-"""Decodes the value of a key that a service stored and goes on from; says how to go on where it cannot be read."""
+"""Decodes the value of a key from which a service goes on; says what to do where it is unreadable."""
 
 from typing import TypeVar
 
@@ -12,7 +12,9 @@ E = TypeVar("E", bound=Event)
 
 
 def decode_value(kind: type[E], entry: Entry | None, key: str) -> E | None:
-    """Return what a key holds, None where it holds nothing. Raises `SchemaError`, which names the key and the way on.
+    """Return what a key holds, None where it holds nothing.
+
+    Raises `SchemaError`, which names the key and the way on.
 
     The reader writes the key itself, or reads what decides about training: it must not go on as if there were none.
     """

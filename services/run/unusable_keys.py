@@ -5,6 +5,7 @@ the next value, nothing is to be done.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
@@ -44,7 +45,7 @@ def _keys(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], object]]]:
         yield keys.epoch(env), _reads(EpochRecord)
     names = ("registry", "posts", *(f"buffer-{env}" for env in config.environments), f"consumer-{config.training.name}")
     for name in names:
-        yield keys.gateway(name), lambda value, name=name: check_stored(name, value)
+        yield keys.gateway(name), partial(check_stored, name)
 
 
 def _reads(kind: type[Event]) -> Callable[[bytes], object]:
