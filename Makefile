@@ -6,12 +6,13 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
-.PHONY: help demo demo-smollm2 test slow attack chaos mutations fuzz gpu vllm atropos lint fix lock audit clean
+.PHONY: help demo demo-smollm2 test unit slow attack chaos mutations fuzz gpu vllm atropos lint fix lock audit clean
 
 help:
 	@echo "make demo          run the pipeline end to end (about three minutes, the first time with installation)"
 	@echo "make demo-smollm2  the demo on a pretrained language model"
 	@echo "make test          the fast tests; ARGS='tests/unit/bus -x' picks some"
+	@echo "make unit          the pure ones among them: no process, no socket, no torch (about a minute)"
 	@echo "make slow          the slow tests"
 	@echo "make lint          style, types, import contracts, schemas, names, prose, locked packages"
 	@echo "make fix           apply what of the style can be applied by itself"
@@ -29,11 +30,22 @@ demo: $(VENV)/.demo
 demo-smollm2: $(VENV)/.smollm2
 	$(BIN)/lachesis demo --model smollm2 $(ARGS)
 
+# Each worker collects all tests for itself, 16 seconds of a core, so one more than there are cores: the others' tests wait
+# for servers and processes at times. A worker that has run out of tests takes over some of the others'.
+CORES  := $(shell nproc 2>/dev/null || echo 2)
+PYTEST := $(BIN)/python -m pytest --dist worksteal
+
+# Tests start hundreds of interpreters. Each would compile the package again where Python may not write bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" -n 4 $(ARGS)
+	$(PYTEST) -m "not slow" -n $(shell expr $(CORES) + 1) $(ARGS)
+
+unit: $(VENV)/.dev
+	$(PYTEST) -m "not slow and not outside and not costly" -n $(CORES) tests/unit $(ARGS)
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
+	$(PYTEST) -m slow -n 2 $(ARGS)
 
 # Every hostile input and call at once, the slow ones too: what SECURITY.md says under "Attacks".
 attack: $(VENV)/.dev
