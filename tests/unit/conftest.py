@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from outside import pytest_runtest_setup, pytest_runtest_teardown
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
@@ -15,6 +16,8 @@ from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Dispatch, Message, RolloutGroup, Sequences, VersionSpan
+
+__all__ = ["Killed", "Lab", "MortalBus", "lab", "pytest_runtest_setup", "pytest_runtest_teardown"]
 
 
 class Killed(BaseException):

@@ -13,6 +13,7 @@ AUDIT = Path(__file__).parents[2] / ".ci" / "audit.py"
 FLAW = {"id": "PYSEC-1", "fix_versions": ["2.0"]}
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [

@@ -15,6 +15,8 @@ from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.observe.jaeger import Jaeger
 from lachesis.services.preflight import room
 
+pytestmark = pytest.mark.outside
+
 
 @contextmanager
 def server(kind):

@@ -25,6 +25,7 @@ def part(tmp_path, code, limit_s=60.0):
     return lines
 
 
+@pytest.mark.outside
 def test_a_part_that_hangs_is_stopped_with_all_it_started_and_what_it_found_stays(tmp_path):
     code = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -39,6 +40,7 @@ time.sleep(600)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.outside
 def test_a_part_that_fails_says_why_and_one_that_ends_well_does_not(tmp_path):
     (ended,) = part(tmp_path, "print('on the way'); sys.exit('no such kernel')")
     assert (ended["ok"], ended["ended"]) == (False, "ended with code 1: no such kernel")

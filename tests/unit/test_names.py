@@ -86,6 +86,7 @@ def test_a_module_may_not_have_a_banned_name(names: ModuleType, tmp_path: Path) 
     assert "module name 'judging' is banned" in found
 
 
+@pytest.mark.outside
 def test_the_exit_code_says_whether_anything_was_found(tmp_path: Path) -> None:
     copy = tmp_path / ".ci" / "names.py"
     copy.parent.mkdir()

@@ -170,6 +170,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(
     "ask",
     [

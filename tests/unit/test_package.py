@@ -37,6 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.outside
 def test_the_wheel_holds_every_module_below_lachesis_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -52,6 +53,7 @@ def test_the_wheel_holds_every_module_below_lachesis_and_nothing_else(wheel: Pat
     assert any(name.endswith("LICENSE") for name in names - inside)
 
 
+@pytest.mark.outside
 def test_the_installed_wheel_imports_as_lachesis_and_leaves_the_common_names_alone(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, wheel, cwd=tmp_path)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import lachesis
 
 
@@ -16,6 +18,7 @@ def test_every_public_name_is_completed_and_exists():
         assert getattr(lachesis, name).__name__ == name
 
 
+@pytest.mark.outside
 def test_completion_imports_nothing_heavy():
     code = "import sys, lachesis; before = set(sys.modules); dir(lachesis); print(set(sys.modules) - before)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

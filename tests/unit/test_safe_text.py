@@ -86,6 +86,7 @@ def _process(code: str, redirects: str = "", **variables: str) -> tuple[int, byt
 _PRINTED = "from lachesis.pipeline.safe_text import protect_output; protect_output(); "
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_what_an_encoding_lacks_is_spelled_out_and_ends_no_process(encoding: str) -> None:
     code = f"{_PRINTED}from lachesis.services.output import print_json; print('Zürich 東'); print_json(['東🙂ü'])"
@@ -98,6 +99,7 @@ def test_what_an_encoding_lacks_is_spelled_out_and_ends_no_process(encoding: str
     assert json.loads(rest[0]) == ["東🙂ü"]
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_a_process_without_a_standard_stream_prints_nowhere_else(closed: str, tmp_path: Path) -> None:
     file = tmp_path / "opened.txt"

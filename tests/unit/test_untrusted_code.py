@@ -83,11 +83,13 @@ def spelled(node: ast.expr, names: dict[str, tuple[str, int]]) -> str | None:
     return None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_no_new_way_in(file: Path) -> None:
     assert list(uses(file.read_text())) == []
 
 
+@pytest.mark.costly
 def test_models_are_loaded_from_safetensors_and_without_their_code() -> None:
     calls = [
         (file.name, {keyword.arg for keyword in node.keywords})

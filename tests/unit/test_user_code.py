@@ -212,6 +212,7 @@ print(found, sys.modules.get("pycosat"))
 """
 
 
+@pytest.mark.outside
 def test_reasoning_gym_is_imported_by_two_threads_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", GYM_FROM_THREADS], capture_output=True, text=True, check=True, timeout=120

@@ -8,6 +8,8 @@ from lachesis.pipeline.bus.addresses import check_addresses, decoded_credentials
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.schemas.errors import ConfigError
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.mark.parametrize(
     "text",

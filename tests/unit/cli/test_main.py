@@ -11,6 +11,8 @@ from lachesis.schemas.asyncapi import documents
 from lachesis.services.cli.commands import COMMANDS, load_command
 from lachesis.services.registry import SERVICES, load_stage
 
+pytestmark = pytest.mark.outside
+
 HEAVY = ("torch", "transformers", "matplotlib", "wandb", "reasoning_gym")
 
 
@@ -117,8 +119,7 @@ def test_schema_writes_what_check_accepts_and_notices_every_change(tmp_path: Pat
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "run.toml").write_text(
-        'mode = "observe"\ninference.policy.url = "http://127.0.0.1:9"\n[environments.words]\nkind = "reasoning_gym"\n'
-        'params = {dataset = "spell_backward"}\n'
+        'mode = "observe"\ninference.policy.url = "http://127.0.0.1:9"\n[environments.words]\nkind = "gateway"\n'
     )
     for folder in (tmp_path / "file" / "run", Path("/proc/none/run")):
         done = lachesis("up", "--config", str(tmp_path / "run.toml"), f"--set=folder={folder}")

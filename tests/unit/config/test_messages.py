@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import pytest
+
 import lachesis.schemas
 from lachesis.pipeline.config.load import _hints, _is_struct
 from lachesis.pipeline.config.run import RunConfig
@@ -64,8 +66,10 @@ def exists(name: str) -> bool:
     return any(name.startswith(f"{path}.") for path in free if path not in {"environments", "evaluation", "inference"})
 
 
-def messages() -> Iterator[tuple[str, str]]:
-    """Yield place and text of every string with a blank in it that is no docstring; `*` for what it fills in."""
+@functools.cache
+def messages() -> list[tuple[str, str]]:
+    """Return place and text of every string with a blank in it that is no docstring; `*` for what it fills in."""
+    found = []
     for file in sorted(file for part in ("schemas", "pipeline", "services") for file in (ROOT / part).rglob("*.py")):
         tree = ast.parse(file.read_text())
         skip = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -78,7 +82,8 @@ def messages() -> Iterator[tuple[str, str]]:
             else:
                 continue
             if " " in text:
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", text
+                found.append((f"{file.relative_to(ROOT)}:{node.lineno}", text))
+    return found
 
 
 def named_settings(text: str) -> Iterator[str]:
@@ -94,6 +99,7 @@ def named_settings(text: str) -> Iterator[str]:
             yield name
 
 
+@pytest.mark.costly
 def test_every_setting_that_a_message_names_exists() -> None:
     found = [(place, name) for place, text in messages() for name in named_settings(text)]
     assert len({name for _, name in found}) > 60, "the search finds nothing any more"
@@ -101,6 +107,7 @@ def test_every_setting_that_a_message_names_exists() -> None:
     assert wrong == []
 
 
+@pytest.mark.costly
 def test_settings_that_are_advised_to_be_raised_lowered_or_set_exist() -> None:
     advice = re.compile(r"\b(?:raise|lower|set|unset|correct)\s+(?:its |the |an? |account's )*([a-z]+_[a-z_]+)\b(?!\.)")
     leaves = {part for path in known() for part in path.split(".")}

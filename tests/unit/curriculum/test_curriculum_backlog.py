@@ -1,5 +1,7 @@
 """The curriculum stage after an outage: a backlog of rewards larger than a message."""
 
+import pytest
+
 from lachesis.pipeline.bus.memory.memory_bus import MAX_MESSAGE_BYTES
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
@@ -20,6 +22,7 @@ def reward(n):
     )  # fmt: skip
 
 
+@pytest.mark.costly
 async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     for m in range(MESSAGES):
         event = RewardEvent(

@@ -28,6 +28,8 @@ from lachesis.services.cli.auth import run_auth_init
 from lachesis.services.cli.options import Options
 from lachesis.services.registry import SERVICES
 
+pytestmark = pytest.mark.outside
+
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
 JAEGER = yaml.safe_load((DEPLOY / "jaeger/config.yaml").read_text())

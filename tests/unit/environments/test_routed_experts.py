@@ -18,6 +18,8 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import UnreadableAnswerError
 
+pytestmark = pytest.mark.outside
+
 WIDTH = 4
 
 

@@ -13,6 +13,8 @@ from lachesis.pipeline.environments.source_scan import MAX_SOURCE_BYTES, Environ
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.environments import env_list, env_show
 
+pytestmark = pytest.mark.outside
+
 ATROPOS = b'''
 import raise_if_imported
 from pydantic import Field

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from lachesis.pipeline.environments.verify import CHECKS, EnvironmentCheck, verify_environment
 from lachesis.services.cli.environments import env_app
 
+pytestmark = pytest.mark.outside
+
 GOOD = """
 import random
 from lachesis import Environment, Task

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from lachesis.pipeline.evaluation.logic.held_out import ANY_RANK, MIN_HELD_OUT_TASKS, choose_held_out, mask_held_out
 from lachesis.pipeline.item_keys import mixed
 
+pytestmark = pytest.mark.outside
+
 
 def keys_of_pool(size, pool=0):
     return mixed(np.arange(size, dtype=np.uint64) + np.uint64(pool << 32))

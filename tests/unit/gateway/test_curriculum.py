@@ -10,6 +10,8 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
 
+pytestmark = pytest.mark.outside
+
 
 async def publish(world, weights, unknown, version, env="words"):
     snapshot = CurriculumSnapshot(

@@ -17,6 +17,8 @@ from lachesis import CurriculumMixin
 from lachesis.pipeline.gateway import curriculum_mixin
 from lachesis.schemas.item_names import is_item_name
 
+pytestmark = pytest.mark.outside
+
 
 class StockBase:
     """Stands for `BaseEnv`: keeps what would be sent."""

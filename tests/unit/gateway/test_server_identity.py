@@ -8,6 +8,8 @@ from lachesis.pipeline.inference.identity import ObservedServer
 from lachesis.schemas import keys
 from lachesis.schemas.errors import AccessError, InfrastructureError
 
+pytestmark = pytest.mark.outside
+
 
 class Server:
     """What is observed of the policy's server; an error is raised."""

@@ -12,6 +12,8 @@ import pytest
 from lachesis.pipeline.gateway import app as app_module
 from lachesis.pipeline.gateway import body as body_module
 
+pytestmark = pytest.mark.outside
+
 HEAD = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
 
 

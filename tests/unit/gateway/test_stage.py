@@ -18,6 +18,8 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord, StageVitals
 from lachesis.schemas.errors import ConfigError, FencedError, StartupError
 
+pytestmark = pytest.mark.outside
+
 
 async def outstanding(world, sequences):
     """Say, as the governor, how much is outstanding."""

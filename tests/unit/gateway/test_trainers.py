@@ -22,6 +22,8 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.ledger import TrainReport
 
+pytestmark = pytest.mark.outside
+
 KEYS = {
     "tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params", "inference_logprobs",
     "overrides", "group_overrides", "images", "env_id", "distill_token_ids", "distill_logprobs",
@@ -232,6 +234,7 @@ async def test_fault_8_compressing_a_batch_holds_up_nobody(new_run, lab, monkeyp
             answered.set()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("call", range(1, 13))
 async def test_a_kill_at_any_write_loses_no_batch_and_repeats_none(new_run, lab, call):
     """The gateway dies before its `call`-th write, and the trainer asks again as the stock one does."""

@@ -41,6 +41,7 @@ def test_an_outage_is_told_with_rater_error_and_time_and_quarantines_nothing(gro
     assert (monitor.standing.quarantined_from, monitor.standing.halted) == (None, False)
 
 
+@pytest.mark.costly
 def test_chance_quarantines_nothing_where_a_groups_ratings_are_missing_together(groups):
     """One group in twelve, of windows of 16: more than 10 % in every seventh window, and three of those in a row."""
     monitor = EnvMonitor(HealthConfig(window=16, off=["zero_variance"]))
@@ -54,6 +55,7 @@ def test_chance_quarantines_nothing_where_a_groups_ratings_are_missing_together(
     assert monitor.standing.quarantined_from is None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("windows", "quarantined"), [(range(8, 12), None), (range(8, 13), None), (range(8, 15), 14), (range(3), 2)]
 )

@@ -1,8 +1,12 @@
 """A tiny random policy and a running engine over it."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from outside import mark_below
 
+from lachesis.pipeline.inference import engine as engine_module
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.model.policy import build_tiny_policy
@@ -26,12 +30,24 @@ def policy(_initial):
     return fresh
 
 
+@pytest.fixture(scope="session")
+def _chosen(_initial):
+    """What is found once by trials, which take half a second: the way in which such a policy is decoded."""
+    return type(engine_module.choose_decoding(_initial.model, 96))
+
+
 @pytest.fixture
-def start_engine(policy):
+def start_engine(policy, _chosen, monkeypatch):
     """Return a function that makes an engine over the policy; enter it with `with`."""
+    monkeypatch.setattr(engine_module, "choose_decoding", lambda model, _: _chosen(model))
 
     def make(**limits):
         config = EngineConfig(**limits)
         return Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version=VERSION, config=config)
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave these tests out of `make unit`: they compute with torch."""
+    mark_below(Path(__file__).parent, items)

@@ -1,5 +1,6 @@
 """What goes when somebody asks: over any history, readers and limits, nothing that anybody needs."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_nothing_goes_that_anybody_needs_and_what_goes_is_what_was_said(
     assert held <= len(headers) - len(gone)
 
 
+@pytest.mark.costly
 @given(headers=histories(), claimed=claims, born=st.integers(0, 120))
 def test_by_age_all_goes_that_is_older_and_nobody_needs(
     headers: list[StoredHeader], claimed: list[RetentionClaim], born: int

@@ -82,6 +82,7 @@ def alone(first: int, last: int, config: NormalizationConfig, scores: dict[int, 
     return out
 
 
+@pytest.mark.costly
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), KINDS)
 @example(416, True, ["stream"] * 3)

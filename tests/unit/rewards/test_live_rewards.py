@@ -23,6 +23,8 @@ from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.rollout import Message
 
+pytestmark = pytest.mark.outside
+
 GROUPS = 90
 NORMALIZATION = NormalizationConfig(window=4, warmup_samples=8, warmup_groups=2)
 SHAPED = RunConfig(

@@ -117,6 +117,7 @@ class LiveRun:
         return self.got, self.norm.state_dict()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("config", "finish"), [(SMALL, None), (RANKS, None), (SMALL, finish), (GROUPS, None), (GROUPS, finish)]
 )

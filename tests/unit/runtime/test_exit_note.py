@@ -11,6 +11,7 @@ from lachesis.pipeline.runtime.exit_note import read_exit_note
 NOTE = "from lachesis.pipeline.runtime.exit_note import *; is_supervised_by_socket(); "
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(
     ("code", "noted"),
     [

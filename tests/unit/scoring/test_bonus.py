@@ -210,6 +210,7 @@ SAMPLES = st.lists(
 )
 
 
+@pytest.mark.costly
 @settings(max_examples=400, deadline=None)
 @given(SAMPLES)
 @example([ShapingSample(r"</think>\boxed{<think>}", np.array([], np.int32), "stop", 0.0, False)])

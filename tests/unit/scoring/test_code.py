@@ -14,6 +14,8 @@ from lachesis.pipeline.scoring.rater import Sample
 from lachesis.pipeline.scoring.raters.code import CodeRater
 from lachesis.schemas.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.outside
+
 RATER = CodeRater(time_s=60, total_s=120, memory_mb=256)
 HASTY = CodeRater(time_s=1, total_s=2, memory_mb=256)
 """For programs that reach its limits; on a busy machine, any other may as well."""

@@ -33,6 +33,7 @@ def test_there_are_a_hundred_formats() -> None:
     assert len(FORMATS) > 100
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "completion",
     ["```" * 100_000, "```\n" * 50_000, "```python\n" * 30_000, "> " * 100_000 + "```", "~~~\n```\n" * 30_000,
@@ -119,6 +120,7 @@ RUN = [
 ]
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(("task", "number"), RUN)
 async def test_the_tests_of_data_sets_tell_right_from_wrong(task: dict[str, Any], number: int) -> None:
     rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
@@ -130,6 +132,7 @@ async def test_the_tests_of_data_sets_tell_right_from_wrong(task: dict[str, Any]
     assert program_tests(read, task) == read
 
 
+@pytest.mark.outside
 async def test_a_method_and_the_imports_of_a_prompt_are_found() -> None:
     rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     method = "```python\nclass Solution:\n    def add(self, a: List[int], b):\n        return [*a, b]\n```"
@@ -141,6 +144,7 @@ async def test_a_method_and_the_imports_of_a_prompt_are_found() -> None:
     assert await rater.rate(Sample(prompt="", completion=plain, task={"tests": called})) == 1.0
 
 
+@pytest.mark.outside
 async def test_a_called_function_has_the_imports_that_judges_of_data_sets_give() -> None:
     rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     body = "    def f(self, a: List[int], m) -> Optional[int]:\n        return pow(len(Counter(a)), heappop(a), m)"
@@ -151,6 +155,7 @@ async def test_a_called_function_has_the_imports_that_judges_of_data_sets_give()
         assert await rater.rate(Sample(prompt="", completion=completion, task=task)) == 1.0
 
 
+@pytest.mark.outside
 async def test_a_block_that_reads_the_input_goes_on_with_the_function_before_it() -> None:
     rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     function, reading, demo = "def f(x):\n    return x * 2", "print(f(int(input())))", "print(f(3))"
@@ -165,6 +170,7 @@ async def test_a_block_that_reads_the_input_goes_on_with_the_function_before_it(
         assert await rater.rate(Sample(prompt="", completion=completion, task=task)) == score
 
 
+@pytest.mark.outside
 async def test_a_test_that_imports_what_the_sandbox_lacks_is_refused() -> None:
     task = {"tests": "import numpy\nassert f(1) == 2"}
     sample = Sample(prompt="", completion="```python\ndef f(x): return x + 1\n```", task=task)
@@ -172,6 +178,7 @@ async def test_a_test_that_imports_what_the_sandbox_lacks_is_refused() -> None:
         await CodeRater().rate(sample)
 
 
+@pytest.mark.outside
 async def test_a_right_program_passes_whatever_stands_around_it() -> None:
     rater = CodeRater(time_s=60, total_s=120, memory_mb=256)
     answer = "First:\n```\n8\n```\n```Python\r\nprint(int(input()) * 2)\r\n```\nOutput:\n```\n8\n```"
@@ -228,6 +235,7 @@ def test_the_last_program_that_the_tests_can_use_is_meant() -> None:
     assert program_in("```python\nprint(8)\n```", for_input=True, called={"f"}) == "print(8)"
 
 
+@pytest.mark.outside
 async def test_a_program_with_an_example_behind_it_passes() -> None:
     rater = CodeRater(required=())
     for program, tests in ((READS, DOUBLED), (DOUBLES, ["assert f(2) == 4"])):

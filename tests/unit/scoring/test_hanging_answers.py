@@ -9,6 +9,8 @@ from lachesis.pipeline.scoring.rater import Sample
 from lachesis.pipeline.scoring.raters.json_valid import json_valid
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 
+pytestmark = pytest.mark.outside
+
 SLOW = "a" * 64 + "!"
 BACKTRACKS = "(a+)+$"
 FIND = "(1|(?:a+)+$)"

@@ -92,6 +92,7 @@ def sample(given: str, gold: str | None) -> Sample:
     return Sample(prompt="", completion=given, task={} if gold is None else {"answer": gold})
 
 
+@pytest.mark.outside
 async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> None:
     runner = math_runner(20.0)
     first = await runner.rate_group([sample(r"\boxed{\frac{2}{4}}", "0.5"), sample("none", "1"), sample("x", None)])
@@ -108,6 +109,7 @@ async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> N
     assert after.value == 1.0
 
 
+@pytest.mark.outside
 async def test_an_answer_that_takes_too_much_memory_or_depth_is_missing_and_says_so(monkeypatch) -> None:
     monkeypatch.setattr(math_rater, "equal", hungry)
     for given, why in (("2000+x", "the answer takes more than 256 MiB to rate"), ("x+1", "nested too deeply")):
@@ -140,6 +142,7 @@ def test_a_worker_whose_memory_is_half_full_ends_before_it_is_called(monkeypatch
     ended.assert_called_once_with(0)
 
 
+@pytest.mark.outside
 async def test_a_worker_that_ended_is_replaced_and_its_answer_is_rated() -> None:
     rater = MathRater(workers=1)
     assert await rater.rate(sample(r"\boxed{1+x}", "x+1")) == 1.0

@@ -33,6 +33,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("name", sorted(BUILTIN))
 def test_every_builtin_loads_with_bounds_and_a_version(name):
     member = load_member(RaterConfig(rater=name, params=NEEDED.get(name, {})))

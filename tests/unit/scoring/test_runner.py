@@ -264,6 +264,7 @@ async def test_an_empty_group():
     assert await run(member(number), samples=[]) == {"r": []}
 
 
+@pytest.mark.outside
 def test_importing_the_runner_loads_no_optional_package():
     import subprocess
 

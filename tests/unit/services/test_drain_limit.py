@@ -46,6 +46,7 @@ def start(how: str, folder: Path) -> "subprocess.Popen[bytes]":
     return process
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("how", ["loop", "thread", "left", "orphan"])
 def test_what_cannot_be_stopped_is_killed_and_says_where_it_stands(tmp_path: Path, how: str) -> None:
     with start(how, tmp_path) as process:
@@ -60,6 +61,7 @@ def test_what_cannot_be_stopped_is_killed_and_says_where_it_stands(tmp_path: Pat
     assert "in block" in said
 
 
+@pytest.mark.outside
 def test_what_drains_ends_by_itself(tmp_path: Path) -> None:
     with start("", tmp_path) as process:
         process.send_signal(signal.SIGTERM)

@@ -17,6 +17,8 @@ from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.services.cli.environments import env_app
 
+pytestmark = pytest.mark.outside
+
 ENVIRONMENT = """
 from lachesis import Environment, Task
 

@@ -80,6 +80,7 @@ def evaluated(*arguments: str) -> tuple[int, list[dict[str, object]]]:
     return code, json.loads(out)["evaluations"]
 
 
+@pytest.mark.outside
 def test_models_side_by_side_on_the_tasks_that_training_never_draws(folder: Path, server: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     save_policy(build_tiny_policy(1, width=16, layers=1), other)
@@ -122,6 +123,7 @@ def test_the_table_and_what_is_left_out(folder: Path) -> None:
     assert "environment small is not evaluated: of its 9 tasks fewer than 8" in err
 
 
+@pytest.mark.outside
 def test_a_model_that_gives_no_answer_ends_with_1_and_the_others_count(server: str) -> None:
     code, rows = evaluated("--server", f"{server}/v1", "--model", "tiny", "--model", "nobody", "--items", "8")
     assert code == 1

@@ -39,6 +39,7 @@ def output(how: str) -> str:
     return done.stdout
 
 
+@pytest.mark.outside
 def test_the_end_of_a_pool_does_not_drain_the_service() -> None:
     assert output("separate") == "2\n"
 
@@ -57,6 +58,7 @@ print(set(found), len(found) if len(found) < 1000 else "many", forks_that_return
 """
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(("forks", "said"), [(0, "set() 0 []"), (3, "{'its code'} 3 []")])
 def test_code_that_forks_and_comes_back_is_told_to_the_service(forks: int, said: str) -> None:
     done = subprocess.run(

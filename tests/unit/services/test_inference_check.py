@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from contract.inference_servers import KEY, reference
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
@@ -20,6 +21,7 @@ async def found(url: str, folder: Path, **settings: str) -> tuple[str, str]:
     return finding.level, finding.text
 
 
+@pytest.mark.outside
 async def test_a_server_is_asked_with_the_key_of_this_folder(tmp_path: Path) -> None:
     for name, text in (("right", KEY), ("wrong", "other"), ("empty", "")):
         (tmp_path / name).write_text(text)
@@ -38,6 +40,7 @@ async def test_a_server_is_asked_with_the_key_of_this_folder(tmp_path: Path) -> 
     assert (await found(url, tmp_path / "run"))[0].lower() == "warn"
 
 
+@pytest.mark.outside
 async def test_a_server_named_by_its_address_is_looked_for_before_the_first_start(tmp_path: Path) -> None:
     away = InferenceConfig(url="http://127.0.0.1:9")
     config = RunConfig(run="r", folder=str(tmp_path / "run"), inference={"policy": away, "eval": InferenceConfig()})

@@ -178,6 +178,7 @@ def written(folder: Path, path: str) -> list[str]:
     return ["--config", str(folder / "run.toml")]
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(("path", "level"), [("p", "ok"), ("exit", "failed"), ("hang", "late")])
 async def test_code_that_prints_ends_its_process_or_hangs_harms_nobody(here: Path, path: str, level: str) -> None:
     every = await check_loads(written(here, path), timeout_s=8.0 if path == "hang" else 120.0)
@@ -187,6 +188,7 @@ async def test_code_that_prints_ends_its_process_or_hangs_harms_nobody(here: Pat
         assert by_setting["environments.shop"].text == "loading it ended its process (code 7): out of licences"
 
 
+@pytest.mark.outside
 async def test_doctor_and_up_say_the_same_and_how_to_mend_it(here: Path) -> None:
     findings = [one async for one in check_start(config(), written(here, "missing"), load_s=120.0)]
     failed = next(one for one in findings if one.level == "FAIL")
@@ -197,6 +199,7 @@ async def test_doctor_and_up_say_the_same_and_how_to_mend_it(here: Path) -> None
     refuse_failures(one for one in findings if one.level != "FAIL")
 
 
+@pytest.mark.outside
 async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
     arguments = [*written(here, "quit"), "--set", "inference.policy.url=http://127.0.0.1:1"]
     said = {}
@@ -211,6 +214,7 @@ async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("always", [False, True])
 async def test_a_wrong_model_path_is_told_at_once_and_hides_nothing_from_doctor(here: Path, always: bool) -> None:
     settings = msgspec.structs.replace(config(params={"path": "missing"}), mode="train", model="./modle")
@@ -223,6 +227,7 @@ async def test_a_wrong_model_path_is_told_at_once_and_hides_nothing_from_doctor(
     assert failed == ["model", "environments.shop"] if always else ["model"]
 
 
+@pytest.mark.outside
 async def test_a_kind_that_is_not_there_is_told_once(here: Path) -> None:
     settings = config(kind="shpo.py:Shop")
     arguments = [*written(here, "p"), "--set", "environments.shop.kind=shpo.py:Shop"]

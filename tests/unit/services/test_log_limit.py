@@ -19,6 +19,7 @@ def test_a_log_within_its_limit_is_left_alone_and_one_that_is_gone_harms_nothing
     assert cut_log(tmp_path / "none.log", 10) == 0
 
 
+@pytest.mark.outside
 def test_the_newest_lines_stay_beside_it_and_a_process_writes_on(tmp_path):
     log = tmp_path / "a.log"
     code = "import sys\nfor n in range(20000): print('line', n, flush=True)\nsys.stdin.read()\nprint('last')"

@@ -57,6 +57,7 @@ def levels(endpoint: str, protocol: str) -> list[tuple[str, str]]:
     return [(one.level, f"{one.text} {one.mend or ''}") for one in check_otlp(config)]
 
 
+@pytest.mark.outside
 def test_a_receiver_is_asked_in_its_protocol(http_receiver: str, grpc_receiver: str) -> None:
     assert [level for level, _ in levels(http_receiver, HTTP)] == ["OK", "OK"]
     assert [level for level, _ in levels(grpc_receiver, GRPC)] == ["OK"]
@@ -71,12 +72,14 @@ def test_a_receiver_is_asked_in_its_protocol(http_receiver: str, grpc_receiver: 
     assert "answers 404: no receiver of OTLP is there" in text
 
 
+@pytest.mark.outside
 def test_a_receiver_that_is_away_stops_nothing() -> None:
     ((level, text),) = levels("http://127.0.0.1:9", GRPC)
     assert level == "WARN"
     assert "does not answer" in text
 
 
+@pytest.mark.outside
 def test_an_answer_that_trickles_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "_ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:

@@ -25,6 +25,7 @@ cli.main()
 """
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(("sets", "folder", "file"), [((), 0o700, 0o600), (("shared_files=true",), 0o755, 0o644)])
 def test_what_a_command_writes_is_private_unless_it_is_shared(
     tmp_path: Path, sets: tuple[str, ...], folder: int, file: int

@@ -16,7 +16,7 @@ import pytest
 
 from lachesis.services.process.reaper import ReaperStarted, ServiceEnded
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.outside]
 
 _SERVICE = """
 import os, signal, socket, subprocess, sys, time

@@ -11,6 +11,8 @@ import pytest
 
 from lachesis.services.process.replica import claim_replica, replica_name
 
+pytestmark = pytest.mark.outside
+
 
 @pytest.fixture
 def run() -> str:

@@ -100,6 +100,7 @@ def monitor() -> Iterator[tuple[int, bytearray]]:
         thread.join()
 
 
+@pytest.mark.outside
 async def test_only_the_monitoring_of_that_server_is_believed(monitor: tuple[int, bytearray]) -> None:
     port, body = monitor
     told = {"server_id": "ME", "config": {"max_storage": GIB}, "reserved_storage": 5, "meta_cluster": {"name": "c"}}

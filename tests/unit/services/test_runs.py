@@ -131,6 +131,7 @@ async def test_the_file_that_a_run_wrote_does_not_hide_the_one_that_it_was_start
     assert [one.config for one in known_runs()] == [str(given)]
 
 
+@pytest.mark.outside
 def test_who_started_the_supervisor_is_told_once_of_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(folder / "notify"))

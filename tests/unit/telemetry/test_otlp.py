@@ -19,6 +19,8 @@ from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import new_group_id
 
+pytestmark = pytest.mark.outside
+
 RESOURCE = {"service.name": "lachesis-scorer", "service.namespace": "lachesis"}
 PROTOCOLS = get_args(Protocol)
 PATIENCE = {"close_s": TelemetryConfig().close_s}

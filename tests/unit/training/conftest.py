@@ -1,8 +1,11 @@
 """A small policy, random batches for it, and one torch thread, on which results repeat to the bit."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from outside import mark_below
 
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
@@ -50,3 +53,8 @@ def small_policy():
 @pytest.fixture
 def batch():
     return make_batch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave these tests out of `make unit`: they compute with torch."""
+    mark_below(Path(__file__).parent, items)

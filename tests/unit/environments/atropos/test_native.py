@@ -22,6 +22,8 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, GroupDeclinedError, InfrastructureError
 from lachesis.testing import FakeInference
 
+pytestmark = pytest.mark.outside
+
 STUB = Path(__file__).parent / "stub"
 SAMPLING = SamplingParams(max_tokens=64)
 Make = Callable[..., AtroposSource]

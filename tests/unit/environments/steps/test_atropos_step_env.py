@@ -20,6 +20,8 @@ from lachesis import AtroposStepEnv
 from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
 from lachesis.testing import FakeInference
 
+pytestmark = pytest.mark.outside
+
 STUB = Path(__file__).parents[1] / "atropos" / "stub"
 FAKE = FakeInference(lambda prompt, call: "")
 Make = Callable[..., AtroposStepEnv]

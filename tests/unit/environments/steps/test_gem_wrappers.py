@@ -17,6 +17,8 @@ from lachesis import AtroposStepEnv, SampledText, StepEnv
 from lachesis.schemas.errors import DataError
 from lachesis.testing import FakeInference
 
+pytestmark = pytest.mark.outside
+
 STUB = Path(__file__).parents[1] / "atropos" / "stub"
 FAKE = FakeInference(lambda prompt, call: "")
 MARKS = ("<user>", "<assistant>", "<end>")

@@ -24,6 +24,8 @@ from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.testing import FakeInference
 
+pytestmark = pytest.mark.outside
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GUESSING = f"{EXAMPLES / 'guessing.py'}:Guessing"
 FAKE = FakeInference(lambda prompt, call: "")
