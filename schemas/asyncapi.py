@@ -13,7 +13,7 @@ import msgspec
 from lachesis.schemas import subjects
 from lachesis.schemas.catalog import BINARY, CHANNELS, KEY_EVENTS, Channel
 from lachesis.schemas.codec import SCHEMA_VERSION, Event
-from lachesis.schemas.plan import PLAN_HEADER, ROLLOUT_HEADER, TRACEPARENT_HEADER
+from lachesis.schemas.planning_header import PLAN_HEADER, ROLLOUT_HEADER, TRACEPARENT_HEADER
 
 __all__ = ["CONTENT_TYPE", "asyncapi", "documents", "json_schema"]
 

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.pipeline.safe_text import printable, printable_lines
+from lachesis.pipeline.common.safe_text import printable, printable_lines
 
 __all__ = [
     "SafeConsole",

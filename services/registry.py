@@ -10,9 +10,9 @@ import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.nearest import nearest
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 

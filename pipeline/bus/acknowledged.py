@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lachesis.pipeline.bus.api import PubAck
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import HistoryLostError
 
 __all__ = ["ACKNOWLEDGED", "AcknowledgedEnds", "Acknowledgement", "digest_of", "read_acknowledged"]

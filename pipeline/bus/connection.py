@@ -28,9 +28,9 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.bus.replies import error_in
 from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 from lachesis.schemas.subjects import check_name
 

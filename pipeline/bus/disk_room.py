@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lachesis.pipeline.disk import DiskRoom
+from lachesis.pipeline.common.disk import DiskRoom
 
 __all__ = [
     "KEEP_FREE_BYTES",

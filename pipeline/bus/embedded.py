@@ -25,14 +25,14 @@ from typing import Self
 import anyio
 import msgspec
 
-from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.bus.store_reservation import reserved_in_store
-from lachesis.pipeline.disk import is_disk_full, write_when_room
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.disk import is_disk_full, write_when_room
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.values import from_json
 

@@ -19,7 +19,6 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.acknowledged import AcknowledgedEnds
 from lachesis.pipeline.bus.client import NatsClient, is_refusal
 from lachesis.pipeline.bus.config import ConnectionConfig
@@ -28,6 +27,7 @@ from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in, la
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refused_publication
 from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.server_waits import NO_ANSWER, STALLED_AFTER_S, ServerWait, ServerWaits
+from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.schemas.errors import (
     AccessError,
     BusClosedError,

@@ -8,7 +8,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.small_files import read_small_file
 
 __all__ = ["reserved_in_store"]
 

@@ -37,10 +37,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.paths import reach_of
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
-from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PRESETS", "ConfigPolicy", "FieldRule", "load_policy"]

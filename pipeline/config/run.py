@@ -6,24 +6,24 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from lachesis.pipeline.admission.config import FlowConfig
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
+from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_difference
+from lachesis.pipeline.common.trainability import TrainerReads
 from lachesis.pipeline.config.paths import Address, CodeParams, CodePath, FilePath, ModelPath, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.sampling_agreement import MASK_COLUMN, sampling_difference
-from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.config.shaping import RewardConfig
+from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.trainability import TrainerReads
-from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, ModelInputConfig, TinkerConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, ModelInputConfig, TinkerConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name

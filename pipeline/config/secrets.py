@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lachesis.pipeline.safe_text import MASK, hide, without_hidden
+from lachesis.pipeline.common.safe_text import MASK, hide, without_hidden
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MASK", "is_secret_name", "key_in_variable", "masked", "remember_secrets", "without_secrets"]

@@ -22,16 +22,16 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.features import FEATURES, prompt_features
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
-from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.environments.held_out import read_held_out
-from lachesis.pipeline.environments.load import item_keys_of, load_environment
-from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.item_keys import exact_key, unique_keys
+from lachesis.pipeline.curriculum.scope import curriculum_environments, describe_curriculum, reason_no_curriculum
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.held_out import read_held_out
+from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
+from lachesis.pipeline.tasks.evaluated import held_out_tasks
+from lachesis.pipeline.tasks.item_keys import exact_key, unique_keys
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent

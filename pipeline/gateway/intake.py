@@ -18,8 +18,9 @@ import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.bus.api import PubAck
+from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.gateway.known_posts import KnownPosts
 from lachesis.pipeline.gateway.lease_queue import LeaseQueue
 from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
@@ -31,12 +32,11 @@ from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
 from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
-from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.sequences import TEACHER_COLUMN
 

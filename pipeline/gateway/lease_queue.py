@@ -11,7 +11,7 @@ from itertools import count
 
 import anyio
 
-from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.gateway.policies import PolicyVersions
 
 __all__ = ["LeaseQueue"]

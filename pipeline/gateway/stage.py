@@ -9,6 +9,7 @@ import anyio
 
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.private_file import write_private
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
@@ -22,7 +23,6 @@ from lachesis.pipeline.gateway.server_identity import ServerIdentity
 from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
 from lachesis.pipeline.gateway.trainers import Trainers
-from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.heartbeats import read_heartbeat
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter
 from lachesis.pipeline.runtime.service import Service

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.gateway.config import GatewayConfig
-from lachesis.pipeline.private_file import given_token, shared_token
 
 __all__ = ["GATEWAY_TOKEN", "GATEWAY_URL", "gateway_token"]
 

@@ -11,8 +11,8 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.audit import LedgerAudit, LedgerProblem, LedgerRules
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
+from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
 from lachesis.pipeline.retention.holds import read_record
-from lachesis.pipeline.rewards.estimators.registry import BUILTIN
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DamagedError, SchemaError, VersionError

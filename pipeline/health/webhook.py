@@ -15,14 +15,14 @@ import anyio
 import httpx
 import msgspec
 
-from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification, next_notification
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stored_values import decode_value
-from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.codec import decode, encode

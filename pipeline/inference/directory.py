@@ -19,6 +19,7 @@ import httpx
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
@@ -26,7 +27,6 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard
 from lachesis.pipeline.inference.request_times import RequestTimes
-from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError, DamagedError

@@ -14,6 +14,7 @@ import anyio.to_thread
 from starlette.types import ASGIApp
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.private_file import write_private
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.directory import (
@@ -28,7 +29,6 @@ from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.sampling_notice import SamplingNotice
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS, TEXT_PATHS
 from lachesis.pipeline.inference.traces import TracedRequests
-from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 import anyio
 import msgspec
 
-from lachesis.pipeline.tokenizer_hash import plain_text, same_tokens, with_template_parameters
+from lachesis.pipeline.common.tokenizer_hash import plain_text, same_tokens, with_template_parameters
 from lachesis.schemas.control import PolicyRecord, TokenProbe
 from lachesis.schemas.errors import SchemaError, WrongServerError
 from lachesis.schemas.ids import PolicyVersion

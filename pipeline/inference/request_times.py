@@ -1,6 +1,6 @@
 """Notes how long requests to an inference server are under way, and names a slow one. Pure."""
 
-from lachesis.pipeline.usual_times import UsualTimes
+from lachesis.pipeline.common.usual_times import UsualTimes
 
 __all__ = ["RequestTimes"]
 

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lachesis.pipeline.common.sampling_agreement import sampling_difference
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.sampling_agreement import sampling_difference
 
 __all__ = ["ASKED", "SamplingNotice"]
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import msgspec
 
-from lachesis.pipeline.ledger.join import JoinState
+from lachesis.pipeline.batcher.join import JoinState
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.common.fsync import fsync
+from lachesis.pipeline.common.small_files import read_small_file, read_small_text
 from lachesis.pipeline.ledger.chain import LedgerPosition
-from lachesis.pipeline.small_files import read_small_file, read_small_text
 from lachesis.schemas.errors import CheckpointError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch

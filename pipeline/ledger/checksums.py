@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from lachesis.pipeline.small_files import read_small_text
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.schemas.errors import CheckpointError
 
 __all__ = ["SUMS", "verify_sums", "write_sums"]

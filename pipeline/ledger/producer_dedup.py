@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 from lachesis.schemas.ledger import ProducerMark
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 
 __all__ = ["ProducerDedup", "ResolvedSet"]
 

@@ -22,7 +22,7 @@ from lachesis.schemas.errors import (
     VersionError,
 )
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = [

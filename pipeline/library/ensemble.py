@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lachesis.pipeline.scoring.config import Aggregation, RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleMember, EnsembleScores
-from lachesis.pipeline.scoring.logic.krippendorff import AlphaEstimate, CategoryAlpha, IntervalAlpha
-from lachesis.pipeline.scoring.rater import Rating
+from lachesis.pipeline.scorer.config import Aggregation, RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember, EnsembleScores
+from lachesis.pipeline.scorer.logic.krippendorff import AlphaEstimate, CategoryAlpha, IntervalAlpha
+from lachesis.pipeline.scorer.rater import Rating
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["RewardEnsemble", "krippendorff_alpha"]

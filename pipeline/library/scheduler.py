@@ -8,7 +8,7 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.item_keys import exact_key
+from lachesis.pipeline.tasks.item_keys import exact_key
 from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 
 __all__ = ["CurriculumScheduler"]

@@ -19,7 +19,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
-from lachesis.pipeline.small_files import read_small_text
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.values import check_plain
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["end_tokens", "named_end_tokens"]

@@ -31,7 +31,7 @@ from lachesis.pipeline.model.source import ModelSource, read_config, stored_fold
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer, tokenizer_hash
 from lachesis.pipeline.model.weight_headers import check_weight_files
-from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
 
 disable_progress_bar()  # the output of a service is its log

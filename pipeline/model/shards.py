@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["INDEX_FILE", "SINGLE_FILE", "indexed_tensors", "weight_file_names"]

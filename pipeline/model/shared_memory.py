@@ -29,12 +29,12 @@ from typing import Any
 import msgspec
 import torch
 
+from lachesis.pipeline.common.private_file import write_private
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.model import cuda_memory
 from lachesis.pipeline.model.cuda_memory import CudaMemory
 from lachesis.pipeline.model.segment_layout import SegmentTensor, place_tensors, rope_of
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
-from lachesis.pipeline.private_file import write_private
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import httpx
 
-from lachesis.pipeline.bounded_http import wait_for_thread
+from lachesis.pipeline.common.bounded_http import wait_for_thread
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.model.weight_headers import check_weight_files
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ModelSource", "find_model", "holds_tokenizer_alone", "read_config", "stored_folder"]

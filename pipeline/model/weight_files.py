@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from lachesis.pipeline.fsync import fsync, make_folder
+from lachesis.pipeline.common.fsync import fsync, make_folder
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, TreeForm, WeightsDigest, form_of, tree_form_of
 from lachesis.pipeline.model.exchange import CheckedTensors
 from lachesis.pipeline.model.host_memory import allocate

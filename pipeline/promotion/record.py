@@ -17,16 +17,16 @@ from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.promotion.logic import (
     active_promotion,
     giving_up_promotion,
     settings_digest,
     undecided_promotion,
 )
-from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, InfrastructureError, VersionError

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["MEASURED_STREAMS", "MIN_BYTES_PER_TOKEN", "Budget", "ByteReservation", "StreamPressure"]

@@ -22,7 +22,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import ROLLOUT_HEADER
+from lachesis.schemas.planning_header import ROLLOUT_HEADER
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["Readers"]

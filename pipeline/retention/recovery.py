@@ -13,8 +13,8 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.fsync import fsync, make_folder, replace_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.fsync import fsync, make_folder, replace_file
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record

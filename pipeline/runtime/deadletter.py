@@ -11,7 +11,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, DeadLetter
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 __all__ = ["REQUEUED_HEADER", "count_dead", "dead_letter", "publish_dead_letter", "store_dead_letter"]
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import tenacity
 
-from lachesis.pipeline.backoff import RetryPolicy
+from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["OUTAGE_POLICY", "RetryWait", "WaitLog", "is_infrastructure", "retry_outages"]

@@ -7,7 +7,7 @@ from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["StoredRollout", "read_rollout"]

@@ -22,7 +22,7 @@ import tenacity
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
-from lachesis.pipeline.disk import SHORTAGES
+from lachesis.pipeline.common.disk import SHORTAGES
 from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.held_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages

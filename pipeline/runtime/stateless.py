@@ -24,9 +24,9 @@ from typing import Generic, TypeVar
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
 from lachesis.pipeline.runtime.incidents import announce_incident

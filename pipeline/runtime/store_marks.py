@@ -19,12 +19,12 @@ import msgspec
 from lachesis.pipeline.bus.acknowledged import Acknowledgement, read_acknowledged
 from lachesis.pipeline.bus.api import Bus, StreamUsage
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.disk import DeferredFile
+from lachesis.pipeline.common.disk import DeferredFile
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.pipeline.runtime.stream_marks import contradiction
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode

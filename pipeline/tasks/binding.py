@@ -6,9 +6,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.user_code import argument_problem
 from lachesis.pipeline.tasks.literals import literal_in
-from lachesis.pipeline.user_code import argument_problem
 
 __all__ = ["bind_arguments"]
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
+from lachesis.pipeline.common.text_encoding import encoding_of
 from lachesis.pipeline.tasks.row_stores import DatasetRow
-from lachesis.pipeline.text_encoding import encoding_of
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["CsvTable"]

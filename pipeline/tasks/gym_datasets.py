@@ -17,10 +17,10 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.nearest import nearest
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.user_code import IMPORT_LOCK
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.pipeline.user_code import IMPORT_LOCK
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["Split", "create_dataset", "draw", "import_reasoning_gym", "load_scorer", "score_answer", "split_of"]

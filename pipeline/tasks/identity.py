@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.item_keys import Keys, exact_key, prompt_key, repeats
+from lachesis.pipeline.tasks.item_keys import Keys, exact_key, prompt_key, repeats
 from lachesis.pipeline.tasks.task import Task
 
 __all__ = ["keys_of"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.common.text_encoding import read_text
 from lachesis.pipeline.tasks.row_stores import DatasetRow, JsonRows, Rows, SequenceRows, rows_of_lines
-from lachesis.pipeline.text_encoding import read_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["read_json"]

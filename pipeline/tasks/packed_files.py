@@ -7,7 +7,7 @@ import lzma
 import zlib
 from pathlib import Path
 
-from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.common.installation import install_command
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["PACKINGS", "START_BYTES", "refuse_other_kind", "unpacked"]

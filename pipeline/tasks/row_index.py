@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.fsync import partial_of
+from lachesis.pipeline.common.fsync import partial_of
 
 __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
 

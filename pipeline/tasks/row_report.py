@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.item_keys import Keys
+from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["RowReport", "first_of_each", "twins"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.text_encoding import UTF8_MARK, encoding_of, read_text
+from lachesis.pipeline.common.text_encoding import UTF8_MARK, encoding_of, read_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [

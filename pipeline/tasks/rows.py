@@ -11,15 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.memory_bound import bounded_memory
-from lachesis.pipeline.small_files import open_regular_file
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.memory_bound import bounded_memory
+from lachesis.pipeline.common.small_files import open_regular_file
+from lachesis.pipeline.common.text_encoding import encoding_of
 from lachesis.pipeline.tasks.arrow_rows import ArrowRows, arrow_errors
 from lachesis.pipeline.tasks.csv_rows import CsvTable
 from lachesis.pipeline.tasks.json_files import read_json
 from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_other_kind, unpacked
 from lachesis.pipeline.tasks.row_stores import JsonRows, LineRows, Rows, SequenceRows, rows_of_lines
-from lachesis.pipeline.text_encoding import encoding_of
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["read_file", "read_named"]

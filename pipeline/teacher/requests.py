@@ -13,11 +13,11 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.inference.client import InferenceClient, PromptTopLogprobs
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, group_top_k
 from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
-from lachesis.pipeline.tokenizer_hash import same_tokens
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError, InfrastructureError, UnreadableAnswerError
 from lachesis.schemas.rollout import RolloutGroup

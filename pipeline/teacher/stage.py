@@ -24,7 +24,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherEvent, TeacherLogprobs, TeacherPointer
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.plan import ROLLOUT_HEADER
+from lachesis.schemas.planning_header import ROLLOUT_HEADER
 
 __all__ = ["run_teacher"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 

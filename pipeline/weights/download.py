@@ -22,8 +22,8 @@ import anyio.to_thread
 import numpy as np
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.fsync import fsync, make_folder
+from lachesis.pipeline.common.disk import write_when_room
+from lachesis.pipeline.common.fsync import fsync, make_folder
 from lachesis.pipeline.model.digest import form_of, tree_form_of
 from lachesis.pipeline.model.policy_file import check_content, check_file, policy_labels
 from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_blocks

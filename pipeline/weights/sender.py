@@ -12,8 +12,8 @@ import anyio.to_thread
 import torch
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.model.tensors import policy_version
 from lachesis.pipeline.model.weight_files import prune_weights, write_new_weights
 from lachesis.pipeline.weights.upload import WeightsUploader

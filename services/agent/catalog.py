@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.installed import scan_installed
-from lachesis.pipeline.environments.load import BUILTIN
-from lachesis.pipeline.environments.source_files import scan_files
-from lachesis.pipeline.environments.source_scan import EnvironmentField, Family, FoundEnvironment
+from lachesis.pipeline.environment.installed import scan_installed
+from lachesis.pipeline.environment.load import BUILTIN
+from lachesis.pipeline.environment.source_files import scan_files
+from lachesis.pipeline.environment.source_scan import EnvironmentField, Family, FoundEnvironment
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name
 

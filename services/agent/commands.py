@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from lachesis.pipeline.safe_text import encodable
+from lachesis.pipeline.common.safe_text import encodable
 from lachesis.schemas.errors import LachesisError, StartupError
 
 __all__ = ["CommandError", "call_command"]

@@ -19,7 +19,7 @@ from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import toml_value
-from lachesis.pipeline.environments.source_scan import EnvironmentField
+from lachesis.pipeline.environment.source_scan import EnvironmentField
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.agent.catalog import ATROPOS_KIND, CatalogEntry
 

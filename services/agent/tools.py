@@ -17,14 +17,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from lachesis.pipeline.common.private_file import write_private
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.notices.text import notice_lines
-from lachesis.pipeline.private_file import write_private
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
 from lachesis.services.agent.catalog import CatalogEntry, list_environments, select_environment

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 
 import typer
 
+from lachesis.pipeline.common.os_errors import explain_os_error
+from lachesis.pipeline.common.safe_text import protect_output
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.os_errors import explain_os_error
-from lachesis.pipeline.safe_text import protect_output
 from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
 from lachesis.services.cli.own_code import guard_own_code, runs_own_code

@@ -25,9 +25,9 @@ import typer
 from lachesis.pipeline.bus.accounts import accounts_config, accounts_of, streams_account
 from lachesis.pipeline.bus.permissions import Permissions, permissions
 from lachesis.pipeline.bus.private_path import write_private
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.access import Access, access_table
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Json, Options, with_options

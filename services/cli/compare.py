@@ -16,10 +16,10 @@ from lachesis.pipeline.offline.replay.revisions import conversation, read_revisi
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.options import Json, Options, with_options
+from lachesis.services.observe.comparison import Report, report
+from lachesis.services.observe.comparison_page import markdown as as_markdown
+from lachesis.services.observe.comparison_page import page as as_page
 from lachesis.services.output import print_json, print_table, printable
-from lachesis.services.report.render import markdown as as_markdown
-from lachesis.services.report.render import page as as_page
-from lachesis.services.report.tables import Report, report
 from lachesis.services.run.connect import open_history
 from lachesis.services.run.losses import warn_of_losses
 

@@ -7,8 +7,8 @@ import anyio
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.services.run.connect import RunHistory, has_ended, open_run, until_ended
 
 __all__ = ["end_on_signal", "follow_run"]

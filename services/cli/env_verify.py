@@ -8,10 +8,10 @@ import anyio
 import msgspec
 import typer
 
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.environments.verify import verify_environment
-from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.verify import verify_environment
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Json, Options, read_params, with_options
 from lachesis.services.output import print_json, print_table

@@ -6,15 +6,15 @@ from typing import Annotated
 import msgspec
 import typer
 
-from lachesis.pipeline.environments.installed import InstalledEnvironments, scan_installed
-from lachesis.pipeline.environments.load import BUILTIN
-from lachesis.pipeline.environments.source_files import SourceFile, scan_files
-from lachesis.pipeline.safe_text import printable_lines
+from lachesis.pipeline.common.safe_text import printable_lines
+from lachesis.pipeline.environment.installed import InstalledEnvironments, scan_installed
+from lachesis.pipeline.environment.load import BUILTIN
+from lachesis.pipeline.environment.source_files import SourceFile, scan_files
 from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.env_atropos import env_atropos
+from lachesis.services.cli.env_models import env_test
 from lachesis.services.cli.env_new import env_new
-from lachesis.services.cli.env_test import env_test
 from lachesis.services.cli.env_verify import env_verify
 from lachesis.services.cli.options import Json
 from lachesis.services.output import print_json, print_table, printable

@@ -19,14 +19,14 @@ import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.environments.evaluate import EvalResult
-from lachesis.pipeline.environments.evaluated_env import EvaluatedEnv, load_evaluated_env
-from lachesis.pipeline.environments.held_out import kept_record
-from lachesis.pipeline.environments.inference import Inference
-from lachesis.pipeline.environments.inference_test import RequestMeter
-from lachesis.pipeline.environments.rollout import GroupDraft
-from lachesis.pipeline.evaluation.logic.rates import Difference, TaskResult, compare_tasks, pass_at_k
-from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
+from lachesis.pipeline.environment.held_out import kept_record
+from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.rollout import GroupDraft
+from lachesis.pipeline.evaluator.evaluate import EvalResult
+from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
+from lachesis.pipeline.evaluator.logic.rates import Difference, TaskResult, compare_tasks, pass_at_k
+from lachesis.pipeline.evaluator.model_comparison import RequestMeter
+from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.cli.local_model import open_local_model
 from lachesis.services.cli.options import Json, Options, with_options

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import httpx
 
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import StartupError
 
 if TYPE_CHECKING:

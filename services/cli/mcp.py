@@ -12,11 +12,11 @@ import anyio
 import typer
 
 from lachesis.pipeline.bus.addresses import url_host
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy, load_policy
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.known_runs import state_folder

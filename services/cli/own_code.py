@@ -24,7 +24,7 @@ def guard_own_code() -> Iterator[None]:
     """
     # here: the help of every command needs neither
     from lachesis.pipeline.bus.embedded import die_with_parent
-    from lachesis.pipeline.user_code import mark_own_process
+    from lachesis.pipeline.common.user_code import mark_own_process
 
     ours, theirs = os.pipe()
     parent = os.getpid()

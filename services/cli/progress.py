@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lachesis.pipeline.stop_signals import stop_signals
+from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.services.output import SafeConsole
 
 __all__ = ["PAUSED", "bar", "drain_on_signal"]

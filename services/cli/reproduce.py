@@ -11,8 +11,8 @@ import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress, verify_batches
 from lachesis.pipeline.offline.trainer.ledger import past_record

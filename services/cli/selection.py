@@ -89,8 +89,8 @@ class SelectionOptions:
 
 
 def _read_groups(path: Path) -> frozenset[str]:
+    from lachesis.pipeline.common.small_files import read_small_text
     from lachesis.pipeline.offline.replay.logic.selection import group_list
-    from lachesis.pipeline.small_files import read_small_text
     from lachesis.schemas.errors import ConfigError
 
     try:

@@ -21,7 +21,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
@@ -44,7 +44,7 @@ from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.services import Quantiles
 from lachesis.services.observe.window import Recent, StageRow
 from lachesis.services.output import SafeConsole, human_number, human_seconds, print_json, printable
-from lachesis.services.plan import planned_services
+from lachesis.services.planned_processes import planned_services
 from lachesis.services.run.connect import CONNECT_S, check_known, has_ended, open_run, other_runs, until_ended
 
 __all__ = ["render", "top"]

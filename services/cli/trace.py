@@ -25,7 +25,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.endings import Endings, RolloutEnding

@@ -17,11 +17,11 @@ import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
-from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_trainer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.access import OPERATOR
@@ -171,7 +171,7 @@ async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) ->
 async def _train(
     bus: Bus, config: RunConfig, record: OfflineTrainerRecord, durable: Callable[[LedgerEntry], None]
 ) -> None:
-    from lachesis.pipeline.training.stage import OfflineRun, run_trainer
+    from lachesis.pipeline.trainer.stage import OfflineRun, run_trainer
 
     service = Service(bus, "trainer", config.run)
     total = config.training.steps

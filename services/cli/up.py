@@ -13,18 +13,18 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.disk import disk_room
+from lachesis.pipeline.common.late_output import keep_output
+from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.plan import describe_curriculum
-from lachesis.pipeline.disk import disk_room
-from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, EvaluationHistory
-from lachesis.pipeline.evaluation.logic.rates import compare
-from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
-from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.curriculum.scope import describe_curriculum
+from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
+from lachesis.pipeline.evaluator.logic.rates import compare
+from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.inference.directory import key_path
-from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
-from lachesis.pipeline.stop_signals import stop_signals
+from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError

@@ -8,8 +8,8 @@ import anyio
 import typer
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.offline.verification.checks import (
     NumericFinding,
     accuracy,
@@ -18,12 +18,12 @@ from lachesis.pipeline.offline.verification.checks import (
     distribution,
 )
 from lachesis.pipeline.runtime.rollouts import read_rollout
-from lachesis.pipeline.scoring.config import ScoringConfig
-from lachesis.pipeline.scoring.loader import load_members
-from lachesis.pipeline.scoring.logic.aggregate import Ensemble
-from lachesis.pipeline.scoring.rater import Rating, Sample
-from lachesis.pipeline.scoring.runner import EnsembleRunner
-from lachesis.pipeline.scoring.scorer import samples_of
+from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.scorer.loader import load_members
+from lachesis.pipeline.scorer.logic.aggregate import Ensemble
+from lachesis.pipeline.scorer.rater import Rating, Sample
+from lachesis.pipeline.scorer.runner import EnsembleRunner
+from lachesis.pipeline.scorer.scorer import samples_of
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef
@@ -140,13 +140,13 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
     if config.model is None:
         return [NumericFinding(check="loss", subject="-", verdict="warn", text="not checked: the run names no model")]
     try:
+        from lachesis.pipeline.common.trainability import TrainerLimits
         from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import vocabulary_of
         from lachesis.pipeline.offline.verification.checks import loss_agreement
-        from lachesis.pipeline.trainability import TrainerLimits
-        from lachesis.pipeline.training.agreement import losses
-        from lachesis.pipeline.training.batch import pack
-        from lachesis.pipeline.training.sequences import select_trainable
+        from lachesis.pipeline.trainer.agreement import losses
+        from lachesis.pipeline.trainer.batch import pack
+        from lachesis.pipeline.trainer.sequences import select_trainable
     except ModuleNotFoundError as error:
         text = f"not checked: needs {error.name}; {install_command('train')}"
         return [NumericFinding(check="loss", subject="-", verdict="warn", text=text)]

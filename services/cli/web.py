@@ -7,8 +7,8 @@ import anyio
 import typer
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.ending import end_on_signal
 from lachesis.services.cli.options import Options, with_options

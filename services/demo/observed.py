@@ -19,9 +19,9 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.services import Quantiles, merged, place
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 
 __all__ = ["DrawnGroup", "ObservedBatch", "RunObservation", "StageFigures"]
 

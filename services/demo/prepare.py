@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.common.disk import write_when_room_sync
+from lachesis.pipeline.common.fsync import sync_tree
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import write_when_room_sync
-from lachesis.pipeline.environments.spelling import SpellBackward
-from lachesis.pipeline.fsync import sync_tree
-from lachesis.pipeline.training.config import WarmStartConfig
+from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.trainer.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo.settings import TEACHER_FOLDER
 from lachesis.services.run.deletion import MODEL_MARK
@@ -199,7 +199,7 @@ def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
 
     from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
     from lachesis.pipeline.model.tokenizer import common_beginning
-    from lachesis.pipeline.training.warmstart import warm_start
+    from lachesis.pipeline.trainer.warmstart import warm_start
 
     torch.set_num_threads(threads)
     policy = build_tiny_policy(

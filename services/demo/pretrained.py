@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.prepare import PreparedModel, check_disjoint, keep_model, put_model

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import shorten
 
-from lachesis.pipeline.safe_text import printable
+from lachesis.pipeline.common.safe_text import printable
 from lachesis.services.demo.summary import DemoGate, DemoSummary
 from lachesis.services.observe.services import Quantiles
 from lachesis.services.output import human_bytes, human_number, human_seconds

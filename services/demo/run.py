@@ -18,12 +18,12 @@ import anyio.to_process
 import msgspec
 
 from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.common.disk import write_when_room_sync
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.late_output import keep_output
+from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import write_when_room_sync
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.late_output import keep_output
-from lachesis.pipeline.stop_signals import stop_signals
-from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare, prepare_teacher

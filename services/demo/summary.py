@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.means import finite_mean
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.demo.observed import RunObservation, StageFigures
 from lachesis.services.demo.prepare import PreparedModel

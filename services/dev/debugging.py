@@ -23,8 +23,8 @@ from typing import NoReturn
 import anyio
 import anyio.to_thread
 
-from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.scoring.loader import load_member
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.scorer.loader import load_member
 from lachesis.services.dev.tracebacks import abandoned_calls, call_under_way, print_failures, stack_of
 
 __all__ = ["PausedClock", "run_for_breakpoints"]

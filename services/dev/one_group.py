@@ -25,10 +25,11 @@ from rich.console import Console
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.tokenizer_hash import probe_of
+from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.environments.stage import SingleGroup, run_environment
-from lachesis.pipeline.evaluation.plan import is_held_out
+from lachesis.pipeline.environment.stage import SingleGroup, run_environment
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.directory import register
@@ -40,16 +41,15 @@ from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
-from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.tasks.evaluated import is_held_out
 from lachesis.pipeline.teacher.config import TeacherConfig
-from lachesis.pipeline.tokenizer_hash import probe_of
-from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.adapter_targets import adapter_problem
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.feed import BatchFeed
-from lachesis.pipeline.training.inputs.model_inputs import load_inputs
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.sound_step import train_soundly
+from lachesis.pipeline.trainer.adapter_targets import adapter_problem
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord

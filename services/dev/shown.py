@@ -8,7 +8,7 @@ from rich.table import Table
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.scoring.scorer import samples_of
+from lachesis.pipeline.scorer.scorer import samples_of
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode

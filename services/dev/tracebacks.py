@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 import lachesis
-from lachesis.pipeline.user_code import FAILURE_LOG
+from lachesis.pipeline.common.user_code import FAILURE_LOG
 
 __all__ = ["abandoned_calls", "awaited_calls", "call_under_way", "print_failures", "stack_of", "user_traceback"]
 

@@ -15,7 +15,7 @@ from lachesis.pipeline.telemetry.sampling import TraceSampler, is_late
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.services.observe.overview import trace_url
 
 __all__ = ["Endings", "RolloutEnding"]

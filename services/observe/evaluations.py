@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, EvaluationHistory
-from lachesis.pipeline.evaluation.logic.rates import Difference, compare
+from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
+from lachesis.pipeline.evaluator.logic.rates import Difference, compare
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.observe.progress import training_rewards
 

@@ -15,7 +15,7 @@ from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent, Te
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs
 from lachesis.services.run.connect import is_trained
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message, RolloutGroup

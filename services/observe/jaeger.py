@@ -15,7 +15,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from lachesis.pipeline.bounded_http import get_within
+from lachesis.pipeline.common.bounded_http import get_within
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.sampling import REASONS
 from lachesis.schemas import subjects

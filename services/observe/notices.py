@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from lachesis.pipeline.bus.disk_room import StoreFinding
+from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import disk_room
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
 from lachesis.pipeline.notices.progress import fruitless_warning
@@ -18,7 +18,7 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.notices import Notice
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.observe.store import DiskWarning
-from lachesis.services.plan import planned_services
+from lachesis.services.planned_processes import planned_services
 from lachesis.services.preflight.finding import DoctorFinding
 from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.process_identity import process_state

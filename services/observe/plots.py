@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.pipeline.fsync import replace_file
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.schemas.annotations import EvalEvent
 
 __all__ = ["draw_run"]

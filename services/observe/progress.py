@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.small_files import open_regular_file
-from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.pipeline.common.small_files import open_regular_file
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.rewards import rewards_of

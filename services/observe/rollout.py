@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.telemetry.messages import consume_spans, rebuilt
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, batch_trace, generate_span
 from lachesis.schemas import subjects
@@ -25,7 +25,7 @@ from lachesis.schemas.annotations import (
     TeacherPointer,
 )
 from lachesis.schemas.ledger import LedgerEntry, Outcome, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 
 __all__ = ["RolloutTimeline", "Timeline", "decided_seqs"]
 

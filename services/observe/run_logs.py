@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 
-from lachesis.pipeline.small_files import open_regular_file
+from lachesis.pipeline.common.small_files import open_regular_file
 from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG
 

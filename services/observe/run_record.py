@@ -9,14 +9,14 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.disk import DiskShortage, write_if_room
+from lachesis.pipeline.common.fsync import replace_file
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import DiskShortage, write_if_room
-from lachesis.pipeline.fsync import replace_file
-from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.text import notice_lines
-from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode

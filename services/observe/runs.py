@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json

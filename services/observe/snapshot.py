@@ -19,7 +19,7 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import keys, subjects
@@ -46,7 +46,7 @@ from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import ServiceStatus, merge
-from lachesis.services.plan import planned_services
+from lachesis.services.planned_processes import planned_services
 from lachesis.services.preflight.cluster import cluster_problems
 from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.run.connect import (

@@ -6,8 +6,8 @@ When it is full, the streams and the whole run stop.
 import time
 
 from lachesis.pipeline.bus.disk_room import StoreFinding, assess, stored_bytes
+from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import disk_room
 
 __all__ = ["DiskWarning"]
 

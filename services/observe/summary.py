@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.means import finite_mean
 from lachesis.pipeline.notices.changes import PastNotice
-from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import Quantiles

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 
 __all__ = ["describe_devices", "devices_here"]
 

@@ -22,16 +22,16 @@ import anyio
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
-from lachesis.pipeline.environments.load import item_keys_of, load_environment
-from lachesis.pipeline.environments.probe import probe_environment
-from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
-from lachesis.pipeline.rewards.estimators.registry import load_estimator
-from lachesis.pipeline.scoring.scorer import EnvironmentScorer, load_scorer
-from lachesis.pipeline.training.tracking import open_trackers
+from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.environment.probe import probe_environment
+from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
+from lachesis.pipeline.normalizer.estimators.registry import load_estimator
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
+from lachesis.pipeline.tasks.evaluated import held_out_tasks
+from lachesis.pipeline.trainer.tracking import open_trackers
 from lachesis.schemas.errors import ConfigError, InfrastructureError, LachesisError, StartupError
 from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
@@ -161,8 +161,8 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
         from lachesis.pipeline.model.context import untrainable_positions
         from lachesis.pipeline.model.model_check import check_model
         from lachesis.pipeline.model.policy import ModelSetup, model_setup
-        from lachesis.pipeline.training.adapter_targets import adapter_problem
-        from lachesis.pipeline.training.packing import predict_packing
+        from lachesis.pipeline.trainer.adapter_targets import adapter_problem
+        from lachesis.pipeline.trainer.packing import predict_packing
     except ModuleNotFoundError as error:
         return f"not checked: needs {error.name}; {install_command('train')}"
     trained = setting == "model" and config.mode == "train"

@@ -19,16 +19,16 @@ from pathlib import Path
 from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
 from lachesis.pipeline.bus.disk_room import assess, stored_bytes
 from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.common.disk import device_of, disk_room
+from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.disk import device_of, disk_room
 from lachesis.pipeline.health.webhook import webhook_url
-from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.retention.budget_check import check_budgets
-from lachesis.pipeline.training.tinker.key import key_problem
+from lachesis.pipeline.trainer.tinker.key import key_problem
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.otlp import check_otlp
 

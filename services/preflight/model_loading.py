@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.pipeline.installation import install_command
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 
 __all__ = ["model_loads"]
 

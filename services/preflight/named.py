@@ -12,16 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.user_code import missing_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
-from lachesis.pipeline.environments import load as environments
+from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.model.source import find_model
-from lachesis.pipeline.nearest import nearest
-from lachesis.pipeline.rewards.config.advantage import ESTIMATORS
-from lachesis.pipeline.scoring import raters
-from lachesis.pipeline.user_code import missing_file
+from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS
+from lachesis.pipeline.scorer import raters
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 from lachesis.services.run.checkpoints import newest_checkpoint
 
 __all__ = ["NamedModel", "Problem", "check_named", "named_models", "named_problems"]

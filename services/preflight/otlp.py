@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from lachesis.pipeline.bounded_http import wait_for_thread
+from lachesis.pipeline.common.bounded_http import wait_for_thread
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, OtlpEndpoint, otlp_endpoints

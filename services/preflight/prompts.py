@@ -4,12 +4,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.load import load_environment
 from lachesis.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lachesis.pipeline.environments.prompts import PromptReport
+    from lachesis.pipeline.environment.prompts import PromptReport
 
 __all__ = ["PolicyPrompts"]
 
@@ -31,7 +31,7 @@ class PolicyPrompts:
 
         Raises what loading it, or the tokenizer, raises.
         """
-        from lachesis.pipeline.environments.prompts import check_prompts
+        from lachesis.pipeline.environment.prompts import check_prompts
 
         settings = self._config.environments[name]
         tokenizer, longest = self._load()

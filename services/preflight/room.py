@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from lachesis.pipeline.bounded_http import get_within
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import definitions
+from lachesis.pipeline.common.bounded_http import get_within
 from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn

@@ -12,9 +12,9 @@ from functools import cache
 
 import anyio
 
+from lachesis.pipeline.common.stop_signals import stop_signals
+from lachesis.pipeline.common.user_code import forks_that_returned, refuse_forked
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.stop_signals import stop_signals
-from lachesis.pipeline.user_code import forks_that_returned, refuse_forked
 
 __all__ = ["separate_forked_children", "tell_returned_forks"]
 

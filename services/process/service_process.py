@@ -29,19 +29,19 @@ from anyio.abc import TaskStatus
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.disk import is_disk_full
+from lachesis.pipeline.common.late_output import flush_output, keep_output
+from lachesis.pipeline.common.os_errors import explain_os_error
+from lachesis.pipeline.common.stop_signals import stop_signals
+from lachesis.pipeline.common.user_code import describe_ending, is_ending, mark_own_process, refuse_forked
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import is_disk_full
-from lachesis.pipeline.late_output import flush_output, keep_output
-from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
 from lachesis.pipeline.runtime.held_loop import speaking_while_held
 from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
 from lachesis.pipeline.runtime.service import Service, open_service
-from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.pipeline.training.ranks.place import RankPlace
-from lachesis.pipeline.user_code import describe_ending, is_ending, mark_own_process, refuse_forked
+from lachesis.pipeline.trainer.ranks.place import RankPlace
 from lachesis.schemas.access import identity_of
 from lachesis.schemas.errors import (
     AccessError,
@@ -224,7 +224,7 @@ async def _connect_and_serve(
 
 async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
     """Run a rank of the trainer that is not the service: it takes its orders from the one that is, its end too."""
-    from lachesis.pipeline.training.ranks.follower import follow_leader
+    from lachesis.pipeline.trainer.ranks.follower import follow_leader
 
     with anyio.open_signal_receiver(*stop_signals()):  # what all ranks get is for rank 0 to heed
         async with (

@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects

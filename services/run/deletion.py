@@ -20,15 +20,15 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.gateway.token import GATEWAY_TOKEN, GATEWAY_URL
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.retention.recovery import RECOVERIES
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE
-from lachesis.pipeline.training.tracked_alerts import TRACKED_ALERTS_FILE
-from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.pipeline.trainer.tracked_alerts import TRACKED_ALERTS_FILE
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from lachesis.pipeline.common.disk import write_when_room
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
-from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["EFFECTIVE_FILE", "MODEL_FILE", "RUN_FILE", "is_written_here", "run_file", "run_file_of", "write_run_file"]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from lachesis.pipeline.common.small_files import read_small_file, read_small_text
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.small_files import read_small_file, read_small_text
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.run.file import is_written_here, run_file

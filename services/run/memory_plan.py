@@ -18,9 +18,9 @@ from lachesis.pipeline.model.free_memory import free_bytes
 from lachesis.pipeline.model.logit_memory import DeviceMemory
 from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named
 from lachesis.pipeline.model.source import ModelSource
-from lachesis.pipeline.training.config import LoraConfig
-from lachesis.pipeline.training.memory_plan import MemoryPlan, StepShape, plan_memory
-from lachesis.pipeline.training.packing import predict_packing
+from lachesis.pipeline.trainer.config import LoraConfig
+from lachesis.pipeline.trainer.memory_plan import MemoryPlan, StepShape, plan_memory
+from lachesis.pipeline.trainer.packing import predict_packing
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["StepPlan", "copied_bytes", "plan_step", "step_shape"]

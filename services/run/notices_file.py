@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from lachesis.pipeline.disk import DeferredFile
+from lachesis.pipeline.common.disk import DeferredFile
 from lachesis.schemas.notices import Notice
 from lachesis.services.run.supervisor_state import ProcessRecord, read_record
 

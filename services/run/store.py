@@ -13,10 +13,11 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.disk import write_when_room
+from lachesis.pipeline.common.fsync import fsync, replace_file
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.fsync import fsync, replace_file
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.runtime.store_record import (
@@ -26,7 +27,6 @@ from lachesis.pipeline.runtime.store_record import (
     to_record,
     write_store_record,
 )
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas import subjects
 from lachesis.schemas.control import StoreRecord
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, SchemaError, StartupError

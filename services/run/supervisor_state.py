@@ -13,8 +13,8 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from lachesis.pipeline.disk import DeferredFile
-from lachesis.pipeline.small_files import read_small_file
+from lachesis.pipeline.common.disk import DeferredFile
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.run.process_identity import is_running, machine_id, started_ticks

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lachesis.pipeline.small_files import read_small_text
+from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE
 

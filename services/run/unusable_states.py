@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import anyio.to_thread
 
-from lachesis.pipeline.admission.stage import check_term
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.left_out import leaving_out, read_left_out
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.plan import curriculum_environments
+from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.stage import CurriculumWriter, load_items
-from lachesis.pipeline.environments.held_out import read_held_out
+from lachesis.pipeline.environment.held_out import read_held_out
+from lachesis.pipeline.governor.stage import check_term
 from lachesis.pipeline.health.stage import AlertWriter
 from lachesis.pipeline.ledger.ledger_end import check_whole_ledger
+from lachesis.pipeline.normalizer.stage import RewardWriter
 from lachesis.pipeline.retention.recovery_plan import UnusableState
-from lachesis.pipeline.rewards.stage import RewardWriter
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage
-from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError, HistoryLostError, LedgerError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER

@@ -23,7 +23,7 @@ import anyio
 import msgspec
 from anyio.abc import Process, TaskGroup, TaskStatus
 
-from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.runtime.exit_note import read_exit_note
 from lachesis.services.supervisor.child import ServiceProcess, send_signal
 from lachesis.services.supervisor.forkserver import (

@@ -29,8 +29,8 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from lachesis.pipeline.disk import write_when_room_sync
-from lachesis.pipeline.late_output import keep_output
+from lachesis.pipeline.common.disk import write_when_room_sync
+from lachesis.pipeline.common.late_output import keep_output
 from lachesis.services.process.reaper import end_descendants, start_below_reaper, take_orphans
 from lachesis.services.registry import SERVICES, load_stage
 

@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.environments.leases import leases_of
+from lachesis.pipeline.environment.leases import leases_of
 from lachesis.pipeline.runtime.interpreter_hold import held_place
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

@@ -20,10 +20,10 @@ import anyio
 import anyio.abc
 import msgspec
 
+from lachesis.pipeline.common.disk import DeferredFile, write_when_room
+from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import DeferredFile, write_when_room
-from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.services.run.file import run_file_of
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,

@@ -15,8 +15,8 @@ import anyio
 
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import SHORTAGES, DeferredFile
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, PastNotice
 from lachesis.pipeline.notices.facts import Moment, ProcessFact

@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.disk_room import RESTART_BYTES, StoreFinding, StoreLogReader, assess, stored_bytes
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.disk import disk_room
+from lachesis.pipeline.common.disk import disk_room
 
 __all__ = ["watch_store"]
 

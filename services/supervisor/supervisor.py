@@ -33,10 +33,11 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
+from lachesis.pipeline.common.late_output import flush_output
+from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.gateway.listener import LISTENER_FD, open_listener
-from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.facts import ProcessFact
@@ -46,13 +47,12 @@ from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow_marks
-from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
-from lachesis.services.plan import PlannedProcess, plan
+from lachesis.services.planned_processes import PlannedProcess, plan
 from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,

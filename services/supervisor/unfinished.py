@@ -26,7 +26,7 @@ from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import LachesisError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.process.telemetry import open_tracing
 

@@ -19,6 +19,7 @@ from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.offline.compare.logic import compare
 from lachesis.pipeline.offline.replay.revisions import conversation, read_revision, revision_names
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
+from lachesis.services.observe.comparison import env_name, report
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import read_group_page
 from lachesis.services.observe.groups import GroupFilter, GroupOrder
@@ -27,7 +28,6 @@ from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.runs import LIVE_STATES, RunState, look_at_folder
 from lachesis.services.observe.series import CurveReader
 from lachesis.services.observe.snapshot import RunSnapshot, snapshot_of_folder, take_snapshot
-from lachesis.services.report.tables import env_name, report
 from lachesis.services.web.shared_history import SharedHistory
 from lachesis.services.web.token_texts import TokenTexts
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import anyio
 
+from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.tokenizer_hash import same_tokens
 
 __all__ = ["TokenTexts", "piecewise_texts"]
 

@@ -4,12 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lachesis.pipeline.environments.environment import Environment
-    from lachesis.pipeline.environments.session import Reply, Session
-    from lachesis.pipeline.environments.steps.atropos_step_env import AtroposStepEnv
-    from lachesis.pipeline.environments.steps.step_env import StepEnv
-    from lachesis.pipeline.environments.steps.text import SampledText
-    from lachesis.pipeline.environments.tools import tool
+    from lachesis.pipeline.environment.environment import Environment
+    from lachesis.pipeline.environment.session import Reply, Session
+    from lachesis.pipeline.environment.steps.atropos_step_env import AtroposStepEnv
+    from lachesis.pipeline.environment.steps.step_env import StepEnv
+    from lachesis.pipeline.environment.steps.text import SampledText
+    from lachesis.pipeline.environment.tools import tool
     from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
     from lachesis.pipeline.inference.client import GeneratedSample, InferenceClient
     from lachesis.pipeline.inference.protocol import WeightVersionSpan
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from lachesis.pipeline.library.health import HealthChecks
     from lachesis.pipeline.library.performance import PerformanceTracker
     from lachesis.pipeline.library.scheduler import CurriculumScheduler
-    from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
-    from lachesis.pipeline.rewards.estimators.own import estimator
-    from lachesis.pipeline.rewards.welford import RewardNormalizer, WelfordAccumulator
-    from lachesis.pipeline.scoring.rater import Sample, rater
+    from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
+    from lachesis.pipeline.normalizer.estimators.own import estimator
+    from lachesis.pipeline.normalizer.welford import RewardNormalizer, WelfordAccumulator
+    from lachesis.pipeline.scorer.rater import Sample, rater
     from lachesis.pipeline.tasks.task import Task
-    from lachesis.pipeline.training.batches import batches
-    from lachesis.pipeline.training.inputs.model_input import ModelInput
+    from lachesis.pipeline.trainer.batches import batches
+    from lachesis.pipeline.trainer.inputs.model_input import ModelInput
     from lachesis.schemas.errors import RaterUnavailable, ToolError
     from lachesis.schemas.rollout import Message
     from lachesis.services.notebook import open_run
@@ -66,32 +66,32 @@ _HOMES = {
     "WeightVersionSpan": "lachesis.pipeline.inference.protocol",
     "InferenceClient": "lachesis.pipeline.inference.client",
     "GeneratedSample": "lachesis.pipeline.inference.client",
-    "WelfordAccumulator": "lachesis.pipeline.rewards.welford",
+    "WelfordAccumulator": "lachesis.pipeline.normalizer.welford",
     "krippendorff_alpha": "lachesis.pipeline.library.ensemble",
     "RewardEnsemble": "lachesis.pipeline.library.ensemble",
     "PerformanceTracker": "lachesis.pipeline.library.performance",
     "HealthChecks": "lachesis.pipeline.library.health",
     "CurriculumScheduler": "lachesis.pipeline.library.scheduler",
-    "AtroposStepEnv": "lachesis.pipeline.environments.steps.atropos_step_env",
+    "AtroposStepEnv": "lachesis.pipeline.environment.steps.atropos_step_env",
     "CurriculumMixin": "lachesis.pipeline.gateway.curriculum_mixin",
-    "Environment": "lachesis.pipeline.environments.environment",
+    "Environment": "lachesis.pipeline.environment.environment",
     "Message": "lachesis.schemas.rollout",
-    "ModelInput": "lachesis.pipeline.training.inputs.model_input",
+    "ModelInput": "lachesis.pipeline.trainer.inputs.model_input",
     "RaterUnavailable": "lachesis.schemas.errors",
-    "Reply": "lachesis.pipeline.environments.session",
-    "RewardGroup": "lachesis.pipeline.rewards.estimators.estimator",
-    "RewardNormalizer": "lachesis.pipeline.rewards.welford",
-    "Session": "lachesis.pipeline.environments.session",
-    "SampledText": "lachesis.pipeline.environments.steps.text",
-    "StepEnv": "lachesis.pipeline.environments.steps.step_env",
+    "Reply": "lachesis.pipeline.environment.session",
+    "RewardGroup": "lachesis.pipeline.normalizer.estimators.estimator",
+    "RewardNormalizer": "lachesis.pipeline.normalizer.welford",
+    "Session": "lachesis.pipeline.environment.session",
+    "SampledText": "lachesis.pipeline.environment.steps.text",
+    "StepEnv": "lachesis.pipeline.environment.steps.step_env",
     "Task": "lachesis.pipeline.tasks.task",
-    "Sample": "lachesis.pipeline.scoring.rater",
+    "Sample": "lachesis.pipeline.scorer.rater",
     "ToolError": "lachesis.schemas.errors",
-    "batches": "lachesis.pipeline.training.batches",
-    "estimator": "lachesis.pipeline.rewards.estimators.own",
+    "batches": "lachesis.pipeline.trainer.batches",
+    "estimator": "lachesis.pipeline.normalizer.estimators.own",
     "open_run": "lachesis.services.notebook",
-    "rater": "lachesis.pipeline.scoring.rater",
-    "tool": "lachesis.pipeline.environments.tools",
+    "rater": "lachesis.pipeline.scorer.rater",
+    "tool": "lachesis.pipeline.environment.tools",
 }
 """Where the public names live. They are imported on first use, so that a service pays only for what it needs."""
 

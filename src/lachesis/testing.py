@@ -13,7 +13,7 @@ async def test_my_environment():
 """
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.environments.evaluate import evaluate
-from lachesis.pipeline.environments.testing import FakeInference
+from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.evaluator.evaluate import evaluate
 
 __all__ = ["FakeInference", "MemoryBus", "evaluate"]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lachesis.pipeline.scoring.logic.intervals import StreamingCI
-from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha, RaterReliability
+from lachesis.pipeline.scorer.logic.intervals import StreamingCI
+from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha, RaterReliability
 
 UNITS = 20_000
 PASSES = 9

@@ -13,9 +13,9 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.scoring.config import ScoringConfig
-from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleMember
-from lachesis.pipeline.scoring.rater import Rating
+from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember
+from lachesis.pipeline.scorer.rater import Rating
 
 SAMPLES = 256
 NOISE, EXPLOITED, HARM, GAIN = 0.5, 0.2, 1.0, 16.0

@@ -32,7 +32,7 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.environments.sampler import DrawnItem, Sampler
+from lachesis.pipeline.environment.sampler import DrawnItem, Sampler
 
 ITEMS, SKILLS, TOPICS, GROUPS, SAMPLES, LIMIT, TARGET, RATE = 3000, 6, 24, 32, 8, 2500, 0.70, 0.012
 SPEED = 1.0  # times that learners learn and forget as fast

@@ -33,7 +33,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, StepTimes, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.group_reader import newest_groups, read_group, read_group_page
 from lachesis.services.observe.groups import GroupFilter, NumberRange
 

@@ -20,15 +20,15 @@ import torch
 from in_process_grpo import Player, edit_distance, passed, warm_started, with_advantages
 from numpy.typing import NDArray
 
-from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.environment.reasoning_gym import ReasoningGym
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.requests import GenerationResult
-from lachesis.pipeline.scoring.logic.signals import signals_of
+from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.config import LearnerConfig, WarmStartConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.training_sequence import TrainingSequence
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.config import LearnerConfig, WarmStartConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.sequences import Sequences
 from lachesis.services.demo.prepare import ERROR_RATE

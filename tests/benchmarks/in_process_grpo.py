@@ -23,19 +23,19 @@ import msgspec
 import numpy as np
 import torch
 
-from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.environment.reasoning_gym import ReasoningGym
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model
 from lachesis.pipeline.model.tokenizer import common_beginning
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.step_metrics import StepMetrics
-from lachesis.pipeline.training.training_sequence import TrainingSequence
-from lachesis.pipeline.training.warmstart import warm_start
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, WarmStartConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.step_metrics import StepMetrics
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
+from lachesis.pipeline.trainer.warmstart import warm_start
 from lachesis.services.demo.prepare import ERROR_RATE
 
 MAX_NEW_TOKENS = 12

@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.rewards.logic.accumulator import MomentAccumulator, fold
+from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, fold
 
 BATCH = 1_000_000
 GROUP = 8

@@ -31,13 +31,13 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.scoring import collect_seldom
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.rater import Sample, rater
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 

@@ -36,7 +36,7 @@ from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 ROWS: dict[str, float | None] = {"none": None, "stamps": None, "ratio 0": 0.0, "0.01": 0.01, "0.1": 0.1, "1.0": 1.0}

@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.model.exchange import exchange
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
@@ -37,8 +37,8 @@ from lachesis.pipeline.model.raw_weights import DTYPES, read_raw
 from lachesis.pipeline.model.tensors import rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights, write_new_weights
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.training.feed import BatchFeed
-from lachesis.pipeline.training.publication import PolicyPublisher
+from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.publication import PolicyPublisher
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.ids import PolicyVersion
 

@@ -11,7 +11,7 @@ from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEven
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 __all__ = ["Annotation", "Entry", "History", "Rollout", "read_history"]
 

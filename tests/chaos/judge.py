@@ -13,8 +13,8 @@ from integration.harness import RUN, Run, trained_in_one_go
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.process.service_process import EXIT_DRAIN_TIMEOUT, EXIT_DRAINED, EXIT_FENCED
 

@@ -10,10 +10,10 @@ import msgspec
 from chaos.history import History, Rollout
 from chaos.witness import Acknowledged
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
-from lachesis.pipeline.rewards.logic.whitening import whiten_batch
+from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     DeadLetter,

@@ -36,7 +36,7 @@ def very_slow_scorer() -> None:
 
 
 def _scoring_takes(seconds: float) -> None:
-    from lachesis.pipeline.scoring.stage import EnvironmentScorer
+    from lachesis.pipeline.scorer.stage import EnvironmentScorer
 
     score = EnvironmentScorer.score
 
@@ -118,7 +118,7 @@ def max_deliver_5() -> None:
 
 def trim_by_age() -> None:
     """The governor deletes rollouts two seconds old, whoever still needs them."""
-    from lachesis.pipeline.admission.stage import _Follower
+    from lachesis.pipeline.governor.stage import _Follower
     from lachesis.schemas import subjects
 
     streams = _Follower.streams
@@ -143,7 +143,7 @@ def trim_by_age() -> None:
 
 def lag_as_outcome() -> None:
     """The governor counts a rollout as done once it was delivered, as a bound on consumer lag would."""
-    from lachesis.pipeline.admission.logic import Governor
+    from lachesis.pipeline.governor.logic import Governor
 
     Governor.outstanding = property(lambda self: self.leased)  # type: ignore[assignment, method-assign]
 

@@ -15,12 +15,12 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.learner import PoolLearner
 from lachesis.pipeline.curriculum.stage import items_of
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.normalizer.logic.generations import RevisionNormalizers, RewardTerms
+from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
+from lachesis.pipeline.normalizer.logic.reward import RewardRule
+from lachesis.pipeline.normalizer.rules import reward_rule
 from lachesis.pipeline.promotion.record import config_under_promotion, read_promotions
-from lachesis.pipeline.rewards.logic.generations import RevisionNormalizers, RewardTerms
-from lachesis.pipeline.rewards.logic.normalizer import ReadyGroup
-from lachesis.pipeline.rewards.logic.reward import RewardRule
-from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (

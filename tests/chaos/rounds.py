@@ -24,7 +24,7 @@ from integration.servers import Servers, Standalone, Supervised
 from lachesis.pipeline.bus import blobs
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import InfrastructureError, leaves
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 
 __all__ = ["TIGHT", "Kind", "Round", "play"]
 

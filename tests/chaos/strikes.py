@@ -20,7 +20,7 @@ from integration.cluster.nodes import Cluster, leader_of, settled
 from integration.harness import Run, alive, until
 
 from lachesis.schemas import subjects
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 from lachesis.services.process.service_process import EXIT_DRAIN_TIMEOUT, EXIT_DRAINED, EXIT_FENCED, EXIT_STARTUP
 
 __all__ = ["Striker", "Tally", "kind_of", "percentile"]

@@ -20,8 +20,8 @@ from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weights_digest
 from lachesis.pipeline.model.weight_files import write_weights
-from lachesis.pipeline.training.adapters import load_trainable_model
-from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.trainer.adapters import load_trainable_model
+from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
 from lachesis.schemas.ids import PolicyVersion
 

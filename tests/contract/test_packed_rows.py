@@ -7,11 +7,11 @@ import pytest
 import torch
 from contract.model_families import FAMILIES, family_model
 
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.packing import why_padded_by_form
-from lachesis.pipeline.training.training_sequence import TrainingSequence
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packing import why_padded_by_form
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 PADDED = {
     "bamba", "bloom", "falcon", "falcon_h1", "falcon_mamba", "granite_hybrid", "jamba", "kimi_linear", "lfm2", "mamba",

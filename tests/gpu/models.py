@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from lachesis.pipeline.training.batch import PackedBatch, pack
-from lachesis.pipeline.training.training_sequence import TrainingSequence
+from lachesis.pipeline.trainer.batch import PackedBatch, pack
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 __all__ = [
     "DEVICE",

@@ -14,6 +14,7 @@ import torch
 from integration.servers import RUN, Servers
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -21,11 +22,10 @@ from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.sequences import training_sequences
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.sequences import training_sequences
 
 __all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until", "weights_in_one_go"]
 

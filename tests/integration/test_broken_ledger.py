@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from integration.batching.test_batcher import World
+from integration.batcher.test_batcher import World
 from integration.damage import damage_in_place
 from integration.test_up import CONFIG, pids, ready, start
 from unit.ledger.test_audit import make_entries

@@ -24,7 +24,7 @@ from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, StepTimes, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 SCORE = subjects.event("score", "demo", "live", "words")
 

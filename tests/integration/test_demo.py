@@ -16,7 +16,7 @@ import pytest
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 from lachesis.services.run.file import RUN_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -9,7 +9,7 @@ import pytest
 from integration.harness import RUN, Run
 from integration.servers import Supervised
 
-from lachesis.pipeline.evaluation.logic.rates import TaskResult, compare_tasks
+from lachesis.pipeline.evaluator.logic.rates import TaskResult, compare_tasks
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent

@@ -12,16 +12,16 @@ import anyio
 import msgspec
 from fuzz.examples import group
 
-from lachesis.pipeline.admission.stage import run_governor
-from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.governor.stage import run_governor
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import open_service
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import decode, encode
@@ -29,7 +29,7 @@ from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 RUN = "r"
 ROLLOUT = b"rl.rollout.r.sums"

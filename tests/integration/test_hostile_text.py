@@ -20,7 +20,7 @@ from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.cli.commands import app
 
 __all__ = ["run"]  # the fixture

@@ -16,12 +16,12 @@ from integration.harness import CONFIG, RUN, SUMS, Run, alive, trained_in_one_go
 from integration.servers import Supervised
 
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 
 MANY = 1_000_000
 """Steps: more than it comes to, however long it takes to strike them all."""

@@ -16,27 +16,27 @@ import pytest
 from fuzz.examples import EXAMPLES, group
 from integration.audit import audit
 
-from lachesis.pipeline.admission.config import FlowConfig
-from lachesis.pipeline.admission.stage import run_governor
-from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.pipeline.governor.stage import run_governor
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.service import Service, open_service
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup
 from lachesis.services.requeue import Requeuer, examine
 

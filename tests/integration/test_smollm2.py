@@ -17,12 +17,12 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkp
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training.adapters import load_trainable_model
-from lachesis.pipeline.training.batch import PackedBatch, pack
-from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.training_sequence import TrainingSequence
+from lachesis.pipeline.trainer.adapters import load_trainable_model
+from lachesis.pipeline.trainer.batch import PackedBatch, pack
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.services.demo import pretrained
 
 MISSING = [name for name in pretrained.MODULES if find_spec(name) is None]

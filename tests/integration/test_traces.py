@@ -20,7 +20,7 @@ from lachesis.schemas.annotations import ScoreEvent, TeacherEvent
 from lachesis.schemas.catalog import CHANNELS
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 STEPS = 6
 CLOCKS_NS = 200_000_000

@@ -19,8 +19,8 @@ from integration.servers import Supervised
 
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport

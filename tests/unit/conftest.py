@@ -14,7 +14,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Dispatch, Message, RolloutGroup, Sequences, VersionSpan
 
 __all__ = ["Killed", "Lab", "MortalBus", "lab", "pytest_runtest_setup", "pytest_runtest_teardown"]

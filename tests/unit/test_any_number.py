@@ -18,32 +18,32 @@ import pytest
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.evaluation.logic.history import EvaluationHistory
+from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, compare
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.estimators.registry import BUILTIN
-from lachesis.pipeline.rewards.logic.advantage import group_advantage
-from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.rewards.logic.whitening import whiten_batch
-from lachesis.pipeline.scoring.config import Aggregation, RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleMember
-from lachesis.pipeline.scoring.logic.agreement import RaterAgreement
-from lachesis.pipeline.scoring.rater import to_rating
+from lachesis.pipeline.scorer.config import Aggregation, RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember
+from lachesis.pipeline.scorer.logic.agreement import RaterAgreement
+from lachesis.pipeline.scorer.rater import to_rating
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.pipeline.training.metrics import reward_figures
+from lachesis.pipeline.trainer.metrics import reward_figures
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import Commit, EvalEvent, GroupReward, GroupScore, GroupSignals
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PackedHistogram
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef, Mismatch
+from lachesis.services.observe.comparison import report
+from lachesis.services.observe.comparison_page import markdown
 from lachesis.services.observe.overview import RewardCurve
 from lachesis.services.observe.rewards import describe_rewards, rewards_of
-from lachesis.services.report.render import markdown
-from lachesis.services.report.tables import report
 
 SEEDS = range(16)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import HealthWindow, finite, graded, is_number, mean
 from lachesis.pipeline.health.logic.monitor import _checks
@@ -22,13 +23,12 @@ from lachesis.pipeline.health.logic.trends import (
     slope_t,
     student_z,
 )
-from lachesis.pipeline.means import finite_mean
-from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
-from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, fold
-from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
-from lachesis.pipeline.rewards.logic.reliability import residuals, shares, weighted
-from lachesis.pipeline.rewards.logic.shaped import shaped_advantage
-from lachesis.pipeline.rewards.logic.whitening import whiten
+from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
+from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, fold
+from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
+from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
+from lachesis.pipeline.normalizer.logic.shaped import shaped_advantage
+from lachesis.pipeline.normalizer.logic.whitening import whiten
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
 

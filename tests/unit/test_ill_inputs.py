@@ -18,31 +18,31 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, find_strategy, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
+from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
+from lachesis.pipeline.normalizer.estimators.own import estimator
+from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, decay_weights
+from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
+from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
+from lachesis.pipeline.normalizer.logic.shaped import shaped_advantage
+from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
+from lachesis.pipeline.normalizer.welford import RewardNormalizer, WelfordAccumulator
 from lachesis.pipeline.offline.compare.condition import parse_condition
 from lachesis.pipeline.offline.compare.significance import mean_interval, share_interval
 from lachesis.pipeline.offline.compare.statistics import distribution, histograms, rank_correlation, within_groups
-from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
-from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
-from lachesis.pipeline.rewards.estimators.own import estimator
-from lachesis.pipeline.rewards.estimators.registry import BUILTIN
-from lachesis.pipeline.rewards.logic.accumulator import MomentAccumulator, decay_weights
-from lachesis.pipeline.rewards.logic.advantage import group_advantage
-from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
-from lachesis.pipeline.rewards.logic.reliability import residuals, shares, weighted
-from lachesis.pipeline.rewards.logic.shaped import shaped_advantage
-from lachesis.pipeline.rewards.logic.whitening import whiten, whiten_batch
-from lachesis.pipeline.rewards.welford import RewardNormalizer, WelfordAccumulator
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
-from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleMember
-from lachesis.pipeline.scoring.logic.intervals import StreamingCI, alpha_interval
-from lachesis.pipeline.scoring.logic.krippendorff import CategoryAlpha, IntervalAlpha, RaterReliability
-from lachesis.pipeline.scoring.rater import Rating, rater, to_rating
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.training_sequence import TrainingSequence
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.logic.accuracy import rater_accuracies
+from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember
+from lachesis.pipeline.scorer.logic.intervals import StreamingCI, alpha_interval
+from lachesis.pipeline.scorer.logic.krippendorff import CategoryAlpha, IntervalAlpha, RaterReliability
+from lachesis.pipeline.scorer.rater import Rating, rater, to_rating
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.ledger import GroupRef
 

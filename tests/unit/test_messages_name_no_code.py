@@ -7,14 +7,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from lachesis.pipeline import user_code
+from lachesis.pipeline.common import user_code
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.promotion.record import config_under_promotion, promotion, write_promotions
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.stage import run_normalizer
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.promoted import admit_promoted
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.promoted import admit_promoted
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas.annotations import GroupScore, ScoreEvent
 from lachesis.schemas.catalog import CHANNELS
 from lachesis.schemas.codec import encode
@@ -26,7 +26,7 @@ CODE = (
     "pydoc:pipepager",
     "os:system",
     "/home/me/planted.py:run",
-    "lachesis.pipeline.user_code:load_module",
+    "lachesis.pipeline.common.user_code:load_module",
 )
 MINE = RaterConfig(rater="/here/mine.py:mine", params={"api_key": "sk-hidden", "url": "https://judge", "scale": 2.0})
 CONFIG = RunConfig(

@@ -5,16 +5,16 @@ import torch
 from power import Disk
 from safetensors.torch import load_file
 
-from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_version
 from lachesis.pipeline.model.weight_files import weights_path, write_weights
 from lachesis.pipeline.offline.archive.files import whole_file
-from lachesis.pipeline.training.checkpoint import save_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.trainer.checkpoint import save_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import CheckpointError
 
 CHECKPOINTS = "run/checkpoints"

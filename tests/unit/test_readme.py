@@ -10,8 +10,8 @@ import pytest
 from lachesis import Environment, Sample
 from lachesis.pipeline.config.load import load as load_config
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.environments.rollout import collect_group
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.environment.rollout import collect_group
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.services.cli.commands import app
 from lachesis.testing import FakeInference

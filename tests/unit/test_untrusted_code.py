@@ -28,9 +28,9 @@ FORBIDDEN_ARGUMENTS = {"shell": False, "trust_remote_code": False, "allow_pickle
 IMPORTERS = {
     "pipeline/tasks/gym_datasets.py",  # reasoning_gym, if it is there
     "pipeline/tasks/rows.py",  # datasets and pyarrow, if they are there
-    "pipeline/environments/atropos/child.py",  # the class that the configuration names, in a process of its own
-    "pipeline/user_code.py",  # an environment, a rater or a strategy that the configuration names
-    "pipeline/scoring/runner.py",  # in a worker, the module of a rater that its scorer has loaded
+    "pipeline/environment/atropos/child.py",  # the class that the configuration names, in a process of its own
+    "pipeline/common/user_code.py",  # an environment, a rater or a strategy that the configuration names
+    "pipeline/scorer/runner.py",  # in a worker, the module of a rater that its scorer has loaded
     "services/cli/commands.py",  # a command out of a fixed table
     "services/registry.py",  # a service out of a fixed table
     "src/lachesis/__init__.py",  # a name out of a fixed table

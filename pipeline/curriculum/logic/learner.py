@@ -16,8 +16,8 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.environments.sampler import ItemWeights
-from lachesis.pipeline.item_keys import exact_key, places_of
+from lachesis.pipeline.environment.sampler import ItemWeights
+from lachesis.pipeline.tasks.item_keys import exact_key, places_of
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.columns import as_bytes, view
 from lachesis.schemas.errors import SchemaError

@@ -1,12 +1,12 @@
 """From configuration to a strategy."""
 
+from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.user_code import load_attribute
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
-from lachesis.pipeline.nearest import nearest
-from lachesis.pipeline.user_code import load_attribute
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of"]

@@ -20,8 +20,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.environments.sampler import DrawnItem, ItemWeights, Sampler
-from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
+from lachesis.pipeline.environment.sampler import DrawnItem, ItemWeights, Sampler
+from lachesis.pipeline.tasks.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 from lachesis.schemas.values import Count, check_kind, plain_numbers, shaped

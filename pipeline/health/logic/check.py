@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeGuard
 
-from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
+from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupReward, GroupScore
 

@@ -1,7 +1,7 @@
 """The check of held-out evaluations: whether a rate fell since the first one, or below the best."""
 
-from lachesis.pipeline.evaluation.logic.history import FALL_BELOW_FIRST_ERRORS, EvaluationHistory
-from lachesis.pipeline.evaluation.logic.rates import compare
+from lachesis.pipeline.evaluator.logic.history import FALL_BELOW_FIRST_ERRORS, EvaluationHistory
+from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.health.logic.check import CheckResult
 from lachesis.schemas.annotations import EvalEvent
 

@@ -12,8 +12,8 @@ from typing import Any
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded, is_number, mean
 from lachesis.pipeline.health.logic.drift import BLOCK
 from lachesis.pipeline.health.logic.trends import slope_t
-from lachesis.pipeline.scoring.logic.intervals import MIN_GROUPS, alphas_without_each, jackknife_error, student
-from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha, RaterReliability
+from lachesis.pipeline.scorer.logic.intervals import MIN_GROUPS, alphas_without_each, jackknife_error, student
+from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha, RaterReliability
 from lachesis.schemas.annotations import GroupScore
 
 __all__ = ["OverOptimisation", "RaterAtOdds"]

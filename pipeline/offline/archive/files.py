@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.common.fsync import fsync
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 
 __all__ = ["Format", "format_of", "whole_file"]

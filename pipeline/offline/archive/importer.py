@@ -22,8 +22,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from lachesis.pipeline.common.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.index import Index
 from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions
@@ -31,7 +32,6 @@ from lachesis.pipeline.offline.archive.reader import PlacedGroup, read_groups
 from lachesis.pipeline.offline.replay.selected import SelectedRollout, selected
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS, Budget, ByteReservation
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseRequest, PolicyRecord
@@ -43,7 +43,7 @@ from lachesis.schemas.errors import (
     StreamFullError,
     UnservedError,
 )
-from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.subjects import ROLLOUTS

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.offline.archive.logic.exact_array import exact_array
 from lachesis.pipeline.offline.archive.logic.row import SCHEMA, RolloutRow
 from lachesis.pipeline.tasks.arrow_rows import arrow_errors

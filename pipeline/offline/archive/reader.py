@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.memory_bound import each_within
+from lachesis.pipeline.common.memory_bound import each_within
+from lachesis.pipeline.common.small_files import open_regular_file
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.jsonl import read_lines, read_row
 from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions, epoch_of, from_line
 from lachesis.pipeline.offline.archive.logic.row import RolloutRow, group_of
 from lachesis.pipeline.offline.archive.parquet import count_rows, read_rows
-from lachesis.pipeline.small_files import open_regular_file
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.rollout import RolloutGroup
 

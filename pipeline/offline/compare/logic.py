@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
 from lachesis.pipeline.offline.compare.significance import Significance, flipped, significance
 from lachesis.pipeline.offline.compare.statistics import (
     Distribution,
@@ -21,9 +22,8 @@ from lachesis.pipeline.offline.compare.statistics import (
     rank_correlation,
     within_groups,
 )
-from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
-from lachesis.pipeline.scoring.logic.intervals import Interval, StreamingCI
-from lachesis.pipeline.scoring.logic.krippendorff import RaterReliability
+from lachesis.pipeline.scorer.logic.intervals import Interval, StreamingCI
+from lachesis.pipeline.scorer.logic.krippendorff import RaterReliability
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
 __all__ = [

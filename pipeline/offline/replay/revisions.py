@@ -14,7 +14,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, ScoreSource
 from lachesis.pipeline.promotion.record import read_promotions as promotions
 from lachesis.pipeline.runtime.rollouts import read_rollout
-from lachesis.pipeline.scoring.scorer import EnvironmentScorer
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import Event, decode

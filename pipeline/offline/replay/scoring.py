@@ -15,7 +15,7 @@ import tenacity
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.runtime.rollouts import read_rollout
-from lachesis.pipeline.scoring.scorer import EnvironmentScorer
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import DataError, InfrastructureError
 

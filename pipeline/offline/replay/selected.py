@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.pipeline.offline.replay.logic.selection import selects
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DataError, NotFoundError, SchemaError
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 
 __all__ = ["SelectedRollout", "Take", "feed", "fetched", "find", "follow", "selected"]

@@ -31,6 +31,8 @@ from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.normalizer.estimators.registry import describe_estimator, load_estimator
+from lachesis.pipeline.normalizer.rules import reward_rule
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.offline.replay.inflight import BlockSize, InFlight, InFlightRollout
@@ -43,8 +45,6 @@ from lachesis.pipeline.offline.replay.scoring import STAGE, ReplayScorer, ScoreO
 from lachesis.pipeline.offline.replay.selected import SelectedRollout, Take, feed, find, follow
 from lachesis.pipeline.offline.replay.worker_pool import WorkerPool, open_workers
 from lachesis.pipeline.retention.holds import holding, read_record
-from lachesis.pipeline.rewards.estimators.registry import describe_estimator, load_estimator
-from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

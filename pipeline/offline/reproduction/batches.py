@@ -37,7 +37,7 @@ from lachesis.schemas.errors import (
     VersionError,
 )
 from lachesis.schemas.ledger import GENESIS, Batch, LedgerEntry, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 

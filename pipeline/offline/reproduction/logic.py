@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.ledger.join import group_ref
-from lachesis.pipeline.rewards.logic.whitening import whiten_batch
+from lachesis.pipeline.batcher.join import group_ref
+from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import Batch, Numerics, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 
 __all__ = ["BatchIngredient", "difference", "numerics_after", "numerics_differences", "rebuilt"]
 

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
@@ -30,16 +31,15 @@ from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress
 from lachesis.pipeline.offline.reproduction.logic import numerics_after, numerics_differences
 from lachesis.pipeline.offline.verification.checks import NumericFinding, Verdict
-from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.adapters import load_trainable_model
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
-from lachesis.pipeline.training.feed import LedgerBatch
-from lachesis.pipeline.training.inputs.model_inputs import load_inputs
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.numerics import microbatch_at, numerics_of
-from lachesis.pipeline.training.resume import load_reference
+from lachesis.pipeline.trainer.adapters import load_trainable_model
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig, learner_on_record
+from lachesis.pipeline.trainer.feed import LedgerBatch
+from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.numerics import microbatch_at, numerics_of
+from lachesis.pipeline.trainer.resume import load_reference
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics

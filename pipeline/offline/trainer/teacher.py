@@ -11,16 +11,16 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.offline.replay.logic.batches import OfflineGroup, without_logprobs
 from lachesis.pipeline.offline.replay.results import RevisionResult
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.pipeline.runtime.rollouts import read_rollout
-from lachesis.pipeline.tokenizer_hash import same_tokens
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
-from lachesis.schemas.plan import ROLLOUT_HEADER, Plan
+from lachesis.schemas.planning_header import ROLLOUT_HEADER, Plan
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.subjects import ROLLOUTS, TEACHER

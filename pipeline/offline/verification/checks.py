@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.logic.advantage import group_advantage
-from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.scorer.logic.accuracy import rater_accuracies
 from lachesis.schemas.errors import DataError
 
 __all__ = [

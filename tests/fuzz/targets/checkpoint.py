@@ -19,9 +19,9 @@ from lachesis.pipeline.ledger.checksums import SUMS, write_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, write_weights
-from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import CheckpointError, DataError, NotFoundError
 
 __all__ = ["targets"]

@@ -13,12 +13,12 @@ from fuzz.mutate import mutate_bytes, mutate_msgpack, mutate_text
 from fuzz.oracle import Target
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from lachesis.pipeline.admission.config import FlowConfig
-from lachesis.pipeline.admission.logic import Governor
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.environments.sampler import Sampler
+from lachesis.pipeline.environment.sampler import Sampler
+from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
 from lachesis.pipeline.telemetry.config import TelemetryConfig

@@ -16,7 +16,7 @@ from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv
 from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
 from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.sequences import TEACHER_COLUMN
 

@@ -9,17 +9,17 @@ from fuzz.examples import group
 from fuzz.mutate import mutate_msgpack
 from fuzz.oracle import Target
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
-from lachesis.pipeline.ledger.join import Joiner
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, DataError, LedgerError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 
 __all__ = ["targets"]
 

@@ -12,20 +12,20 @@ from fuzz.mutate import mutate_msgpack, mutate_text
 from fuzz.oracle import Target
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.logic.advantage import group_advantage
+from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.runtime.rollouts import read_rollout
-from lachesis.pipeline.scoring.scorer import samples_of
-from lachesis.pipeline.trainability import TrainerLimits
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.sequences import training_sequences
+from lachesis.pipeline.scorer.scorer import samples_of
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.schemas.annotations import ScoreEvent, TeacherLogprobs
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.control import CurriculumSnapshot
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupRef, LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["targets"]

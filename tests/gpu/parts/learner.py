@@ -8,9 +8,9 @@ from gpu.models import DEVICE, THREADS, batch_of, config_of, free_memory, mean_s
 from transformers import AutoModelForCausalLM
 
 from lachesis.pipeline.model.device import prepare_device
-from lachesis.pipeline.training.batch import PackedBatch
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.trainer.batch import PackedBatch
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import OutOfMemoryError
 
 __all__ = ["measure"]

@@ -8,8 +8,8 @@ from gpu.models import DEVICE, THREADS, batch_of, free_memory, model_of
 
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.logprobs import SampledLogprobs
-from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
-from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import DataError
 
 __all__ = ["measure"]
@@ -91,7 +91,7 @@ def _large_steps(shape: str) -> None:
 def _adapters(shape: str, rows: int, length: int) -> None:
     """Adapters with a reference term."""
     try:
-        from lachesis.pipeline.training.adapters import with_adapters
+        from lachesis.pipeline.trainer.adapters import with_adapters
 
         model = with_adapters(model_of(shape, DEVICE), LoraConfig(), 0).to(DEVICE)
     except ImportError as error:

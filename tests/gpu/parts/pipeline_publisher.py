@@ -14,13 +14,13 @@ from gpu.parts.pipeline import ENV, RUN, SAMPLES, group_bytes
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import read_endpoint
-from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 TASKS = 16

@@ -12,7 +12,7 @@ from gpu.models import DEVICE
 from safetensors.torch import load_file
 
 from lachesis.pipeline.config.run import TrainingConfig
-from lachesis.pipeline.training.ranks.place import RankPlace, rank_device
+from lachesis.pipeline.trainer.ranks.place import RankPlace, rank_device
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["measure"]

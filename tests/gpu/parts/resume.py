@@ -15,8 +15,8 @@ from integration.harness import RUN, Run, trained_in_one_go
 from integration.servers import Supervised
 
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport

@@ -14,11 +14,11 @@ __all__ = ["measure"]
 
 _TESTS = Path(__file__).parents[2]
 _FIRST = ("unit/inference/test_gpu_segment.py", "unit/inference/test_gpu_engine.py", "unit/model/test_device.py")
-_ALL = ("unit/training", "unit/model", "unit/inference", "unit/offline/reproduction")
+_ALL = ("unit/trainer", "unit/model", "unit/inference", "unit/offline/reproduction")
 _NEEDS = {
-    "unit/training/test_adapters.py": "peft",
-    "unit/training/trackers/test_mlflow.py": "mlflow",
-    "unit/training/trackers/test_tensorboard.py": "tensorboard",
+    "unit/trainer/test_adapters.py": "peft",
+    "unit/trainer/trackers/test_mlflow.py": "mlflow",
+    "unit/trainer/trackers/test_tensorboard.py": "tensorboard",
 }
 """Tests that need a package which a bare machine may lack."""
 

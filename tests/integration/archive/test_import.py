@@ -12,11 +12,11 @@ import pytest
 from integration.archive.world import CONFIG, RUN, World, a_group, a_world
 from integration.proxy import open_proxy
 
-from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

@@ -21,7 +21,7 @@ from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, Reward
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 __all__ = ["CONFIG", "RUN", "World", "a_group", "a_world"]

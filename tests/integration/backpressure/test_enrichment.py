@@ -8,7 +8,7 @@ from integration.backpressure import raters
 from integration.backpressure.world import World, make_config
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 
 RUN = "r"
 

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
-from integration.batching.test_batcher import World
+from integration.batcher.test_batcher import World
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer

@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
 from lachesis.pipeline.bus.replies import ApiError
-from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.common.installation import install_command
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
 

@@ -24,17 +24,17 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.tasks.evaluated import held_out_tasks
+from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import Batch, LedgerEntry, Outcome
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, Sequences, VersionSpan
 from lachesis.services.dev import stages
 from lachesis.services.dev.one_group import one_group_config, run_dev

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.disk import is_disk_full
+from lachesis.pipeline.common.disk import is_disk_full
 
 
 class SmallDisk:

@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary
-from lachesis.pipeline.disk import SHORTAGES
+from lachesis.pipeline.common.disk import SHORTAGES
 from lachesis.schemas import subjects
 from lachesis.services.supervisor.store_watch import watch_store
 

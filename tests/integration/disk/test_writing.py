@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from lachesis.pipeline.bus.private_path import write_private
+from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
+from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
-from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_weights
-from lachesis.pipeline.training.checkpoint import checkpoint_bytes, load_checkpoint, save_checkpoint
-from lachesis.pipeline.training.checkpoint_folder import only_writer
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.tracking import METRICS_FILE, append_row, open_tracking
+from lachesis.pipeline.trainer.checkpoint import checkpoint_bytes, load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint_folder import only_writer
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.tracking import METRICS_FILE, append_row, open_tracking
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
-from lachesis.pipeline.training import stage
-from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.trainer import stage
+from lachesis.pipeline.trainer.learner import Learner
 from lachesis.services.cli import main
 
 folder = Path(os.environ["TRAINER_FOLDER"])

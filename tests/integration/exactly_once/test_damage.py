@@ -3,10 +3,10 @@
 import anyio
 import msgspec
 import pytest
-from integration.batching.test_batcher import RUN, World, batcher, fates, make_config, read_until
+from integration.batcher.test_batcher import RUN, World, batcher, fates, make_config, read_until
 from integration.damage import damage_message, drop_blocks, truncate
 
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -16,7 +16,7 @@ from lachesis.pipeline.ledger.reader import find_position
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.state import StateStore
-from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent
 from lachesis.schemas.control import PolicyRecord, StateSnapshot

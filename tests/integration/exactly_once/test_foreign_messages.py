@@ -4,15 +4,15 @@ import logging
 
 import anyio
 import pytest
-from integration.batching.test_batcher import RUN, World, batcher, fates, make_config, read_until
+from integration.batcher.test_batcher import RUN, World, batcher, fates, make_config, read_until
 
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent
 from lachesis.schemas.codec import encode

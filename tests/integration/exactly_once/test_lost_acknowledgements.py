@@ -7,25 +7,25 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
-from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
+from integration.batcher.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.scorer.stage import run_scorer
+from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import FencedError, InfrastructureError
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 from .conftest import SUMS
 

@@ -18,8 +18,8 @@ from integration.harness import alive, steps_trained, until, weights_in_one_go
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport

@@ -8,36 +8,36 @@ import anyio
 import msgspec
 import pytest
 import torch
-from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
+from integration.batcher.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 from integration.damage import truncate
 from integration.harness import trained_in_one_go
 
-from lachesis.pipeline.admission.stage import run_governor
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus import reader
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.scorer.stage import run_scorer
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
+from lachesis.pipeline.trainer.stage import run_trainer
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError, leaves
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.process.service_process import EXIT_STARTUP
 
 from .conftest import SUMS, Site

@@ -28,13 +28,13 @@ from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import make_plan
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
-from lachesis.pipeline.training.checkpoint_folder import write_checkpoint
+from lachesis.pipeline.trainer.checkpoint_folder import write_checkpoint
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, StreamMark
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import CheckpointError, HistoryLostError, LedgerError, SchemaError, StartupError
 from lachesis.schemas.ledger import GENESIS, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
 
 from .conftest import SUMS

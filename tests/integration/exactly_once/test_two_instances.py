@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from integration.batching.test_batcher import ENV, RUN, World, fates
+from integration.batcher.test_batcher import ENV, RUN, World, fates
 
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger

@@ -32,7 +32,7 @@ from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, ROLLOUT_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, ROLLOUT_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 

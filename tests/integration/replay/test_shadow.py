@@ -13,10 +13,10 @@ from integration.replay.test_replay import LIVE, RUN, World, world
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.retention.holds import read_record
-from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode

@@ -7,18 +7,18 @@ import anyio
 import pytest
 from integration.proxy import open_proxy
 
-from lachesis.pipeline.admission.config import FlowConfig
-from lachesis.pipeline.admission.logic import Governor
-from lachesis.pipeline.admission.stage import _Follower, run_governor
-from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.join import JoinState
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.pipeline.governor.logic import Governor
+from lachesis.pipeline.governor.stage import _Follower, run_governor
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, LedgerPosition, make_batch
-from lachesis.pipeline.ledger.join import JoinState
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import keys, subjects
@@ -28,7 +28,7 @@ from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 RUN = "r"
 

@@ -16,8 +16,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode

@@ -20,7 +20,7 @@ from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, LeaseRequest
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.registry import SERVICES
 
 STEPS = 60

@@ -27,9 +27,11 @@ from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
+from lachesis.pipeline.common.os_errors import explain_os_error
+from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.held_out import keep_record, kept_record
+from lachesis.pipeline.environment.held_out import keep_record, kept_record
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.token import gateway_token
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
@@ -41,13 +43,11 @@ from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions
 from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import check_kind, read_groups
-from lachesis.pipeline.os_errors import explain_os_error
-from lachesis.pipeline.private_file import given_token, shared_token
 from lachesis.pipeline.tasks.rows import read_file
-from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.tracking import METRICS_FILE, Tracking
 from lachesis.schemas.control import HeldOutRecord
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.auth import _new_seed, _public_key

@@ -16,9 +16,9 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.stage import AlertWriter
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
+from lachesis.pipeline.normalizer.stage import RewardWriter
 from lachesis.pipeline.retention.recovery import apply_plan
 from lachesis.pipeline.retention.recovery_plan import make_plan
-from lachesis.pipeline.rewards.stage import RewardWriter
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.pipeline.runtime.service import Service

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from integration.batching.test_batcher import World
+from integration.batcher.test_batcher import World
 from integration.harness import SUMS
 from unit.ledger.test_audit import make_entries
 
-from lachesis.pipeline.admission.stage import check_term
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.environments.held_out import keep_record, read_held_out
+from lachesis.pipeline.environment.held_out import keep_record, read_held_out
 from lachesis.pipeline.gateway.store import GatewayStore
+from lachesis.pipeline.governor.stage import check_term
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.ledger.ledger_end import read_ledger_end
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry
@@ -30,7 +30,7 @@ from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.store_marks import MarkWriter
-from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import SCHEMA_VERSION, encode

@@ -20,14 +20,14 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
 from lachesis.services.cli.health import read_health

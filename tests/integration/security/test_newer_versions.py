@@ -13,7 +13,7 @@ from integration.harness import SUMS, Run
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -21,9 +21,9 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.ledger_reader import LedgerReader
 from lachesis.pipeline.health.stage import run_health
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table
 from lachesis.schemas.annotations import DeadLetter

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import encode
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import ROLLOUTS
 
 JUNK = {

@@ -10,16 +10,16 @@ import torch
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
+from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.ledger.join import OfflineStart
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_record, past_trainer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.training.stage import OfflineRun, run_trainer
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.trainer.stage import OfflineRun, run_trainer
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import AccessError
 from lachesis.schemas.replay import Selection

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from integration.security.secured import Secured, auth_init
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.gateway.config import GatewayConfig

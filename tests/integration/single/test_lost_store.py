@@ -8,12 +8,12 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.admission.stage import run_governor
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
 from lachesis.pipeline.runtime import store_record

@@ -41,11 +41,11 @@ def install(service: str) -> None:
     """Make this process, which runs `service`, one that can be slowed."""
     match service:
         case "environment":
-            from lachesis.pipeline.environments import stage as environments
+            from lachesis.pipeline.environment import stage as environments
 
             slow(service, environments, "collect_group")
         case "scorer":
-            from lachesis.pipeline.scoring.stage import EnvironmentScorer
+            from lachesis.pipeline.scorer.stage import EnvironmentScorer
 
             slow(service, EnvironmentScorer, "score")
         case "teacher":
@@ -53,11 +53,11 @@ def install(service: str) -> None:
 
             slow(service, teacher._TeacherStage, "handle")
         case "normalizer":
-            from lachesis.pipeline.rewards.stage import RewardWriter
+            from lachesis.pipeline.normalizer.stage import RewardWriter
 
             slow(service, RewardWriter, "_write")
         case "trainer":
-            from lachesis.pipeline.training.learner import Learner
+            from lachesis.pipeline.trainer.learner import Learner
 
             slow(service, Learner, "step")
 

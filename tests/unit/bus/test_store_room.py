@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.disk_room import (
     failed_streams,
     stored_bytes,
 )
-from lachesis.pipeline.disk import DiskRoom
+from lachesis.pipeline.common.disk import DiskRoom
 
 GIB = 1 << 30
 STORE = Path("/runs/a/nats")

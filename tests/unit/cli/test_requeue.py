@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fuzz.examples import EXAMPLES, GROUP, group
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.memory import memory_bus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.bus.memory.stream import DUPLICATE_WINDOW_S
@@ -22,7 +22,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, Outcome, OutcomeKind
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.requeue import RequeueCase, Requeuer, examine
 
 CONFIG = RunConfig(

@@ -1,8 +1,8 @@
 """`lachesis verify` on groups in memory: what it finds of an ensemble of verdicts, and of an estimator."""
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.verify import _raters
 

@@ -8,8 +8,8 @@ import pytest
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.paths import code_name, resolve_paths
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.loader import load_member
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.loader import load_member
 from lachesis.schemas.errors import ConfigError
 
 TEXT = """

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig, TrainingConfig
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline import safe_text
+from lachesis.pipeline.common import safe_text
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import is_secret_name, masked, without_secrets

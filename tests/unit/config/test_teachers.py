@@ -8,7 +8,7 @@ from lachesis.pipeline.config.load import load, settings
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import access_table
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 from lachesis.services.run.scope import scope_of
 
 VARIABLES = {

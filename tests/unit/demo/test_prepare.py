@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lachesis.pipeline.training.config import WarmStartConfig
+from lachesis.pipeline.trainer.config import WarmStartConfig
 from lachesis.services.demo import prepare as module
 from lachesis.services.demo.prepare import cache_folder, cache_key, check_disjoint, prepare
 from lachesis.services.demo.settings import DemoOptions, demo_config

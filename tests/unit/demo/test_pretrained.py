@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environment.load import load_environment
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo import pretrained as module
 from lachesis.services.demo import run

@@ -16,7 +16,7 @@ from lachesis.schemas.annotations import EvalEvent, EvalExample
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.demo import view
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel

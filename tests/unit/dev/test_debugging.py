@@ -50,8 +50,8 @@ PROGRAM = """
 import sys, time
 import anyio
 import anyio.to_thread
-from lachesis.pipeline.scoring.rater import FunctionRater
-from lachesis.pipeline.user_code import log_failure
+from lachesis.pipeline.scorer.rater import FunctionRater
+from lachesis.pipeline.common.user_code import log_failure
 from lachesis.services.dev.debugging import run_for_breakpoints
 
 def hangs(sample):

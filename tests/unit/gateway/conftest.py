@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.gateway.config import GatewayConfig

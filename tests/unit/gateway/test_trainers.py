@@ -9,7 +9,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.batch_response import BatchResponse

@@ -5,7 +5,7 @@ import pytest
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.plan import plan
+from lachesis.services.planned_processes import plan
 
 FOREIGN = EnvironmentConfig(kind="gateway")
 OWN = EnvironmentConfig(kind="reasoning_gym")

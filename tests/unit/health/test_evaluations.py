@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
+from lachesis.pipeline.evaluator.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
 from lachesis.schemas import subjects

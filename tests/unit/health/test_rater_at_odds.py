@@ -7,7 +7,7 @@ import pytest
 
 from lachesis.pipeline.health.logic.check import HealthWindow
 from lachesis.pipeline.health.logic.hacking import RaterAtOdds
-from lachesis.pipeline.scoring.logic.intervals import MIN_GROUPS
+from lachesis.pipeline.scorer.logic.intervals import MIN_GROUPS
 from lachesis.schemas.annotations import GroupScore
 
 SAMPLES = 8

@@ -6,14 +6,14 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.admission.config import FlowConfig
-from lachesis.pipeline.admission.stage import run_governor
-from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
-from lachesis.pipeline.rewards.stage import run_normalizer
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import Commit, GroupShaping, GroupSignals, RewardEvent, ScoreEvent

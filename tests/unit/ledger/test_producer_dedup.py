@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 
 
 def plan(counter: int, *, producer: str = "p", epoch: int = 1) -> Plan:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from lachesis.pipeline.common.tokenizer_hash import same_tokens, with_template_parameters
 from lachesis.pipeline.model import pretrained_tokenizer
 from lachesis.pipeline.model.chat_template import read_template, render_chat, template_variables
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer, tokenizer_hash
-from lachesis.pipeline.tokenizer_hash import same_tokens, with_template_parameters
 from lachesis.schemas.errors import ConfigError, DataError
 
 SAY = [{"role": "user", "content": "hi"}]

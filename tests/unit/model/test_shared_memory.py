@@ -14,8 +14,8 @@ from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_m
 from lachesis.pipeline.model.segment_layout import place_tensors
 from lachesis.pipeline.model.shared_memory import SegmentReader, WeightSegment, read_pointer, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weights_digest
-from lachesis.pipeline.training.adapters import load_trainable_model
-from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.trainer.adapters import load_trainable_model
+from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 
 OWNER = """

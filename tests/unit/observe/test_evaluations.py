@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
-from lachesis.pipeline.evaluation.logic.history import EvaluationHistory
-from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
+from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode

@@ -14,7 +14,7 @@ from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, Reward
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ledger import TrainReport
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall
 from lachesis.services.observe import group_reader
 from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
@@ -15,7 +15,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome, StepTimes, TrainReport, VoidBatch
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.endings import Endings
 from lachesis.services.observe.find import find_rollout, start_at
 from lachesis.services.observe.rollout import Timeline

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.ledger.chain import Chain, make_batch
-from lachesis.pipeline.ledger.join import Joiner
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.retention_floor import (
     RetentionClaim,
@@ -21,12 +23,10 @@ from lachesis.pipeline.retention.retention_floor import (
     StageProgress,
     UntrainedReferences,
 )
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, TeacherPointer
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.retention import Hold
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 

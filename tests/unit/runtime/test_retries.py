@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import pytest
 
-from lachesis.pipeline.backoff import RetryPolicy
+from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.schemas.errors import DataError, InfrastructureError
 

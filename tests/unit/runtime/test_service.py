@@ -5,9 +5,9 @@ import re
 import anyio
 import pytest
 
-from lachesis.pipeline.backoff import RetryPolicy
 from lachesis.pipeline.bus.server_waits import ServerStall
-from lachesis.pipeline.disk import SHORTAGES, DiskShortage
+from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.disk import SHORTAGES, DiskShortage
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
 from lachesis.pipeline.runtime.service import Service, open_service

@@ -16,7 +16,7 @@ from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StageIncident
 from lachesis.schemas.errors import DataError, InfrastructureError, StreamFullError
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 DURABLE = subjects.durable("stage", "r", subjects.LIVE)
 

@@ -18,7 +18,7 @@ from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
 from lachesis.schemas.packing import deflate, inflate, join_tokens, split_tokens
-from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 CORPORA = {

@@ -24,7 +24,7 @@ from lachesis.schemas.control import (
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 VERSION = str(PolicyVersion(12, "a1b2c3d4", "0123456789abcdef"))

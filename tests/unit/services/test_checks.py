@@ -9,8 +9,8 @@ import pytest
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
+from lachesis.pipeline.common.disk import DiskRoom
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
-from lachesis.pipeline.disk import DiskRoom
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.common.fsync import partial_of
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.held_out import keep_record
-from lachesis.pipeline.fsync import partial_of
+from lachesis.pipeline.environment.held_out import keep_record
 from lachesis.schemas.control import HeldOutRecord
 from lachesis.services.preflight.first_model import note_model
 from lachesis.services.run.deletion import measure_folder

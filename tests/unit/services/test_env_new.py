@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environment.load import load_environment
 from lachesis.services.cli.environments import env_app
 
 

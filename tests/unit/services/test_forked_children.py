@@ -46,7 +46,7 @@ def test_the_end_of_a_pool_does_not_drain_the_service() -> None:
 
 RETURNING = """
 import os, sys
-from lachesis.pipeline.user_code import forks_that_returned, mark_own_process, refuse_forked
+from lachesis.pipeline.common.user_code import forks_that_returned, mark_own_process, refuse_forked
 
 mark_own_process("environment-a")
 for _ in range(int(sys.argv[1])):

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.environments.leases import ProducerLeases, leases_of
+from lachesis.pipeline.environment.leases import ProducerLeases, leases_of
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment, ProcessFact
 from lachesis.pipeline.runtime.service import Service

@@ -8,15 +8,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import policy_tensors
-from lachesis.pipeline.training.checkpoint import CheckpointContent
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.memory_plan import MemoryPlan, StepShape
+from lachesis.pipeline.trainer.checkpoint import CheckpointContent
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.memory_plan import MemoryPlan, StepShape
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.commands import app

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.disk import SHORTAGES, DiskRoom
+from lachesis.pipeline.common.disk import SHORTAGES, DiskRoom
 from lachesis.schemas.notices import Notice
 from lachesis.services.observe.notices import silent_supervisor
 from lachesis.services.run.notices_file import NoticesWriter, read_notices

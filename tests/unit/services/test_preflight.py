@@ -59,7 +59,7 @@ def rated(*references: str) -> RunConfig:
         config(),
         config(model=HUB_MODEL),
         config(environments={"a": {"kind": "gateway"}, "b": {"kind": "mine.hidden:Whatever"}}),
-        rated("repetition", "mine.raters:brief", "json:dumps", "lachesis.pipeline.scoring.raters.code:CodeRater"),
+        rated("repetition", "mine.raters:brief", "json:dumps", "lachesis.pipeline.scorer.raters.code:CodeRater"),
         config(model=None, mode="observe", inference={"policy": {"url": "http://h:1", "model": "./served"}}),
     ],
 )

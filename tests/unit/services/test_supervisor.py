@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
-from lachesis.pipeline.stop_signals import stop_signals
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import FencedError, OutOfMemoryError, SettingsChangedError, StartupError
 from lachesis.services.cli import up

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.admission.config import FlowConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
+from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.inference.client import Capabilities, PromptTopLogprobs
 from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash

@@ -12,7 +12,7 @@ from lachesis.pipeline.telemetry.spans import (
     step_span,
 )
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.plan import traceparent
+from lachesis.schemas.planning_header import traceparent
 
 
 def test_the_root_is_the_span_that_traceparent_names() -> None:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.ledger.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
+from lachesis.pipeline.batcher.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.join import Joiner, OfflineStart
 from lachesis.pipeline.ledger.chain import Chain
-from lachesis.pipeline.ledger.join import Joiner, OfflineStart
 from lachesis.schemas.annotations import GroupReward, TeacherPointer
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = [

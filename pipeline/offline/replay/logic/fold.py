@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.rewards.logic.reward import KEY, RewardRule
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalizer.logic.reward import KEY, RewardRule
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.replay import UnscoredGroup

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import is_group_id
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.replay import Selection
 
 __all__ = ["differences", "group_list", "groups_digest", "selects"]

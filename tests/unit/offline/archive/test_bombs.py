@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lachesis.pipeline.memory_bound import bounded_memory
+from lachesis.pipeline.common.memory_bound import bounded_memory
 from lachesis.pipeline.offline.archive import reader
 from lachesis.pipeline.offline.archive.parquet import arrow_schema
 from lachesis.pipeline.offline.archive.reader import read_groups

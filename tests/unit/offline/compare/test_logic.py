@@ -13,8 +13,8 @@ from lachesis.pipeline.offline.compare.statistics import distribution, histogram
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
-from lachesis.services.report.render import markdown, page
-from lachesis.services.report.tables import report
+from lachesis.services.observe.comparison import report
+from lachesis.services.observe.comparison_page import markdown, page
 
 
 def judged(

@@ -7,8 +7,8 @@ from unit.offline.compare.test_logic import judged, revision
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, ScoreSource, compare
 from lachesis.pipeline.offline.compare.significance import mean_interval, share_interval
 from lachesis.schemas.annotations import GroupReward
-from lachesis.services.report.render import markdown, page
-from lachesis.services.report.tables import report
+from lachesis.services.observe.comparison import report
+from lachesis.services.observe.comparison_page import markdown, page
 
 LIVE = ScoreSource("e1", (("length", "1"),))
 LATER = ScoreSource("e2", (("length", "2"),))

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.config.shaping import RewardConfig
+from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.reward import RewardRule
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import SchemaError
 

@@ -10,7 +10,7 @@ from fuzz.examples import GROUP, group
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.offline.replay.logic.selection import group_list, groups_digest, selects
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.replay import Selection
 from lachesis.services.cli.selection import SelectionOptions
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from unit.offline.replay.test_stage import CONFIG, SUMS, _Dying, facts, replay, stored, written
 
+from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.revisions import following
 from lachesis.pipeline.offline.replay.stage import ReplayRequest
 from lachesis.pipeline.retention.holds import read_record, update_record
-from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, NotFoundError, leaves
 from lachesis.schemas.replay import Selection

@@ -5,8 +5,9 @@ import math
 import msgspec
 import pytest
 
+from lachesis.pipeline.batcher.join import group_ref
 from lachesis.pipeline.ledger.chain import make_batch
-from lachesis.pipeline.ledger.join import group_ref
+from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.pipeline.offline.reproduction.logic import (
     BatchIngredient,
     difference,
@@ -14,10 +15,9 @@ from lachesis.pipeline.offline.reproduction.logic import (
     numerics_differences,
     rebuilt,
 )
-from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import GENESIS, Numerics, TrainReport
-from lachesis.schemas.plan import Plan
+from lachesis.schemas.planning_header import Plan
 
 
 def ingredient(n, lengths=()):

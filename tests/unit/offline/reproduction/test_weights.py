@@ -14,11 +14,11 @@ from lachesis.pipeline.offline.reproduction import weights as module
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, verify_batches
 from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.training import stage as trainer
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.feed import BatchFeed
-from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.trainer import stage as trainer
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.stage import run_trainer
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.subjects import ROLLOUTS
 

@@ -8,9 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
+from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
+from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
+from lachesis.pipeline.normalizer.logic import fade
 from lachesis.pipeline.offline.replay.logic.batches import content_digest
 from lachesis.pipeline.offline.replay.results import read_results
 from lachesis.pipeline.offline.replay.revisions import definition
@@ -23,17 +26,14 @@ from lachesis.pipeline.offline.trainer.ledger import (
     rebuild_entries,
 )
 from lachesis.pipeline.retention.holds import read_record, update_record
-from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
-from lachesis.pipeline.rewards.logic import fade
-from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import ConfigError, DataError, FencedError, LedgerError, NotFoundError, StreamFullError
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import ROLLOUT_HEADER
+from lachesis.schemas.planning_header import ROLLOUT_HEADER
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message
 

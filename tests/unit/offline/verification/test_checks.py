@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.offline.verification.checks import (
     accuracy,
     advantage_stability,
@@ -14,11 +15,10 @@ from lachesis.pipeline.offline.verification.checks import (
     distribution,
     loss_agreement,
 )
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.training.agreement import losses
-from lachesis.pipeline.training.batch import pack
-from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.training_sequence import TrainingSequence
+from lachesis.pipeline.trainer.agreement import losses
+from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 BOUNDS = {"a": (0.0, 1.0)}
 

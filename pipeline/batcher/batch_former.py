@@ -1,0 +1,84 @@
+"""Forms ledger entries from joined groups.
+
+One way for live batches and for those of an offline trainer. Pure.
+
+What goes in: a joiner with its ready groups and outcomes, and the chain of the ledger. What comes out, entry by entry:
+the groups chosen for a batch, whitened, and the outcomes that the entry records beside it. Guarantees that whatever is
+handed out for an entry is recorded in the joiner before the entry is made, so that the entry says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.join import Joiner, PendingRollout
+from lachesis.pipeline.batcher.selection import select
+from lachesis.pipeline.ledger.chain import Chain, make_batch
+from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
+from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
+
+__all__ = ["GROUPS_PER_SELECTION", "MAX_OUTCOMES_PER_ENTRY", "BatchFormer", "EntryContent"]
+
+GROUPS_PER_SELECTION = 256
+"""Groups (live: messages) taken in between two selections: what a mix of environments can choose from."""
+MAX_OUTCOMES_PER_ENTRY = 512
+"""Outcomes in one entry, besides its batch."""
+
+
+class EntryContent(NamedTuple):
+    """What the next entry records: a batch or None, the rollouts in it, and those that were settled otherwise."""
+
+    batch: Batch | None
+    batched: list[PendingRollout]
+    settled: list[PendingRollout]
+
+
+class BatchFormer:
+    """Feed the joiner; then `choose`, `take` and `write`, as often as there is something to record."""
+
+    def __init__(self, config: BatchingConfig, joiner: Joiner, chain: Chain) -> None:
+        self.config = config
+        self.joiner = joiner
+        self.chain = chain
+        joiner.drop_stale(chain.next_batch)
+
+    def choose(self, *, incomplete: bool = False) -> list[GroupRef] | None:
+        """Return the groups of the next batch, None where they do not make up one; see `select`."""
+        config = self.config
+        ready = list(self.joiner.ready.values())
+        return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
+
+    def next_entry_content(self, groups: Sequence[GroupRef], std_floor: float) -> EntryContent:
+        """Record a batch of `groups`, whitened with `std_floor`, and the waiting outcomes.
+
+        Without groups there is no batch.
+        """
+        batch = None
+        if groups:
+            # here and not with the rewards: only the batch tells its mean and deviation; see rewards/logic/whitening
+            groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
+            batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
+        settled = self.joiner.take_outcomes(MAX_OUTCOMES_PER_ENTRY)
+        return EntryContent(batch, self.joiner.record(ref.seq for ref in groups), settled)
+
+    def write(
+        self,
+        content: EntryContent,
+        *,
+        written_ns: int,
+        stamps: dict[str, list[Stamp]] | None = None,
+        stale: Mapping[str, list[int]] | None = None,
+    ) -> LedgerEntry:
+        """Return the entry that records `content`, and drop what is too stale for the batch after it."""
+        entry = self.chain.extend(
+            self.joiner.state(),
+            batch=content.batch,
+            outcomes=[member.outcome for member in content.settled if member.outcome],
+            stamps=stamps or {},
+            stale=dict(stale) if stale else None,
+            written_ns=written_ns,
+        )
+        if content.batch is not None:
+            self.joiner.drop_stale(self.chain.next_batch)
+        return entry

@@ -1,0 +1,49 @@
+"""How long the groups are that are trained, and those that are dropped as stale. Pure.
+
+A group is as old as the oldest policy that made it, so one that takes long is old when it comes; where answers differ
+in length, the long ones are the first to be dropped, and the policy learns from the short ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from lachesis.pipeline.batcher.join import PendingRollout
+from lachesis.schemas.ledger import GroupRef
+
+__all__ = ["RecentLengths", "stale_lengths"]
+
+_RECENT_GROUPS = 1024
+
+
+def stale_lengths(settled: Iterable[PendingRollout]) -> dict[str, list[int]]:
+    """Return by environment the mean tokens of a sequence of each rollout among `settled` that is stale."""
+    found: dict[str, list[int]] = {}
+    for member in settled:
+        if member.outcome is not None and member.outcome.kind == "stale" and member.plan is not None:
+            found.setdefault(member.env, []).append(round(member.plan.tokens / member.plan.sequences))
+    return found
+
+
+class RecentLengths:
+    """Tokens of a sequence, prompt included, over the last 1,024 groups of each kind."""
+
+    def __init__(self) -> None:
+        self._batched: deque[float] = deque(maxlen=_RECENT_GROUPS)
+        self._stale: deque[float] = deque(maxlen=_RECENT_GROUPS)
+
+    def record_entry(self, batched: Iterable[GroupRef], stale: dict[str, list[int]]) -> None:
+        """Take in an entry's groups."""
+        self._batched.extend(ref.tokens / ref.sequences for ref in batched if ref.sequences)
+        for lengths in stale.values():
+            self._stale.extend(lengths)
+
+    def figures(self) -> dict[str, float]:
+        """Return the mean lengths under the names of metrics; nothing of a kind of which there is no group."""
+        kinds = {
+            "batching/tokens_per_sequence/batched": self._batched,
+            "batching/tokens_per_sequence/stale": self._stale,
+            "batching/tokens_per_sequence/generated": [*self._batched, *self._stale],
+        }
+        return {name: sum(lengths) / len(lengths) for name, lengths in kinds.items() if lengths}

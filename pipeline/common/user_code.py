@@ -1,0 +1,231 @@
+"""Loads a user's Python: a module by name, or a file by path; from any number of threads at once.
+
+Guarantees: a module's code runs once a process, and a thread that asks while another one runs it waits for the end; a
+load that failed leaves no module behind, so the next one tries again. While a file runs it is in `sys.modules`, where
+dataclasses and pickle look for it. Files that import one another load as under Python's `import`, and do not deadlock,
+because only one thread at a time runs code of the user's.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from lachesis.pipeline.common.nearest import nearest
+from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
+
+__all__ = [
+    "FAILURE_LOG",
+    "FORKED_EXIT",
+    "IMPORT_LOCK",
+    "argument_problem",
+    "describe_ending",
+    "forks_that_returned",
+    "is_ending",
+    "load_attribute",
+    "load_module",
+    "log_failure",
+    "mark_own_process",
+    "missing_file",
+    "refuse_ending",
+    "refuse_forked",
+]
+
+FAILURE_LOG: Final = logging.getLogger("lachesis.user_code")
+"""At level DEBUG, the traceback of whatever environments and raters raise. Events and messages hold its text alone."""
+
+FORKED_EXIT: Final = 70
+"""Exit code of a process that a user's code has forked and let come back."""
+_CANCELLATIONS = frozenset({"CancelledError", "Cancelled"})
+"""Names of what asyncio and trio cancel a task by."""
+_own_process: tuple[int, str] | None = None
+"""Pid and name of the service that this process is."""
+_fork_reports: tuple[int, int] | None = None
+"""Ends of the pipe by which a process that was forked, and came back, tells the service."""
+_MAX_REPORTS_BYTES = 1 << 16
+_MAX_WHERE_CHARS = 100
+
+IMPORT_LOCK: Final = threading.RLock()
+"""Held while code of a user's, or of a library that cannot be imported by two threads at once, is imported. Python's
+own locks are one for each module: two threads that import files in a circle see one of them half finished."""
+
+
+def load_module(place: str, what: str) -> ModuleType:
+    """Return the module called `place`, or the one in the file `place` if that ends with .py.
+
+    Raises ConfigError if there is none; its text begins with `what` it was to hold (an environment, say). Whatever the
+    module raises while it runs, ImportError included, propagates as it is.
+    """
+    if place.endswith(".py"):
+        return _load_file(Path(place), what)
+    try:
+        with IMPORT_LOCK, refuse_ending(f"{what}: importing {place!r}"):
+            return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # only the module that was asked for: if one is missing inside it, its author has to see that
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"{what}: module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
+            "path/to/file.py:NAME"
+        ) from error
+
+
+def missing_file(path: Path) -> str:
+    """Return what to say of a file that a configuration or a command names and that is not there."""
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    return (
+        f"there is no file {str(path)!r}{where}; a path in a configuration is relative to its folder, any other to the "
+        "current one"
+    )
+
+
+def load_attribute(place: str, name: str, what: str) -> Any:
+    """Return what is called `name` in the module or file `place`.
+
+    Raises ConfigError, which begins with `what` it was to be, if there is none, or if the module cannot be imported.
+    """
+    try:
+        module = load_module(place, what)
+    except ImportError as error:
+        raise ConfigError(f"{what}: cannot import {place!r}: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"{what}: {place!r} has no {name!r}")
+    return getattr(module, name)
+
+
+def is_ending(error: BaseException) -> bool:
+    """Return whether an error of a user's code would end the process: `SystemExit`, and its like.
+
+    What cancels a task does not, nor does a person's Ctrl-C.
+    """
+    harmless = isinstance(error, Exception | GeneratorExit | KeyboardInterrupt)
+    return not harmless and type(error).__name__ not in _CANCELLATIONS
+
+
+def describe_ending(error: BaseException) -> str:
+    """Return the error by which code ends the process, and the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    said = repr(error.code) if isinstance(error, SystemExit) else str(error)
+    return f"{type(error).__name__}({said:.80}){place}"
+
+
+@contextmanager
+def refuse_ending(where: str) -> Iterator[None]:
+    """Raise `EnvironmentCodeError` where a user's code in the body ends the process.
+
+    `where` says which code it is. A process that it forks and lets come back is ended.
+    """
+    try:
+        yield
+    except BaseException as error:
+        refuse_forked(where)
+        if not is_ending(error) or isinstance(error, BaseExceptionGroup):
+            raise
+        raise EnvironmentCodeError(f"{where} ends the process: {describe_ending(error)}") from error
+    refuse_forked(where)
+
+
+def mark_own_process(name: str) -> None:
+    """Let no process that a user's code forks from this one go on as if it were the service `name`."""
+    global _own_process, _fork_reports  # noqa: PLW0603 - facts of this process
+    _own_process = os.getpid(), name
+    _fork_reports = os.pipe()
+    for end in _fork_reports:
+        os.set_blocking(end, False)
+
+
+def forks_that_returned() -> list[str]:
+    """Return which code has forked this process and come back, once for each time since the last call."""
+    if _fork_reports is None:
+        return []
+    try:
+        return os.read(_fork_reports[0], _MAX_REPORTS_BYTES).decode(errors="replace").splitlines()
+    except BlockingIOError:
+        return []
+
+
+def refuse_forked(where: str) -> None:
+    """End this process if a user's code, `where`, has forked it from the service and returned."""
+    if _own_process is not None and _own_process[0] != os.getpid():
+        said = f"{_own_process[1]}: {where} has forked process {os.getpid()}, which came back into the service: it is "
+        print(f"{said}ended. What is forked must end by os._exit", file=sys.stderr, flush=True)
+        if _fork_reports is not None:
+            with suppress(OSError):  # there is no room, so enough is known
+                os.write(_fork_reports[1], f"{where[:_MAX_WHERE_CHARS]!s}\n".encode())
+        os._exit(FORKED_EXIT)
+
+
+def log_failure(where: str, error: BaseException) -> None:
+    """Log an exception that a user's code raised, with its traceback.
+
+    `where` says which code it was, and on which input.
+    """
+    FAILURE_LOG.debug("%s", where, exc_info=error)
+
+
+def argument_problem(function: Callable[..., Any], given: Collection[str], *, positional: int = 0) -> str | None:
+    """Return which arguments are unknown or missing in a call of `function`; None if none are.
+
+    `given` are the arguments by name.
+
+    `positional`: how many others are given by position, before them.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    named = {
+        one.name: one
+        for one in [one for one in parameters if one.kind is not one.VAR_POSITIONAL][positional:]
+        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+    }
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    for name in given:
+        if name not in named and not takes_any:
+            return f"unknown argument {name[:60]!r}{nearest(name, named)}"
+    missing = [name for name, one in named.items() if one.default is one.empty and name not in given]
+    if missing:
+        return f"missing argument{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
+    return None
+
+
+def _load_file(path: Path, what: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{what}: {missing_file(path)}")
+    path = path.resolve()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"lachesis_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{digest}"
+    with IMPORT_LOCK:
+        _FINDER.files[name] = path
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.append(_FINDER)
+        with refuse_ending(f"{what}: importing {str(path)!r}"):
+            return importlib.import_module(name)
+
+
+class _FileFinder(MetaPathFinder):
+    """Finds the files that were asked for, so that Python's import machinery runs them like any module."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = self.files.get(fullname)
+        return None if file is None else importlib.util.spec_from_file_location(fullname, file)
+
+
+_FINDER: Final = _FileFinder()

@@ -1,0 +1,374 @@
+"""Tasks from a data set: a file of questions and answers, or a Hugging Face data set by name.
+
+In: rows with a column for the prompt and, mostly, one for the answer. Out: a task a row, judged by raters (`numeric`,
+`exact_match`, `math` and others compare with the answer). Guarantees that a prompt occurs once; that a task's name and
+key are those of what it asks, so that the curriculum knows it again whatever the order and the number of the rows; and
+that a row which cannot be asked or judged is left out and told of, never guessed at. Of the rows themselves no more is
+in memory than `tasks.rows` keeps.
+"""
+
+import logging
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.tasks.columns import braced_names, column, fill_template, is_missing, template_columns
+from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
+from lachesis.pipeline.tasks.item_keys import Keys, exact_key, prompt_key
+from lachesis.pipeline.tasks.labels import difficulty_in, skill_in
+from lachesis.pipeline.tasks.program_tests import program_tests
+from lachesis.pipeline.tasks.references import reference_text
+from lachesis.pipeline.tasks.row_doubts import RowDoubts
+from lachesis.pipeline.tasks.row_index import RowIndex, index_file, load_index, save_index
+from lachesis.pipeline.tasks.row_report import RowReport, first_of_each, twins
+from lachesis.pipeline.tasks.row_stores import DatasetRow, LineRows
+from lachesis.pipeline.tasks.rows import read_file, read_named
+from lachesis.pipeline.tasks.task import Task, prompt_hash
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.rollout import Message
+
+__all__ = ["Dataset"]
+
+log = logging.getLogger("lachesis")
+
+_ANSWER = "answer"
+"""The column of the answer, unless `answer` names another."""
+_PICTURES = {"<image>": ("images", "image"), "<video>": ("videos", "video")}
+"""Marks in a prompt, and the columns of what they stand for."""
+_MAX_EXAMPLES = 3
+_MAX_TEMPLATE_ROWS = 64
+"""Rows in which a column that the template names is looked for."""
+
+
+class Dataset(Environment):
+    """The rows of one data set."""
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        name: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+        prompt: str = "prompt",
+        answer: str | None = _ANSWER,
+        answer_after: str | None = None,
+        tests: str | None = None,
+        template: str | None = None,
+        system: str | None = None,
+        skill: str | None = None,
+        difficulty: str | None = None,
+        metadata: list[str] | None = None,
+        task: dict[str, str] | list[str] | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Read `path` (.jsonl, .json, .csv, .tsv, .parquet; packed: .gz, .bz2, .xz, .zst), or `name` with its `split`.
+
+        `prompt`, `answer`, `skill`, `difficulty`: columns; dots lead to those inside others
+        ("reward_model.ground_truth"). `answer` is "" or null where there is none, and may be missing beside `tests`; a
+        list of answers means any of them. A prompt is text, a list of chat messages or ShareGPT's turns; what the
+        assistant says at its end is not asked, and is the answer where there is no column of it. `answer_after`: the
+        answer is what follows the last of this text ("####" in GSM8K). `tests`: the column of tests that the rater
+        `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: what is asked, with columns in braces:
+        "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system message, in which
+        columns may stand in braces as well. `metadata`: columns that raters get as well. `task`: columns that raters
+        get beside `answer`, by their names or, of a table, by others. `size`: the first rows alone. Raises
+        `ConfigError` where the data set or a column is missing or unfit.
+        """
+        if (path is None) == (name is None):
+            raise ConfigError("dataset: give either path, a file, or name, a Hugging Face data set")
+        self._where = f"data set {path or name}"
+        self._prompt = prompt
+        self._answer = answer or None
+        self._skill = skill
+        self._difficulty = difficulty
+        self._answer_after = answer_after
+        self._tests = tests
+        self._template = template
+        self._system = system
+        self._metadata = metadata or []
+        named = task or {}
+        self._extra = named if isinstance(named, dict) else {one.rpartition(".")[2]: one for one in named}
+        if taken := sorted({"answer", "tests", "metadata"} & self._extra.keys()):
+            raise ConfigError(f"dataset: task names {taken[0]!r}, which has a parameter of its own")
+        given = {key: value for key, value in locals().items() if key not in {"self", "named", "taken", "__class__"}}
+        kept = None if path is None else index_file(Path(path), given)
+        index = load_index(kept)
+        if path is not None:
+            lines = None if index is None or not index.starts else (index.starts, index.lengths, index.numbers)
+            self._rows = read_file(Path(path), self._named_columns(), lines)
+        else:
+            self._rows = read_named(str(name), subset, split)
+        self._last = len(self._rows) if size is None else min(size, len(self._rows))
+        if self._last < 1:
+            raise ConfigError(f"{self._where}: size is {size}; it must be at least 1")
+        self._asked_columns = [] if template is None else self._columns_in(template, needed=True)
+        self._system_columns = [] if system is None else self._columns_in(system, needed=False)
+        self._refuse_repeated_columns()
+        answered = True if index is None else index.answered
+        if tests is not None and answer == _ANSWER and index is None:
+            answered = any(_ANSWER in row for row in self._first_rows())
+        self._answer = self._answer if answered else None
+        if index is None:
+            index = self._look_through()
+            save_index(kept, index)
+        self._places = array("q")
+        self._places.frombytes(index.places)
+        self._keys = np.frombuffer(index.keys, np.uint64)
+        self.doubts = index.doubts
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def task(self, index: int) -> Task:
+        row = self._places[index]
+        return self._task(self._rows[row], f"{self._where} row {row + 1}")
+
+    def item_keys(self) -> Keys:
+        """Return the keys of what the rows ask: without `system`, and whatever else the template says."""
+        return self._keys
+
+    def _first_rows(self) -> Iterator[DatasetRow]:
+        return islice(iter(self._rows), self._last)
+
+    def _columns_in(self, template: str, *, needed: bool) -> list[str]:
+        """Return the columns that a text names in braces."""
+        try:
+            return template_columns(template, list(islice(self._first_rows(), _MAX_TEMPLATE_ROWS)), needed=needed)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where} row 1: {error}") from error
+
+    def _look_through(self) -> RowIndex:
+        """Find the rows to ask, their keys, and what is to be told of the others."""
+        report = RowReport(self._where)
+        places, keys, exact, answers = array("q"), array("Q"), array("Q"), array("Q")
+        hard, doubts = 0, RowDoubts(answer=self._answer, system=self._system is not None)
+        for number, (row, twice) in enumerate(islice(self._rows.with_repeats(self._read_columns()), self._last)):
+            try:
+                task = self._task(row, "")
+                asked = self._asked(row, task)
+                msgspec.msgpack.encode(task.messages)
+                judged = msgspec.msgpack.encode(task.task, order="deterministic")
+            except UnicodeEncodeError:
+                report.leave_out(number + 1, "it holds half of a character, which no tokenizer takes")
+                continue
+            except ConfigError as error:
+                report.leave_out(number + 1, str(error).removeprefix(": "))
+                continue
+            if twice is not None:
+                report.leave_out(number + 1, f"it says {twice!r} twice, as two keys of one object")
+                continue
+            if all(name == value for name, value in row.items()):
+                report.leave_out(number + 1, "it repeats the names of the columns, as files do that were put together")
+                continue
+            hard += task.difficulty is not None
+            doubts.check_row(row, task)
+            places.append(number)
+            keys.append(prompt_key(asked))
+            exact.append(int(task.item, 16))
+            answers.append(exact_key(judged))
+        if not places:
+            report.refuse_all_left_out()
+        kept = self._without_repeats(report, places, *(np.array(one, np.uint64) for one in (keys, exact, answers)))
+        if self._difficulty is not None and 0 < hard < len(places):
+            report.say(
+                f"{len(places) - hard} of {len(places)} rows have no {self._difficulty!r}, so the curriculum uses that "
+                "of none: fill it in, or leave those rows out"
+            )
+        for text in doubts.texts():
+            report.say(text)
+        lines = self._rows.lines() if isinstance(self._rows, LineRows) else (b"", b"", b"")
+        return RowIndex(
+            starts=lines[0],
+            lengths=lines[1],
+            numbers=lines[2],
+            places=array("q", (places[one] for one in kept)).tobytes(),
+            keys=np.array(keys, np.uint64)[kept].tobytes(),
+            answered=self._answer is not None,
+            doubts=report.texts(self._last),
+        )
+
+    def _without_repeats(
+        self, report: RowReport, places: "array[int]", keys: Keys, exact: Keys, answers: Keys
+    ) -> NDArray[np.int64]:
+        """Return the first row of each prompt, and tell where several do not agree."""
+        first = first_of_each(exact)
+        own = first == np.arange(len(first))
+        against = list(twins(first, lambda one, two: answers[one] != answers[two]))
+        if against:
+            shown = "; ".join(self._pair(places[one], places[two]) for one, two in against[:_MAX_EXAMPLES])
+            report.say(
+                f"{len(against)} rows contradict an earlier one, which counts: the same prompt with another answer. "
+                f"Correct them, or leave them out: {shown}"
+            )
+        repeated = len(first) - int(own.sum())
+        if repeated > len(against):
+            log.info("%s: %d of %d rows repeat a prompt and are left out", self._where, repeated, self._last)
+        kept = np.flatnonzero(own)
+        near = first_of_each(keys[kept])
+        alike = list(twins(near, lambda one, two: self._have_one_text(places[kept[one]], places[kept[two]])))
+        if alike:
+            other = sum(answers[kept[one]] != answers[kept[two]] for one, two in alike)
+            shown = "; ".join(self._pair(places[kept[one]], places[kept[two]]) for one, two in alike[:_MAX_EXAMPLES])
+            against_it = f", {other} of them with another answer" if other else ""
+            report.say(
+                f"{len(alike)} prompts differ from an earlier one in blanks alone{against_it}; both are asked, on the "
+                f"same side of the held-out split: {shown}"
+            )
+        return kept
+
+    def _have_one_text(self, one: int, two: int) -> bool:
+        """Return whether two rows are the same but for blanks: a system message of their own makes them differ."""
+        first, second = [
+            " ".join(f"{one.role}: {one.content}" for one in self._task(self._rows[place], "").messages).split()
+            for place in (one, two)
+        ]
+        return first == second
+
+    def _pair(self, one: int, two: int) -> str:
+        said = [self._task(self._rows[place], "") for place in (one, two)]
+        about = [str(task.task.get("answer", task.task.get("tests", "")))[:40] for task in said]
+        asked = said[0].messages[-1].content.strip()[:60]
+        return f"rows {one + 1} and {two + 1}, {about[0]!r} and {about[1]!r}, of {asked!r}"
+
+    def _named_columns(self) -> frozenset[str]:
+        """Return the outermost columns that the parameters name, before any row is read."""
+        asked = [self._prompt] if self._template is None else braced_names(self._template)
+        named = [name for name in (self._answer, self._tests, *asked) if name is not None]
+        return frozenset(part for name in named for part in {name, name.partition(".")[0]})
+
+    def _read_columns(self) -> list[str]:
+        """Return the columns that are read, and the outermost ones that hold them."""
+        inner = [self._tests, self._skill, self._difficulty, *self._metadata, *self._extra.values()]
+        asked = [*(self._asked_columns or [self._prompt]), *self._system_columns]
+        named = [name for name in (self._answer, *asked, *inner) if name is not None]
+        return list(dict.fromkeys(part for name in named for part in {name, name.partition(".")[0]}))
+
+    def _refuse_repeated_columns(self) -> None:
+        if not self._rows.repeated:
+            return
+        twice = [name for name in self._read_columns() if name in self._rows.repeated]
+        if twice:
+            raise ConfigError(
+                f"{self._where}: several columns are named {twice[0]!r}, so which one is meant cannot be known; rename "
+                "or remove one"
+            )
+
+    def _asked(self, row: DatasetRow, task: Task) -> str:
+        """Return what a row asks, which stays the same with another template or system message."""
+        if self._template is not None:
+            values = {name: column(row, name, "") for name in self._asked_columns}
+            if len(values) == 1:
+                return str(next(iter(values.values())))
+            return "\n".join(str(value) for _, value in sorted(values.items()))
+        said = task.messages[1:] if self._system and not self._system_columns else task.messages
+        text = [one.content for one in said if one.role == "user"]
+        return "\n".join(text) if text else "\n".join(one.content for one in said)
+
+    def _task(self, row: DatasetRow, where: str) -> Task:
+        asked = self._conversation(row, where)
+        messages = [*self._system_message(row, where), *asked.messages]
+        about: dict[str, Any] = {}
+        if self._answer is not None:
+            about["answer"] = self._answer_of(row, asked, where)
+        if self._tests is not None:
+            given = _plain(column(row, self._tests, where), where)
+            if is_missing(given):
+                raise ConfigError(f"{where}: it has no tests")
+            try:
+                about["tests"] = program_tests(given, row)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        if self._metadata:
+            about["metadata"] = {one: _plain(column(row, one, where), where) for one in self._metadata}
+        about |= {name: _plain(column(row, one, where), where) for name, one in self._extra.items()}
+        return Task(
+            item=prompt_hash("\n".join(f"{one.role}: {one.content}" for one in messages))[:16],
+            prompt=messages,
+            task=about,
+            skill=None if self._skill is None else skill_in(column(row, self._skill, where)),
+            difficulty=None if self._difficulty is None else difficulty_in(column(row, self._difficulty, where), where),
+        )
+
+    def _system_message(self, row: DatasetRow, where: str) -> list[Message]:
+        if not self._system:
+            return []
+        if any(is_missing(column(row, name, where)) for name in self._system_columns):
+            return []
+        text = fill_template(self._system, row, where, self._system_columns) if self._system_columns else self._system
+        return [Message(role="system", content=text)] if text.strip() else []
+
+    def _conversation(self, row: DatasetRow, where: str) -> Conversation:
+        if self._template is not None:
+            text = fill_template(self._template, row, where, self._asked_columns)
+            return Conversation([Message(role="user", content=text)])
+        try:
+            found = read_conversation(column(row, self._prompt, where))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}" if where else str(error)) from error
+        for mark, names in _PICTURES.items():
+            given = next((row[name] for name in names if row.get(name)), None)
+            if given is not None and any(mark in one.content for one in found.messages):
+                raise ConfigError(
+                    f"{where}: its prompt has a picture, {mark}, which would be lost: an environment of kind dataset "
+                    "asks in text alone"
+                )
+        return found
+
+    def _answer_of(self, row: DatasetRow, asked: Conversation, where: str) -> str | list[str]:
+        if self._answer == _ANSWER and _ANSWER not in row and asked.answer is not None:
+            value: Any = asked.answer
+        elif self._answer == _ANSWER and _ANSWER not in row and asked.is_chat:
+            raise ConfigError(
+                f"{where}: it has no column 'answer', and its prompt does not end in words of the assistant, which "
+                "would be the answer; name the column of the answer, or set answer = ''"
+            )
+        else:
+            value = column(row, str(self._answer), where)
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            value = _last_said(value, where)  # a completion, or a conversation, as chat messages
+        if is_missing(value) or (isinstance(value, str) and not value.strip()):
+            raise ConfigError(
+                f"{where}: its answer is {value!r} ({type(value).__name__}), which is missing. Mend it: drop the row, "
+                "or, if no rater needs answers, set answer = ''"
+            )
+        if isinstance(value, list):
+            known = [self._one_answer(one, where) for one in value if not is_missing(one)]
+            if not known:
+                raise ConfigError(f"{where}: its answer is {value!r:.60} (list), an empty list. Mend it: drop the row")
+            return known[0] if len(set(known)) == 1 else list(dict.fromkeys(known))
+        return self._one_answer(value, where)
+
+    def _one_answer(self, value: Any, where: str) -> str:
+        text = reference_text(value, where)
+        if self._answer_after is not None:
+            _, mark, text = text.rpartition(self._answer_after)
+            if not mark or not text.strip():
+                raise ConfigError(f"{where}: no answer follows {self._answer_after!r} in {str(value)[-60:]!r}")
+        return text.strip()
+
+
+def _last_said(turns: list[Any], where: str) -> str | None:
+    """Return what the assistant says last in chat messages."""
+    if not any("content" in turn or "value" in turn for turn in turns):
+        raise ConfigError(f"{where}: its answer is {turns!r:.60} (list), of objects. Mend it: name the text in them")
+    user = {"role": "user", "content": "-"}
+    try:
+        return read_conversation([user, *turns]).answer
+    except ConfigError as error:
+        raise ConfigError(f"{where}: its answer: {error}") from error
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a value as it will be after the wire."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{where}: {value!r:.60} cannot travel with a rollout: {error}") from error

@@ -1,0 +1,308 @@
+"""Requests to the inference server, made safe for training.
+
+In: messages or token ids. Out: token ids, or `ModelTurn`s: the tokens of one assistant turn with logprobs and the
+policy version of each. This file alone guarantees that a failed request is retried and then raised as
+InfrastructureError (never turned into text; as ServerAwayError where no answer can have caused it at any attempt),
+that a sample aborted by a weight update is continued from its own token ids rather than judged half finished, and that
+a turn never passes `max_context`.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.sampling_agreement import sampling_difference
+from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
+from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
+from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
+from lachesis.pipeline.telemetry.recorder import traced
+from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError, UnreadableAnswerError
+from lachesis.schemas.rollout import Message
+
+__all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed", "joined_experts"]
+
+T = TypeVar("T")
+
+_MAX_PAUSE_S = 30.0
+_NO_MASK = (
+    "the policy's server does not say which tokens top_p left, so the trainer could not compare with what was sampled: "
+    "set top_p = 1, or let the reference server sample"
+)
+_TAIL_TOKENS = 6
+"""Tokens at the end of a prompt that hold the tag it may open: "<", "think", ">" and what a template puts after it."""
+_MAX_TAILS = 256
+_LAST_OF_TAG = frozenset(">]▷")
+_tail_texts: WeakKeyDictionary["Inference", OrderedDict[tuple[int, ...], str]] = WeakKeyDictionary()
+_wait_log = WaitLog()
+
+
+class Inference(Protocol):
+    """What an environment needs of an inference server; `InferenceClient` has it, and so has `FakeInference`.
+
+    Failures are InfrastructureError (retried) or DataError (not retried). Each generation has one finite logprob a
+    token and contiguous version spans from 0 to its end.
+    """
+
+    async def tokenize(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of chat messages under the server's chat template.
+
+        `chat_template_kwargs`, parameters of the template, are given where an environment has some.
+        """
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        ...
+
+    async def generate(
+        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
+        """Sample `n` completions of one prompt."""
+        ...
+
+
+class ModelTurn(NamedTuple):
+    """One assistant turn: N generated tokens, the stop token included."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[tuple[int, str]]
+    """(position in the turn, policy version): the version of the tokens from there on. The first position is 0."""
+    text: str
+    finish_reason: str
+    """stop or length."""
+    routed_experts: NDArray[np.int16] | None = None
+    """int16 [rows, layers * k]: the experts that processed the first tokens of prompt and turn, as far as recorded."""
+    sampling_mask: MaskRows | None = None
+    """The ids among which each token was sampled; None: not recorded."""
+
+
+def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+    """Return the experts of a sequence's first tokens: those known, then those of a later request.
+
+    A later request processes the tokens before it once more, by weights that may be newer than those they were sampled
+    with, so what is known stays. Raises `UnreadableAnswerError` when both are not of one model.
+    """
+    if known is None or recorded is None:
+        return recorded if known is None else known
+    if known.shape[1] != recorded.shape[1]:
+        raise UnreadableAnswerError(
+            f"routed_experts: {recorded.shape[1]} a token after {known.shape[1]} in the same sequence"
+        )
+    return np.concatenate([known, recorded[len(known) :]])
+
+
+def as_chat(message: Message) -> dict[str, Any]:
+    """Return a message in the form chat templates take."""
+    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        chat["name"] = message.name
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return chat
+
+
+class InferenceRequests:
+    """Retrying access to an `Inference`. One instance serves any number of samples."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        config: CollectConfig,
+        report: Callable[[RetryWait], None] | None = None,
+        run: SamplingParams | None = None,
+        report_request: Callable[[int], None] | None = None,
+    ) -> None:
+        """`report` is called before a request is repeated; without it, such waits are logged. `run`: how the run
+        samples; turns that are sampled otherwise are kept in `otherwise`, with what the difference is.
+        `report_request` is called with 1 where a request begins and with -1 where it has ended, all repeats included.
+        """
+        self._report_request = report_request or (lambda change: None)
+        self._run = run
+        self.otherwise: list[tuple[list[int], str]] = []
+        self._report = report or _wait_log
+        self._policy = RetryPolicy(
+            first_s=config.backoff_s, longest_s=_MAX_PAUSE_S, jitter=0.5, attempts=config.attempts
+        )
+        self._inference = inference
+        self._config = config
+
+    async def tokenize(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation, the generation prompt included."""
+        chat = [as_chat(message) for message in messages]
+        kwargs = self._config.chat_template_kwargs
+        given: dict[str, Any] = {"chat_template_kwargs": kwargs} if kwargs else {}
+        return await self._retry(
+            "tokenize", lambda: self._inference.tokenize(chat, add_generation_prompt=True, **given)
+        )
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:
+        """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
+        sampling = msgspec.structs.replace(
+            sampling,
+            max_tokens=self.room(len(prompt_ids), sampling),
+            sampling_mask=sampling.sampling_mask and sampling.top_p < 1,  # else there is none, whatever the server
+        )
+        asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._config.model}
+        with traced(f"chat {self._config.model}", "client", asked) as found:
+            generations = await self._retry("generate", lambda: self._inference.generate(prompt_ids, n, sampling))
+            found["gen_ai.usage.input_tokens"] = len(prompt_ids)
+            found["gen_ai.usage.output_tokens"] = sum(len(sample.token_ids) for sample in generations)
+        if len(generations) != n:
+            raise UnreadableAnswerError(f"the inference server answered {len(generations)} samples, asked for {n}")
+        return generations
+
+    async def opened_by(self, prompt_ids: Sequence[int]) -> str:
+        """Return the tag by which a prompt opens the thinking of its answer, "<think>" say; "" if it does not.
+
+        The server is asked once for each end of a prompt, which a chat template makes the same for all.
+        """
+        text = await self._tail_text(tuple(prompt_ids[-_TAIL_TOKENS:]))
+        if text.rstrip()[-1:] in _LAST_OF_TAG and not opened_thought(text):
+            text = await self._tail_text(tuple(prompt_ids[-PROMPT_END_TOKENS:]))  # a tag of one token a character
+        return opened_thought(text)
+
+    async def _tail_text(self, tail: tuple[int, ...]) -> str:
+        known = _tail_texts.setdefault(self._inference, OrderedDict())
+        if tail not in known:
+            known[tail] = await self.detokenize(list(tail))
+            if len(known) > _MAX_TAILS:
+                known.popitem(last=False)
+        return known[tail]
+
+    def room(self, used: int, sampling: SamplingParams) -> int | None:
+        """Return how many tokens may follow `used` tokens of a sequence, None where nothing limits it."""
+        if self._config.max_context is None:
+            return sampling.max_tokens
+        left = self._config.max_context - used
+        return left if sampling.max_tokens is None else min(left, sampling.max_tokens)
+
+    async def finish(
+        self, prompt_ids: Sequence[int], generation: GeneratedSample, sampling: SamplingParams
+    ) -> ModelTurn:
+        """Return the turn a sample makes.
+
+        An aborted one is continued from its own tokens until it stops or is full.
+
+        Raises InfrastructureError when `attempts` continuations in a row bring no token.
+        """
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: list[tuple[int, str]] = []
+        experts = None
+        mask: MaskRows = []
+        masked = sampling.sampling_mask and sampling.top_p < 1
+        room = self.room(len(prompt_ids), sampling)
+        parts = idle = 0
+        since = datetime.now(UTC)
+        while True:
+            for span in generation.weight_versions:
+                if not versions or versions[-1][1] != span.version:
+                    versions.append((len(ids) + span.start, span.version))
+            ids += [int(token) for token in generation.token_ids]
+            logprobs += [float(logprob) for logprob in generation.logprobs]
+            experts = joined_experts(experts, generation.routed_experts)
+            if masked and generation.sampling_mask is None:
+                raise DataError(_NO_MASK)
+            mask += generation.sampling_mask or []
+            reason = generation.finish_reason
+            if reason != "abort":
+                break
+            if room is not None and len(ids) >= room:
+                reason = "length"
+                break
+            parts += 1
+            if len(generation.token_ids):
+                idle, since = 0, datetime.now(UTC)
+            else:
+                idle += 1
+            if idle:
+                error = InfrastructureError(
+                    f"inference: a sample was aborted {idle} times in a row without a new token"
+                )
+                if self._policy.gives_up(idle, 0.0):
+                    raise error
+                self._report(RetryWait("continue an aborted sample", error, idle, since))
+                await anyio.sleep(self._policy.pause_s(idle))
+            rest = msgspec.structs.replace(
+                sampling,
+                max_tokens=None if room is None else room - len(ids),
+                seed=derive_seed(sampling.seed, "continued", parts, ids),
+            )
+            (generation,) = await self.generate([*prompt_ids, *ids], 1, rest)
+        if not ids:
+            raise UnreadableAnswerError(
+                f"the inference server sent a sample without a token (finish_reason {reason!r})"
+            )
+        # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
+        text = generation.text if not parts else await self.detokenize(ids[:-1] if reason == "stop" else ids)
+        if self._run is not None:
+            cut = 1.0 if sampling.top_p == self._run.top_p else sampling.top_p
+            asked = {"temperature": sampling.temperature, "top_p": cut}
+            difference = sampling_difference(asked, self._run.temperature, masked=masked)
+            self.otherwise += [] if difference is None else [(ids, difference)]
+        return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""
+
+    async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
+        timeout_s = self._config.request_timeout_s
+        failures: list[Exception] = []
+
+        async def attempt() -> T:
+            try:
+                with HOOKS.fail_after(timeout_s):
+                    return await request()
+            except (InfrastructureError, TimeoutError) as error:
+                failures.append(error)
+                if isinstance(error, InfrastructureError):
+                    raise
+                raise InfrastructureError(str(error) or f"no answer within {timeout_s:g} s") from error
+
+        self._report_request(1)
+        try:
+            answer: T = await retry_outages(f"inference: {what}", self._report, policy=self._policy)(attempt)
+        except InfrastructureError as error:
+            away = all(isinstance(failure, ServerAwayError) for failure in failures)
+            kind = ServerAwayError if away else InfrastructureError
+            raise kind(f"inference: {what} failed {len(failures)} times, last: {error}") from error
+        finally:
+            self._report_request(-1)
+        return answer
+
+
+def derive_seed(seed: int | None, *place: object) -> int | None:
+    """Return a seed for one place in a group.
+
+    Samples and turns of a seeded group therefore do not share random numbers.
+    """
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,103 @@
+"""Tries an environment and its raters on scripted answers, before anything is generated for them.
+
+In: an environment, and what scores it. Out: what failed on every one of the answers, in words. Infrastructure that is
+away, and what takes too long, say nothing about code and are left to the run.
+"""
+
+from typing import NamedTuple
+
+import anyio
+
+from lachesis.pipeline.common.cures import cure_of
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.environment.group_environment import GroupEnvironment
+from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.scorer.logic.unrated import ABSTAINED
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer
+from lachesis.pipeline.tasks.references import reference_texts
+from lachesis.pipeline.tasks.task import Task
+from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, leaves
+
+__all__ = ["ProbeFinding", "probe_environment"]
+
+_MAX_TOKENS = 4096
+_PROBE_S = 10.0
+_MAX_REFERENCES = 64
+"""Tasks of which the reference answer is looked at."""
+
+
+class ProbeFinding(NamedTuple):
+    """What failed on every answer. `sure`: no other answer will help, since the words of the failure say so."""
+
+    text: str
+    sure: bool
+
+
+async def probe_environment(env: Environment, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+    """Return what fails on every scripted answer to a task: the environment's code, or raters.
+
+    The task is the first one; and of some others the first with a reference that is no single answer, if it has one.
+    """
+    if isinstance(env, GroupEnvironment):
+        return []  # its own code generates, with a model's tokens
+    with anyio.move_on_after(_PROBE_S):
+        found = await _probe_task(env, env.task(0), name, scorer)
+        odd = None if found else _task_of_odd_reference(env)
+        return found if odd is None else await _probe_task(env, odd, name, scorer)
+    return []
+
+
+async def _probe_task(env: Environment, task: Task, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+    answers = _answers(task)
+    inference = FakeInference(lambda _, call: answers[call % len(answers)])
+    try:
+        draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
+    except EnvironmentCodeError as error:
+        sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
+        return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
+    except (InfrastructureError, DataError):
+        return []
+    return await _probe_raters(draft, name, scorer)
+
+
+def _task_of_odd_reference(env: Environment) -> Task | None:
+    """Return the first of some tasks, spread over all, whose answer is no single one; None without any."""
+    for place in range(_MAX_REFERENCES):
+        try:
+            task = env.task(place * (len(env) - 1) // (_MAX_REFERENCES - 1))
+        except Exception:  # noqa: BLE001 - other people's code; `env verify` and the run name it
+            return None
+        answer = task.task.get("answer")
+        try:
+            if answer is not None:
+                reference_texts(answer, task.item)
+        except ConfigError:
+            return task
+    return None
+
+
+async def _probe_raters(draft: GroupDraft, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+    group = build_group(draft, run="probe", env=name, producer="probe", epoch=0, counter=0, tokenizer_hash="-")
+    try:
+        await scorer.score(group, seq=1)
+    except (InfrastructureError, DataError):
+        return []
+    held = f" (the task holds {', '.join(map(repr, draft.task.task)) or 'nothing'})"
+    count = len(draft.sessions)
+    return [
+        ProbeFinding(
+            f"{rater} gave none of {count} scripted answers a rating: {why}{held if 'KeyError' in why else ''}",
+            sure="Mend it: " in why,
+        )
+        for rater, why in scorer.unrated.reasons().items()
+        if why != ABSTAINED
+    ]
+
+
+def _answers(task: Task) -> list[str]:
+    answer = task.task.get("answer")
+    one = answer[0] if isinstance(answer, list) and answer else answer
+    reference = [str(one)] if isinstance(one, str | int | float) else []
+    return ["1", "\\boxed{1}", "I am not sure; let me think about it.", *reference]

@@ -1,0 +1,489 @@
+"""From a task to a rollout group.
+
+In: an environment, a task and an inference server. Out: a `GroupDraft` (`collect_group`), then a checked `RolloutGroup`
+(`build_group`). This file alone guarantees that a group holds only samples whose inference and environment both
+worked, and that no failure is ever a reward: a bug of the environment leaves its sample out and on record; a sample
+whose server went away is generated again or left out (`CollectConfig.lost_samples`), since nothing that the model said
+can have caused that; any other infrastructure failure may have been caused by it, and abandons the whole group, so that
+no kind of answer is sorted out.
+"""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import numpy as np
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.cures import with_cure
+from lachesis.pipeline.common.outages import is_outage
+from lachesis.pipeline.common.real_number import finite_number
+from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
+from lachesis.pipeline.common.user_code import log_failure, refuse_ending
+from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.environment import Environment, Reward, resolve_awaitable
+from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
+from lachesis.pipeline.environment.inference import Inference, InferenceRequests, derive_seed
+from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.environment.session import SampleEnded, Session, SharedFirstTurn
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.tasks.thoughts import OPENED_KEY
+from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    LachesisError,
+    ServerAwayError,
+    ToolError,
+)
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.rollout import Dispatch, RolloutGroup, Sequences, VersionSpan
+
+__all__ = [
+    "ENVIRONMENT_REWARD",
+    "GroupDraft",
+    "SampleFailure",
+    "build_group",
+    "collect_group",
+    "deciding_error",
+    "describe_error",
+]
+
+ENVIRONMENT_REWARD = "environment"
+"""Component under which a reward goes that the environment gave no name."""
+_MAX_TEXT_CHARS = 2000
+_GROUP_S = 1.0
+"""Seconds more that a group has whose environment ends it by itself, and says why."""
+_CANCELLED_S = 10.0
+"""Seconds in which a rollout that is cancelled must end."""
+_MAX_REFILLS = 2
+"""How often lost samples of a group are generated again."""
+
+
+class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample that a bug of the environment cost: `text` is the last reply, `error` says what failed and where."""
+
+    sample: int
+    error: str
+    text: str
+
+
+class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """What was collected for one task. `rewards`: per surviving sample, by component. `lost`: the samples whose server
+    went away; those that are not among the sessions were left out, the others generated again. `extras` and `metadata`
+    are those of an environment that makes whole groups, and `task` may then be another one than was asked for.
+    """
+
+    id: str
+    task: Task
+    sessions: list[Session]
+    rewards: list[dict[str, float | None]]
+    failures: list[SampleFailure]
+    sampling: SamplingParams
+    started_ns: int
+    chat_template_kwargs: dict[str, Any] = {}
+    lost: list[int] = []
+    extras: SequenceExtras = SequenceExtras()
+    metadata: dict[str, Any] = {}
+
+
+async def collect_group(
+    env: Environment,
+    task: Task,
+    inference: Inference,
+    n: int,
+    sampling: SamplingParams,
+    *,
+    config: CollectConfig | None = None,
+    group: str | None = None,
+    started_ns: int | None = None,
+    report: Callable[[RetryWait], None] | None = None,
+    report_stuck: Callable[[str], None] | None = None,
+    report_request: Callable[[int], None] | None = None,
+) -> GroupDraft:
+    """Let the model work `n` times on `task`.
+
+    `group` is the id of the group to be, a new one where it is None. `report` is called before a request is repeated;
+    without it, that is logged. `report_stuck` is called where a rollout goes on after its time limit: it waits for a
+    thread that cannot be cancelled. `report_request` is called with 1 where a request begins, with -1 where it ends.
+
+    Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
+    when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
+    than two samples (fewer than one of one), ConfigError when its settings contradict each other.
+    """
+    if env.tool_timeout_s >= env.turn_timeout_s:
+        raise ConfigError(f"{type(env).__name__}: tool_timeout_s must be below turn_timeout_s")
+    if hasattr(env, "turn_reward"):
+        raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
+    started_ns = time.time_ns() if started_ns is None else started_ns
+    config = config or CollectConfig()
+    group = group or new_group_id()
+    if isinstance(env, GroupEnvironment):
+        requests = InferenceRequests(inference, config, report, run=sampling, report_request=report_request)
+        generate = partial(env.generate_group, task, requests, n, sampling)
+        made = await _made_by_environment(env, task, generate, report_stuck)
+        _check_sampling(env, made.sessions, requests.otherwise)
+        return GroupDraft(
+            id=group,
+            task=made.task,
+            sessions=list(made.sessions),
+            rewards=made.rewards,
+            failures=[],
+            sampling=sampling,
+            started_ns=started_ns,
+            extras=made.extras,
+            metadata={**await _opening(requests, made.sessions), **made.metadata},
+        )
+    requests = InferenceRequests(inference, config, report, report_request=report_request)
+    collected = _GroupSamples(env, task, requests, sampling, report_stuck)
+    await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
+    lost = sorted(collected.lost)
+    if config.lost_samples == "refill":
+        for _ in range(_MAX_REFILLS):
+            if collected.lost and collected.rewards:  # where nobody came through, the server is unavailable
+                await collected.generate(sorted(collected.lost), keep_lost=True)
+    fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
+    if collected.lost and len(collected.rewards) < fewest:
+        raise next(iter(collected.lost.values()))
+    failures = collected.failures()
+    if len(collected.rewards) < min(2, n):
+        raise EnvironmentCodeError(
+            f"{type(env).__name__} failed on {len(failures)} of {n} samples of item {task.item!r}: {failures[0].error}"
+        ) from collected.bugs[failures[0].sample]
+    sessions = [collected.sessions[sample] for sample in sorted(collected.rewards)]
+    return GroupDraft(
+        id=group,
+        task=task,
+        sessions=sessions,
+        rewards=[collected.rewards[sample] for sample in sorted(collected.rewards)],
+        failures=failures,
+        sampling=sampling,
+        started_ns=started_ns,
+        chat_template_kwargs=config.chat_template_kwargs,
+        lost=lost,
+        metadata=await _opening(requests, sessions),
+    )
+
+
+def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Sequence[tuple[list[int], str]]) -> None:
+    """Raise `EnvironmentCodeError` where a session is trained on tokens that were sampled otherwise than in the run."""
+    for ids, difference in otherwise:
+        wanted = np.asarray(ids, np.int32)
+        for session in sessions:
+            tokens, mask = np.asarray(session.tokens, np.int32), np.asarray(session.loss_mask, np.bool_)
+            starts = np.flatnonzero(tokens[: len(tokens) - len(wanted) + 1] == wanted[0])
+            for start in starts:
+                place = slice(start, start + len(wanted))
+                if mask[place].all() and np.array_equal(tokens[place], wanted):
+                    raise EnvironmentCodeError(
+                        f"{type(env).__name__}: sample {session.sample} is trained on tokens that were {difference}"
+                    )
+
+
+async def _opening(requests: InferenceRequests, sessions: Sequence[Session]) -> dict[str, Any]:
+    """Return what the group's metadata says of the end of its prompts: the tag that opens the thinking, if one does."""
+    session = sessions[0] if sessions else None
+    if session is None or True not in session.loss_mask:
+        return {}
+    opened = await requests.opened_by(session.tokens[: session.loss_mask.index(True)])
+    return {OPENED_KEY: opened} if opened else {}
+
+
+class _GroupSamples:
+    """The samples of one group as they come: the rewards of those that stand, bugs, and those that were lost."""
+
+    def __init__(
+        self,
+        env: Environment,
+        task: Task,
+        requests: InferenceRequests,
+        sampling: SamplingParams,
+        report_stuck: Callable[[str], None] | None = None,
+    ) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.rewards: dict[int, dict[str, float | None]] = {}
+        self.bugs: dict[int, Exception] = {}
+        self.lost: dict[int, ServerAwayError] = {}
+        self._env = env
+        self._task = task
+        self._requests = requests
+        self._sampling = sampling
+        self._report_stuck = report_stuck
+        self._rounds = 0
+
+    async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
+        """Let the model work on each of `samples` again. Without `keep_lost` a lost one is raised as any other
+        error."""
+        sampling = self._sampling
+        if self._rounds:  # a seeded group must not draw again what it has
+            sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))
+        self._rounds += 1
+        opening = SharedFirstTurn(self._requests, self._task.messages, samples, sampling)
+
+        async def one(sample: int) -> None:
+            session = self.sessions[sample] = Session(
+                self._task,
+                sample,
+                opening=opening,
+                requests=self._requests,
+                sampling=sampling,
+                max_turns=self._env.max_turns,
+            )
+            self.lost.pop(sample, None)
+            try:
+                outcome = await _collect_sample(self._env, self._task, session)
+            except ServerAwayError as error:
+                if not keep_lost or session.failure is not error:
+                    raise  # raised by a tool, say, which the model called
+                self.lost[sample] = error
+            else:
+                if isinstance(outcome, Exception):
+                    log_failure(f"{type(self._env).__name__}, item {self._task.item!r}, sample {sample}", outcome)
+                    self.bugs[sample] = outcome
+                else:
+                    self.rewards[sample] = outcome
+
+        try:
+            async with background() as watching:
+                watching.start_soon(_watch_end, self._env, self._task, self._report_stuck)
+                async with anyio.create_task_group() as tasks:
+                    for sample in samples:
+                        tasks.start_soon(one, sample)
+        except ExceptionGroup as errors:
+            raise deciding_error(errors) from errors
+
+    def failures(self) -> list[SampleFailure]:
+        """Return the samples that bugs of the environment cost."""
+        return [
+            SampleFailure(
+                sample=sample, error=describe_error(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:]
+            )
+            for sample, error in sorted(self.bugs.items())
+        ]
+
+
+async def _made_by_environment(
+    env: GroupEnvironment,
+    task: Task,
+    generate: Callable[[], Awaitable[GeneratedGroup]],
+    report_stuck: Callable[[str], None] | None,
+) -> GeneratedGroup:
+    """Return what the environment makes. Raises `InfrastructureError` where that takes longer than a rollout may."""
+    async with background() as watching:
+        watching.start_soon(_watch_end, env, task, report_stuck)
+        with HOOKS.move_on_after(env.rollout_timeout_s + _GROUP_S):
+            return await generate()
+    raise InfrastructureError(
+        f"{type(env).__name__}: a group took longer than {env.rollout_timeout_s:g} s (rollout_timeout_s)"
+    )
+
+
+async def _watch_end(env: Environment, task: Task, report_stuck: Callable[[str], None] | None) -> None:
+    """Tell when a rollout goes on although its time is up and it was cancelled."""
+    limit_s = env.rollout_timeout_s
+    await HOOKS.sleep(limit_s + _CANCELLED_S)
+    if report_stuck is not None:
+        report_stuck(
+            f"a rollout of {type(env).__name__}, item {task.item!r:.80}, cannot be cancelled after its "
+            f"{limit_s:g} s (rollout_timeout_s): it waits for a thread that hangs"
+        )
+
+
+async def _collect_sample(env: Environment, task: Task, session: Session) -> dict[str, float | None] | Exception:
+    """Return the sample's rewards by component, or the bug that cost it."""
+    try:
+        with HOOKS.move_on_after(env.rollout_timeout_s):
+            with refuse_ending("its code"), contextlib.suppress(SampleEnded):
+                await env.rollout(task, session)
+            if session.failure is None:
+                with refuse_ending("its code"):
+                    return _checked(env, session, await _reward(env, task, session))
+    except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
+        raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
+        if session.failure is None:
+            if isinstance(raised, LachesisError) and not isinstance(raised, EnvironmentCodeError | ToolError):
+                raise raised from (None if raised is error else error)
+            return raised
+    if session.failure is not None:  # also when the environment swallowed it, or raised something else because of it
+        raise session.failure
+    raise InfrastructureError(f"{type(env).__name__}: a sample took longer than {env.rollout_timeout_s:g} s")
+
+
+async def _reward(env: Environment, task: Task, session: Session) -> Reward:
+    """Return the environment's reward. Raises `InfrastructureError` when a judge that it asks is away."""
+    try:
+        return await resolve_awaitable(await HOOKS.call(env.reward, task, session))  # type: ignore[no-any-return]
+    except Exception as error:
+        if isinstance(error, LachesisError) or not is_outage(error):
+            raise
+        where = f"{type(env).__name__}.reward"
+        log_failure(where, error)
+        raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_MAX_TEXT_CHARS]) from error
+
+
+def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, float | None]:
+    name = type(env).__name__
+    if not session.replies:
+        raise EnvironmentCodeError(f"{name}.rollout ended before the model said anything: await session.generate()")
+    components = dict(reward) if isinstance(reward, Mapping) else {ENVIRONMENT_REWARD: reward}
+    found: dict[str, float | None] = {}
+    for key, value in components.items():
+        if not isinstance(key, str):
+            raise EnvironmentCodeError(f"{name}: {key!r:.80} names a reward; several rewards have texts as names")
+        try:
+            found[key] = None if value is None else finite_number(value)
+        except ValueError as error:
+            raise EnvironmentCodeError(
+                f"{name}: reward {key} is {error}; a reward is a finite number or None where nobody can tell, "
+                "or several of these by name"
+            ) from error
+    return found
+
+
+def build_group(
+    draft: GroupDraft,
+    *,
+    run: str,
+    env: str,
+    producer: str,
+    epoch: int,
+    counter: int,
+    tokenizer_hash: str,
+    lease: str | None = None,
+    dispatch: Dispatch | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> RolloutGroup:
+    """Return the event of a draft, checked; `Plan.of` gives its header.
+
+    `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
+    away from some, and `thought_calls` (by sample) where tool calls were only thought of or shown. Raises
+    SchemaError, for one when the server's weight versions are not policy versions.
+    """
+    versions: list[str] = []
+    spans = []
+    for index, session in enumerate(draft.sessions):
+        for start, version in session.versions:
+            if version not in versions:
+                versions.append(version)
+            spans.append(VersionSpan(index, start, versions.index(version)))
+    offsets = [0]
+    for session in draft.sessions:
+        offsets.append(offsets[-1] + len(session.tokens))
+    names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
+    notes = {**draft.metadata, **(metadata or {})}
+    if draft.failures:
+        notes["failed_samples"] = msgspec.to_builtins(draft.failures)
+    if any(session.thought_calls for session in draft.sessions):
+        notes["thought_calls"] = [session.thought_calls for session in draft.sessions]
+    if draft.lost:
+        kept = {session.sample for session in draft.sessions}
+        notes["lost_samples"] = {
+            "refilled": [sample for sample in draft.lost if sample in kept],
+            "left_out": [sample for sample in draft.lost if sample not in kept],
+        }
+    template = {"chat_template_kwargs": draft.chat_template_kwargs} if draft.chat_template_kwargs else {}
+    group = RolloutGroup(
+        id=draft.id,
+        run=run,
+        env=env,
+        item=draft.task.item,
+        producer=producer,
+        epoch=epoch,
+        counter=counter,
+        policy_versions=versions,
+        sequences=Sequences(
+            offsets=as_bytes(offsets, "int32"),
+            tokens=as_bytes([token for session in draft.sessions for token in session.tokens], "int32"),
+            loss_mask=pack_mask([learn for session in draft.sessions for learn in session.loss_mask]),
+            logprobs=as_bytes([logprob for session in draft.sessions for logprob in session.logprobs], "float32"),
+            finish_reasons=[session.finish_reason for session in draft.sessions],
+            version_spans=spans,
+            rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
+            token_advantages=draft.extras.token_advantages,
+            columns=_columns(draft),
+            excluded_samples=draft.extras.excluded_samples,
+        ),
+        tokenizer_hash=tokenizer_hash,
+        started_ns=draft.started_ns,
+        lease=lease,
+        skill=draft.task.skill,
+        difficulty=draft.task.difficulty,
+        dispatch=dispatch,
+        task=draft.task.task,
+        messages=[session.messages for session in draft.sessions],
+        generation=_generation(draft.sampling) | template,
+        metadata=notes,
+    )
+    group.check()
+    return group
+
+
+def _generation(sampling: SamplingParams) -> dict[str, Any]:
+    """Return how a group was sampled; what decides its probabilities also where it is the default."""
+    return {"temperature": sampling.temperature, "top_p": sampling.top_p, **msgspec.to_builtins(sampling)}
+
+
+def _columns(draft: GroupDraft) -> dict[str, Column]:
+    """Return the further columns: those that a server recorded, and those that the environment gave."""
+    return {**_experts(draft), **_sampling_mask(draft), **draft.extras.columns}
+
+
+def _sampling_mask(draft: GroupDraft) -> dict[str, Column]:
+    """Return the ids among which tokens were sampled, if any were excluded."""
+    width = max((len(row) for one in draft.sessions for _, rows in one.sampling_masks for row in rows), default=0)
+    if not width:
+        return {}
+    masks = [np.full((len(one.tokens), width), -1, np.int32) for one in draft.sessions]
+    for rows_of, session in zip(masks, draft.sessions, strict=True):
+        for start, rows in session.sampling_masks:
+            for at, row in enumerate(rows, start):
+                rows_of[at, : len(row)] = row
+    return {"sampling_mask": Column(dtype="int32", data=as_bytes(np.concatenate(masks), "int32"), width=width)}
+
+
+def _experts(draft: GroupDraft) -> dict[str, Column]:
+    """Return the experts that a server recorded."""
+    recorded = [one.routed_experts for one in draft.sessions if one.routed_experts is not None]
+    if not recorded:
+        return {}
+    width = recorded[0].shape[1]
+    experts = [np.full((len(one.tokens), width), -1, np.int16) for one in draft.sessions]
+    for rows, session in zip(experts, draft.sessions, strict=True):
+        if session.routed_experts is not None:
+            known = session.routed_experts[: len(rows)]
+            if known.shape[1] != width:
+                raise DataError(f"routed_experts: {known.shape[1]} a token in one sample and {width} in another")
+            rows[: len(known)] = known
+    column = Column(dtype="int16", data=as_bytes(np.concatenate(experts), "int16"), width=width)
+    return {"routed_experts": column}
+
+
+def deciding_error(error: Exception) -> Exception:
+    """Return the exception that decides how a group of them is handled.
+
+    An error of this package before any other.
+    """
+    if not isinstance(error, ExceptionGroup):
+        return error
+    leaves = [deciding_error(inner) for inner in error.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, LachesisError)), leaves[0])
+
+
+def describe_error(error: Exception) -> str:
+    """Return what a user's code has raised, its place in the code, and how to mend it where that is known."""
+    if isinstance(error, EnvironmentCodeError):
+        return str(error)[:_MAX_TEXT_CHARS]  # it says all of that, and was raised by this package
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_TEXT_CHARS]
+    return with_cure(said + where, error)

@@ -1,0 +1,256 @@
+"""A session: one sample's conversation, and the training sequence that it is.
+
+In: an environment's calls (`generate`, `add`). Out: tokens, loss mask, logprobs and version spans of the
+sequence so far. This file alone guarantees that the mask is true exactly on tokens the model generated (its stop
+tokens included), that generated text is never tokenised again, that a sequence ends with a generated token, and that a
+failed request is remembered, so that an environment which swallows the exception still yields no rollout.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
+from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed, joined_experts
+from lachesis.pipeline.environment.template import render_turn
+from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
+from lachesis.pipeline.tasks.marked_calls import may_be_marked_call
+from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.tasks.thoughts import thought_spans
+from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
+from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError, PromptTooLongError
+from lachesis.schemas.rollout import FinishReason, Message, ToolCall
+
+__all__ = ["Reply", "SampleEnded", "Session", "SharedFirstTurn"]
+
+
+class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
+    """Raised by `generate` when no further turn is possible: turn limit, context full, or the last turn was cut.
+
+    An environment need not catch it. The sample stands as it is and is judged.
+    """
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said in one turn."""
+
+    text: str
+    """Without special tokens."""
+    finish_reason: str
+    """stop, or length when it was cut."""
+    tool_calls: list[ToolCall] = []
+    tool_errors: list[str] = []
+    """What was wrong with tool calls that cannot be read."""
+    thought_calls: int = 0
+    """Tool calls that the model only thought of, between `<think>` and `</think>` say, or shows in a block of code;
+    none of them is run."""
+
+
+class SharedFirstTurn:
+    """The first turn of some samples of a group, asked for in one request, so that the prompt is read only once."""
+
+    def __init__(
+        self, requests: InferenceRequests, messages: Sequence[Message], samples: Sequence[int], sampling: SamplingParams
+    ) -> None:
+        self.messages = list(messages)
+        self._requests = requests
+        self._samples = list(samples)
+        self._sampling = sampling
+        self._lock = anyio.Lock()
+        self._prompt_ids: list[int] = []
+        self._generations: list[GeneratedSample] = []
+        self._failure: LachesisError | None = None
+
+    async def sample(self, sample: int) -> tuple[list[int], GeneratedSample]:
+        """Return the prompt's ids and the sample's generation; the first caller asks for all of them."""
+        async with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if not self._generations:
+                try:
+                    self._prompt_ids = await self._requests.tokenize(self.messages)
+                    check_prompt(self._prompt_ids, self._requests, self._sampling)
+                    self._generations = await self._requests.generate(
+                        self._prompt_ids, len(self._samples), self._sampling
+                    )
+                except LachesisError as error:
+                    self._failure = error
+                    raise
+        return self._prompt_ids, self._generations[self._samples.index(sample)]
+
+
+class Session:
+    """One sample under way. `messages` is the conversation so far; `state` is the environment's to use."""
+
+    def __init__(
+        self,
+        task: Task,
+        sample: int,
+        *,
+        opening: SharedFirstTurn,
+        requests: InferenceRequests,
+        sampling: SamplingParams,
+        max_turns: int,
+    ) -> None:
+        self.task = task
+        self.sample = sample
+        self.messages = task.messages
+        self.replies: list[Reply] = []
+        self.finish_reason: FinishReason = "stop"
+        self.state: dict[str, Any] = {}
+        self.failure: LachesisError | None = None
+        self.tokens: list[int] = []
+        self.loss_mask: list[bool] = []
+        self.logprobs: list[float] = []
+        self.versions: list[tuple[int, str]] = []
+        self.routed_experts: NDArray[np.int16] | None = None
+        self.sampling_masks: list[tuple[int, MaskRows]] = []
+        self._max_turns = max_turns
+        self._requests = requests
+        self._sampling = sampling
+        self._opening = opening
+        self._first: list[Message] = []
+        self._answered = 0
+
+    @classmethod
+    def of_group(cls, task: Task, sample: int, requests: InferenceRequests, sampling: SamplingParams) -> "Session":
+        """Return an empty session, to be filled, for a sample that a `GroupEnvironment` made."""
+        opening = SharedFirstTurn(requests, [], [sample], sampling)
+        return cls(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=0)
+
+    @property
+    def text(self) -> str:
+        """The latest reply's text, empty before the first."""
+        return self.replies[-1].text if self.replies else ""
+
+    @property
+    def thought_calls(self) -> int:
+        """Tool calls of all turns that the model only thought of or showed, and that were not run."""
+        return sum(reply.thought_calls for reply in self.replies)
+
+    @property
+    def turns_left(self) -> int:
+        return self._max_turns - len(self.replies)
+
+    def add(self, *messages: Message | str) -> None:
+        """Append messages to the conversation, for the model to answer; plain text is a user's message."""
+        self.messages += [Message(role="user", content=m) if isinstance(m, str) else m for m in messages]
+
+    def reward_turn(self, value: float) -> NoReturn:
+        """Raise `EnvironmentCodeError`: nothing would be learned from the reward of a single turn."""
+        raise EnvironmentCodeError(f"reward_turn({value!r}): {NO_TURN_REWARDS}")
+
+    async def generate(self) -> Reply:
+        """Let the model answer the conversation; append and return its reply.
+
+        Raises SampleEnded when no further turn is possible; InfrastructureError or DataError when inference failed.
+        """
+        await anyio.lowlevel.checkpoint()
+        if self.failure is not None:
+            raise self.failure
+        if self.replies and (self.turns_left <= 0 or self.finish_reason == "length"):
+            raise SampleEnded
+        try:
+            turn = await self._turn()
+            parsed = await self._parsed(turn)
+        except LachesisError as error:
+            if self.replies and isinstance(error, PromptTooLongError):  # by what was added to it: the task itself fits
+                self.finish_reason = "length"
+                raise SampleEnded from error
+            self.failure = error
+            raise
+        self._append(turn)
+        reply = Reply(
+            text=turn.text,
+            finish_reason=turn.finish_reason,
+            tool_calls=parsed.calls,
+            tool_errors=parsed.errors,
+            thought_calls=parsed.thought,
+        )
+        self.replies.append(reply)
+        self.messages.append(Message(role="assistant", content=turn.text, tool_calls=parsed.calls))
+        self._answered = len(self.messages)
+        return reply
+
+    async def _turn(self) -> ModelTurn:
+        requests, sampling = self._requests, self._sampling
+        if not self.replies and self.messages == self._opening.messages:
+            self._first = list(self.messages)
+            prompt_ids, generation = await self._opening.sample(self.sample)
+            turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))
+            self._put(prompt_ids)
+            return turn
+        if not self.replies:
+            self._first = list(self.messages)
+            new = await requests.tokenize(self.messages)
+            check_prompt(new, requests, sampling)
+        else:
+            added = self.messages[self._answered :]
+            new = await render_turn(requests.tokenize, self._first, added, self.tokens[-1])
+        prompt_ids = [*self.tokens, *new]
+        room = requests.room(len(prompt_ids), sampling)
+        if room is not None and room < 1:
+            self.finish_reason = "length"
+            raise SampleEnded
+        seeded = self._seeded(len(self.replies))
+        (generation,) = await requests.generate(prompt_ids, 1, seeded)
+        turn = await requests.finish(prompt_ids, generation, seeded)
+        self._put(new)
+        return turn
+
+    async def _parsed(self, turn: ModelTurn) -> ParsedCalls:
+        """Return the tool calls of a turn.
+
+        A template may open a thought in the prompt, and special tokens may mark thoughts, which the text does not
+        show: where a call is not seen to be thought, both are looked at.
+        """
+        if CALL_MARKER not in turn.text and not (self._max_turns > 1 and may_be_marked_call(turn.text)):
+            return parse_tool_calls(turn.text)
+        opened = bool(await self._requests.opened_by(self.tokens))
+        if thought_spans(turn.text):
+            return parse_tool_calls(turn.text, opened=opened)
+        said = turn.token_ids[:-1] if turn.finish_reason == "stop" else turn.token_ids
+        return parse_tool_calls(turn.text, whole=await self._requests.detokenize(said), opened=opened)
+
+    def _seeded(self, turn: object) -> SamplingParams:
+        return msgspec.structs.replace(self._sampling, seed=derive_seed(self._sampling.seed, self.sample, turn))
+
+    def _put(self, ids: list[int]) -> None:
+        """Append tokens the model did not generate."""
+        self.tokens += ids
+        self.loss_mask += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    def _append(self, turn: ModelTurn) -> None:
+        start = len(self.tokens)
+        for position, version in turn.versions:
+            if not self.versions:
+                self.versions.append((0, version))  # the prompt counts with the first generated token
+            elif self.versions[-1][1] != version:
+                self.versions.append((start + position, version))
+        self.tokens += turn.token_ids
+        self.loss_mask += [True] * len(turn.token_ids)
+        self.logprobs += turn.logprobs
+        self.routed_experts = joined_experts(self.routed_experts, turn.routed_experts)
+        if turn.sampling_mask is not None:
+            self.sampling_masks.append((start, turn.sampling_mask))
+        self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
+
+
+def check_prompt(prompt_ids: Sequence[int], requests: InferenceRequests, sampling: SamplingParams) -> None:
+    """Raise PromptTooLongError when a prompt leaves no room for a token, DataError when it has none."""
+    if not prompt_ids:
+        raise DataError("the chat template turns the prompt into no token at all")
+    room = requests.room(len(prompt_ids), sampling)
+    if room is not None and room < 1:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in the context of "
+            f"{len(prompt_ids) + room}"
+        )

@@ -1,0 +1,601 @@
+"""The environment as a service: lease, draw, generate, publish, over and over, several groups at once.
+
+Guarantees: no inference without a lease; a task that is held out for evaluation is never drawn, whatever the
+curriculum says; a group is published once, under an id and a counter of its own, and its lease is settled by its being
+stored; a group that infrastructure failed is abandoned and its lease given back, and so is one that outgrew its lease:
+what is stored never weighs more than what was granted. With the strategy `epoch`, items are claimed in the epoch's
+order instead of drawn; their groups bear the item's place in it as counter, so that the ledger takes one of each.
+"""
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+from anyio.abc import TaskStatus
+from numpy.typing import NDArray
+
+from lachesis.pipeline.bus.api import PubAck
+from lachesis.pipeline.bus.newer_writers import confirm_newer_value
+from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN
+from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
+from lachesis.pipeline.common.user_code import log_failure, refuse_ending
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
+from lachesis.pipeline.environment.epoch_claims import EpochClaims
+from lachesis.pipeline.environment.failures import GroupFailures
+from lachesis.pipeline.environment.group_environment import running_environment
+from lachesis.pipeline.environment.group_times import GroupTimes
+from lachesis.pipeline.environment.held_out import settle_held_out
+from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
+from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, describe_error
+from lachesis.pipeline.environment.sampler import Sampler
+from lachesis.pipeline.environment.traces import traced_if_abandoned
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.evaluated import held_out_tasks
+from lachesis.pipeline.tasks.held_out import mask_held_out
+from lachesis.pipeline.tasks.item_keys import Keys
+from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.telemetry.messages import publish_span
+from lachesis.pipeline.telemetry.recorder import not_recording, recording
+from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import CurriculumSnapshot, EpochClaim, PolicyRecord
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentCodeError,
+    GroupDeclinedError,
+    InfrastructureError,
+    PromptTooLongError,
+    SchemaError,
+    StreamFullError,
+    VersionError,
+)
+from lachesis.schemas.ids import epoch_producer, new_group_id
+from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.rollout import Dispatch, RolloutGroup
+
+__all__ = ["SingleGroup", "run_environment", "run_environments"]
+
+log = logging.getLogger("lachesis")
+
+MAX_FAILURES = 20
+"""Groups in a row that the environment's own code may fail before its service ends."""
+_CANCELLED_S = 10.0
+"""Seconds after which a group that was cancelled waits for a thread."""
+_LOOK_S = 2.0
+_CLAIM_TTL_ROLLOUTS = 4.0
+"""Times the longest rollout, after which another process takes over the claim of one that does not come back."""
+_PLAIN_BYTES_PER_TOKEN = 8
+"""int32 id and float32 logprob: what a token weighs before it is packed."""
+
+
+class SingleGroup(NamedTuple):
+    """One group of task number `task`, whatever the curriculum says, sampled with `seed`; see `run_environment`."""
+
+    task: int
+    seed: int
+
+
+class _Draw(NamedTuple):
+    item: int
+    snapshot_id: str
+    probability: float
+    claim: EpochClaim | None = None
+
+
+def _now_s() -> float:
+    """Return the time for groups, without that in which a plain function held the event loop."""
+    return time.monotonic() - HOOKS.held_s
+
+
+async def run_environments(service: Service, config: RunConfig, name: str) -> None:
+    """Generate rollouts of environment `name`, of every one that is not another project's if it is empty."""
+    own = [env for env, settings in config.environments.items() if not settings.is_foreign]
+    async with anyio.create_task_group() as tasks:
+        for env in [name] if name else own:
+            tasks.start_soon(run_environment, service, config, env)
+
+
+async def run_environment(service: Service, config: RunConfig, name: str, *, single: SingleGroup | None = None) -> None:
+    """Generate rollouts of environment `name` until the service drains.
+
+    `single`, for `lachesis dev`: generate this group again and again, as leases are granted, and raise what fails it,
+    infrastructure included, instead of trying again.
+    """
+    settings = config.environments.get(name)
+    if settings is None:
+        raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
+    await service.starts_with(f"loading environment {name} ({settings.kind})")
+    env = await anyio.to_thread.run_sync(load_environment, settings.kind, settings.params)  # heartbeats go on
+    keys_of_items = await anyio.to_thread.run_sync(item_keys_of, env)
+    for doubt in env.doubts:
+        log.warning("environment %s: %s", name, doubt)
+    service.set_note(f"{name} tasks", "; ".join(env.doubts) or None)
+    if single is None:
+        held_out = await settle_held_out(service, config, name, keys_of_items)
+    else:
+        held_out = held_out_tasks(config, name, keys_of_items).tasks
+        if not 0 <= single.task < len(env):
+            raise ConfigError(f"task {single.task}: environment {name} has the tasks 0 to {len(env) - 1}")
+        if single.task in held_out:
+            log.warning(
+                "task %d is held out for evaluation: a run does not train on it (evaluate.held_out)", single.task
+            )
+    await service.starts_with("waiting for the policy's inference server")
+    async with open_configured_role(
+        service.bus,
+        config,
+        "policy",
+        timeout_s=settings.timeout_s,
+        requested=service.requested,
+        report_slow=lambda text: service.set_problem("slow server", text, held_up=["scorer", "trainer"]),
+    ) as directory:
+        producer = _Producer(
+            service,
+            name,
+            env,
+            settings,
+            directory,
+            held_out=held_out,
+            seed=config.seed,
+            single=single,
+            reads=config.trainer_reads,
+            temperature=config.trained_temperature,
+        )
+        own = config.role("policy")
+        if own.url is None and single is None:
+            producer.guard.model = "policy"
+            producer.guard.engine = "vllm" if own.kind == "vllm" else "lachesis"
+        if config.curriculum.strategy == "epoch":
+            producer.follow_epochs(config.seed, keys_of_items)
+        service.leases.append(producer.leases)
+        service.loop_holders, service.held_limit_s = HOOKS, env.rollout_timeout_s
+        async with (
+            running_environment(env),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(producer.follow_curriculum)
+            tasks.start_soon(producer.leases.renew)
+            tasks.start_soon(producer.name_late_groups)
+            async with service.until_drained():
+                await producer.learn_limits()
+                await tasks.start(producer.follow_policy)
+                await producer.compare_server()
+            service.vitals.slots = settings.concurrency
+            async with anyio.create_task_group() as workers:
+                for _ in range(settings.concurrency):
+                    workers.start_soon(producer.work)
+            tasks.cancel_scope.cancel()
+
+
+class _Producer:
+    def __init__(
+        self,
+        service: Service,
+        name: str,
+        env: Environment,
+        settings: EnvironmentConfig,
+        directory: InferenceDirectory,
+        *,
+        held_out: NDArray[np.int64],
+        seed: int,
+        single: SingleGroup | None = None,
+        reads: TrainerReads | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        self.service = service
+        self.name = name
+        self.env = env
+        self.held_out = held_out
+        self.single = single
+        self.settings = settings
+        self.reads = reads
+        self.temperature = temperature
+        self.inference = directory
+        self.guard = directory.guard
+        self.guard.report = self._report_server
+        self.id = f"environment-{name}-{service.replica}"
+        self.epoch = time.time_ns()
+        self.counter = 0
+        self.failures = GroupFailures(service, name, len(env))
+        self.times = GroupTimes(env.rollout_timeout_s, env.turn_timeout_s)
+        self._ending: dict[object, tuple[anyio.CancelScope, float | None]] = {}
+        """By group under way what ends it, and when it was told to end."""
+        self.lost = 0
+        self.declined = 0
+        self.largest = settings.largest_bytes
+        self.leases = ProducerLeases(service, self.id, name)
+        self.claims: EpochClaims | None = None
+        self.rng = np.random.default_rng([seed, self.epoch])
+        self.weights, self.snapshot_id = np.ones(len(env), np.float32), "uniform"
+        self.sampler = self._sampler()
+        self.limits = TrainerLimits(reads=None)
+        self.collect = CollectConfig(
+            request_timeout_s=settings.timeout_s,
+            lost_samples=settings.lost_samples,
+            fewest_samples=settings.fewest_samples,
+            chat_template_kwargs=settings.chat_template_kwargs,
+        )
+        self.sampling = SamplingParams(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            sampling_mask=reads is not None and MASK_COLUMN in reads.columns,
+            max_tokens=settings.max_new_tokens,
+            seed=None if single is None else single.seed,
+        )
+
+    def _report_server(self, problem: str | None) -> None:
+        self.service.set_problem(
+            "policy's server", problem, held_up=[self.service.name, "scorer", "trainer"], stops=True
+        )
+
+    def follow_epochs(self, seed: int, item_keys: Keys) -> None:
+        """Claim items in the order of epochs from now on, instead of drawing them."""
+        drawable = mask_held_out(np.ones(len(self.env)), self.held_out) > 0
+        order = EpochOrder(seed, drawable, item_keys)
+        ttl_s = _CLAIM_TTL_ROLLOUTS * self.env.rollout_timeout_s
+        claimer = Claimer(self.id, self.epoch)
+        self.claims = EpochClaims(self.service, self.name, order, claimer, ttl_s=ttl_s)
+
+    async def follow_curriculum(self) -> None:
+        """Draw by the newest snapshot. Until there is one, draw uniformly."""
+        async with self.service.bus.watch(keys.curriculum(self.service.revision, self.name)) as entries:
+            async for entry in entries:
+                try:
+                    snapshot = decode(CurriculumSnapshot, entry.value)
+                except SchemaError as error:
+                    log.warning("a snapshot of the curriculum cannot be read: %s", error)
+                    continue
+                weights = snapshot.values()
+                if len(weights) == len(self.env):
+                    self.weights, self.snapshot_id = weights, snapshot.id
+                    self.sampler = self._sampler()
+                else:
+                    log.warning(
+                        "snapshot %s weighs %d items, %s has %d", snapshot.id, len(weights), self.name, len(self.env)
+                    )
+
+    def _sampler(self) -> Sampler:
+        if self.single is not None:
+            alone = np.zeros(len(self.env), np.float32)
+            alone[self.single.task] = 1.0
+            return Sampler.from_snapshot(alone, "single")
+        left_out = np.concatenate([self.held_out, self.failures.too_long])
+        return Sampler.from_snapshot(mask_held_out(self.weights, left_out), self.snapshot_id)
+
+    async def learn_limits(self) -> None:
+        """Wait for the policy's server, and note its longest context."""
+        async for attempt in self.service.retrying("probe the policy's server"):
+            with attempt:
+                capabilities = await (await self.inference.current()).probe(self.sampling)
+        self.collect = msgspec.structs.replace(
+            self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
+        )
+
+    async def follow_policy(self, *, task_status: TaskStatus[None]) -> None:
+        """Take in each policy that the trainer publishes. Started once there is one."""
+        known = False
+        async with self.service.bus.watch(keys.POLICY) as entries:
+            async for entry in entries:
+                try:
+                    policy = decode(PolicyRecord, entry.value)
+                except VersionError as error:
+                    await confirm_newer_value(self.service.bus, self.service.run, keys.POLICY, error)
+                    log.warning("a policy record cannot be read: %s", error)
+                    continue
+                except SchemaError as error:
+                    log.warning("a policy record cannot be read: %s", error)
+                    continue
+                self.guard.expect(policy)
+                self.limits = TrainerLimits.of(policy, self.reads, self.temperature)
+                if not known:
+                    known = True
+                    task_status.started()
+
+    async def compare_server(self) -> None:
+        """Wait until the policy's server is the run's."""
+        async for attempt in self.service.retrying("compare the policy's server"):
+            with attempt:
+                await self.guard.check(await self.inference.current(), version=True)
+
+    async def _acquire(self) -> str | None:
+        """Return a lease, None once the service drains. While another server than the run's answers, none is taken."""
+        if self.guard.problem is not None and self.single is None:
+            async with self.service.until_drained():
+                await self.compare_server()
+        return await self.leases.acquire(self.settings.samples, self.largest)
+
+    async def work(self) -> None:
+        """Make one group after another until the service drains."""
+        while (lease := await self._acquire()) is not None:
+            with self.service.vitals.working(1):
+                draw = await self._draw()
+                made = None if draw is None else await self._generate(lease, draw)
+                if draw is not None and made is not None and await self._publish(*made, draw.claim):
+                    self.leases.settled(lease)
+                else:
+                    await self.leases.release(lease)
+
+    def _end_hanging(self) -> None:
+        """End groups whose code hangs, and the process if one of them cannot be cancelled."""
+        now_s = _now_s()
+        for one in self.times.hanging(now_s):
+            scope, told_s = self._ending.get(one.group, (None, None))
+            if scope is not None and told_s is None:
+                scope.cancel()
+                self._ending[one.group] = scope, now_s
+            elif told_s is not None and now_s - told_s > _CANCELLED_S:
+                _end_process(
+                    f"a rollout of environment {self.name}, item {one.item}, hangs for {one.age_s:.0f} s and cannot be "
+                    "cancelled: it waits for a thread"
+                )
+
+    async def name_late_groups(self) -> None:
+        """Say which groups take far longer than others did, and which code holds all up, again and again."""
+        while True:
+            late = self.times.describe_late(_now_s())
+            self.service.set_problem(
+                f"{self.name} late groups",
+                None if late is None else f"environment {self.name}: {late}",
+                mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
+            )
+            slow = HOOKS.describe()
+            self.service.set_problem(
+                f"{self.name} slow code",
+                None if slow is None else f"environment {self.name}: {slow}",
+                mend=HOOK_CURE,
+            )
+            self._end_hanging()
+            await anyio.sleep(_LOOK_S)
+
+    async def _draw(self) -> _Draw | None:
+        """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
+        if self.claims is None:
+            (drawn,) = self.sampler.sample(1, self.rng)
+            return _Draw(drawn.item, self.sampler.snapshot_id, drawn.probability)
+        try:
+            claim = await self.claims.claim()
+            while self.failures.is_too_long(self.claims.order.item(claim)):  # known since another epoch
+                await self.claims.settle(claim)
+                claim = await self.claims.claim()
+        except InfrastructureError:
+            return None  # draining; what may be claimed is claimed again by the next life of this process
+        return _Draw(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
+
+    async def _settle(self, claim: EpochClaim | None) -> None:
+        if self.claims is not None and claim is not None:
+            try:
+                await self.claims.settle(claim)
+            except InfrastructureError:
+                return  # draining; the next life of this process makes the group again, and the ledger takes one
+
+    async def _give_back(self, claim: EpochClaim | None, *, failed: bool = False) -> None:
+        if self.claims is not None and claim is not None:
+            try:
+                await self.claims.give_back(claim, failed=failed)
+            except InfrastructureError:
+                return  # draining; the next life of this process claims it again
+
+    async def _generate(self, lease: str, draw: _Draw) -> tuple[RolloutGroup, bytes, list[Span]] | None:
+        """Return a new group, its encoding, and the spans of its requests if it is sampled.
+
+        None when infrastructure, the server's refusal, the environment's code or its own size failed it.
+        """
+        dispatch = Dispatch(index=draw.item, snapshot_id=draw.snapshot_id, probability=draw.probability)
+        vitals = self.service.vitals
+        name, started_ns = new_group_id(), self.service.now_ns()
+        try:
+            client = await self.inference.current()
+            task = self._task(draw.item)
+            with self._recording(name, started_ns) as spans:
+                draft = await self._collect(lease, draw.item, task, client, group=name, started_ns=started_ns)
+                await self._compare(client, draft)
+                producer, epoch, counter = self._identity(draw.claim)
+                group = build_group(
+                    draft,
+                    run=self.service.run,
+                    env=self.name,
+                    producer=producer,
+                    epoch=epoch,
+                    counter=counter,
+                    tokenizer_hash=self.guard.tokenizer_hash(self.settings.chat_template_kwargs),
+                    lease=lease,
+                    dispatch=dispatch if draft.task.item == task.item else None,
+                )
+                data = self._within_lease(group)
+                self.lost += len(draft.lost)
+                vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost
+        except InfrastructureError as error:
+            if self.single is not None:
+                raise
+            self.service.record_call(started_ns, 0, failed=True)
+            where = "" if isinstance(error, _HungCodeError) else "inference: "
+            self.service.mark_waiting("waiting", f"{where}{error}")
+            vitals.retried += 1
+            await self._give_back(draw.claim)
+            return None
+        except GroupDeclinedError as error:
+            if self.single is not None:
+                raise
+            log.debug("no group of item %d: %s", draw.item, error)
+            self.declined += 1
+            vitals.metrics[f"environment/{self.name}/declined"] = self.declined
+            await self._give_back(draw.claim, failed=True)
+            return None
+        except PromptTooLongError as error:
+            if self.single is not None:
+                raise
+            self.failures.count_too_long(draw.item, task.item, error)
+            self.failures.refuse_all_too_long(len(self.env) - len(self.held_out))
+            self.sampler = self._sampler()
+            await self._settle(draw.claim)
+            return None
+        except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
+            if self.single is not None:
+                raise
+            await self._give_back(draw.claim, failed=True)
+            self.failures.count_failed(str(draw.item), error, MAX_FAILURES)
+            return None
+        thought_calls = sum(session.thought_calls for session in draft.sessions)
+        self.failures.count_made(thought_calls, [failed.error for failed in draft.failures])
+        self.counter += draw.claim is None
+        return group, data, spans
+
+    async def _collect(
+        self, lease: str, item: int, task: Task, client: InferenceClient, *, group: str, started_ns: int
+    ) -> GroupDraft:
+        """Return a group's samples. Raises `InfrastructureError` also where it is ended because its code hangs."""
+        made = False
+        self.times.begin(lease, str(item), _now_s())
+        try:
+            with anyio.CancelScope() as scope:
+                self._ending[lease] = scope, None
+                draft = await collect_group(
+                    self.env,
+                    task,
+                    client,
+                    self.settings.samples,
+                    self.sampling,
+                    config=self.collect,
+                    group=group,
+                    started_ns=started_ns,
+                    report=self.service.report_wait,
+                    report_stuck=_end_process,
+                    report_request=lambda change: self.times.record_request(lease, change, _now_s()),
+                )
+                made = True
+                return draft
+        finally:
+            del self._ending[lease]
+            self.times.end(lease, _now_s(), made=made)
+        raise _HungCodeError(
+            f"{type(self.env).__name__}: the code of a group of item {task.item!r:.80} gave no sign for "
+            f"{self.times.end_s:.0f} s, far longer than others, and was ended"
+        )
+
+    async def _compare(self, client: InferenceClient, draft: GroupDraft) -> None:
+        """Raise `WrongServerError` where what was generated is not of the run's tokenizer, model and policies."""
+        await self.guard.check(client)
+        versions = dict.fromkeys(version for session in draft.sessions for _, version in session.versions)
+        await self.guard.check_versions(client, versions)
+
+    def _identity(self, claim: EpochClaim | None) -> tuple[str, int, int]:
+        """Return the producer, epoch and counter by which a repeated group is known: of the claim, if there is one."""
+        if claim is None:
+            return self.id, self.epoch, self.counter
+        return epoch_producer(self.name), claim.epoch, claim.place
+
+    def _within_lease(self, group: RolloutGroup) -> bytes:
+        """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it, or when the
+        run's trainer could not use it."""
+        reason = why_untrainable(group, self.limits)
+        if reason is not None:
+            raise DataError(f"a group of item {group.item}: {reason}")
+        data = encode(group)
+        samples = self.settings.samples
+        if len(group.sequences) > samples or len(data) > self.largest:
+            raise DataError(
+                f"a group of item {group.item} has {len(group.sequences)} sequences and {len(data)} bytes, where its "
+                f"lease is for {samples} and {self.largest}; raise longest_tokens of environment {self.name}, or "
+                "column_bytes and attachment_bytes if it holds such"
+            )
+        return data
+
+    @contextmanager
+    def _recording(self, group: str, started_ns: int) -> Iterator[list[Span]]:
+        """Record the requests for a sampled group. If it is abandoned, they are exported here."""
+        tracing = self.service.tracing
+        if not tracing.sampled(group):
+            with not_recording(group) if tracing.on else nullcontext():
+                yield []
+            return
+        with (
+            recording(tracing.clock, self.service.name, group, generate_id(group)) as spans,
+            traced_if_abandoned(self.service, group, self.name, started_ns, spans),
+        ):
+            yield spans
+
+    def _task(self, index: int) -> Task:
+        try:
+            name = type(self.env).__name__
+            with refuse_ending(f"{name}.task({index})"), HOOKS.timed(f"{name}.task"):
+                return self.env.task(index)
+        except EnvironmentCodeError:
+            raise
+        except Exception as error:
+            log_failure(f"{type(self.env).__name__}.task({index})", error)
+            raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {describe_error(error)}") from error
+
+    async def _publish(
+        self, group: RolloutGroup, data: bytes, chats: list[Span], claim: EpochClaim | None = None
+    ) -> bool:
+        """Store the group and settle its claim; False if it is certain that it is not stored. Only a drain prevents it.
+
+        A claim whose group may be stored is kept: it is made again then, and the ledger takes one of the two.
+        """
+        service = self.service
+        subject = subjects.rollout(group.run, group.env)
+        sampled = service.tracing.sampled(group.id)
+        headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
+        made_ns = service.now_ns()
+        try:
+            with traced_if_abandoned(service, group.id, group.env, group.started_ns, chats):
+                ack: PubAck = await service.retrying(f"publish {subject}")(
+                    service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
+                )
+        except StreamFullError:
+            await self._give_back(claim)
+            return False
+        except InfrastructureError:
+            return True  # what was sent may be stored all the same, without us
+        await self._settle(claim)
+        stored_ns = service.now_ns()
+        plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(
+            len(message.content.encode()) for conversation in group.messages for message in conversation
+        )
+        service.record_call(group.started_ns, len(group.sequences), payload=len(data), plain=plain)
+        service.mark_ok()
+        service.vitals.handled += 1
+        service.vitals.emitted += 1
+        service.vitals.process.record((stored_ns - group.started_ns) / 1e9)
+        if sampled:
+            generated = generate_span(
+                group.id,
+                group.env,
+                (group.started_ns, made_ns),
+                {"rl.group.size": len(group.sequences), "rl.policy.version": group.policy_versions[0]},
+            )
+            times = made_ns, stored_ns
+            published = publish_span(
+                service.name, group.id, generated.id, subject, times,
+                server=service.bus.server, message=f"{ack.stream}:{ack.seq}", size=len(data),
+            )  # fmt: skip
+            service.tracing.emit([*chats, generated, published])
+        return True
+
+
+class _HungCodeError(InfrastructureError):
+    """Raised for a group that is ended because the environment's code hangs."""
+
+
+def _end_process(why: str) -> None:
+    """End this process, which cannot cancel a rollout, so that its supervisor starts it again."""
+    log.error("draining, and then ending: %s", why)
+    signal.raise_signal(signal.SIGTERM)

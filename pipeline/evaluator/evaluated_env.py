@@ -1,0 +1,135 @@
+"""An environment with the tasks that a run evaluates it on, and how a policy is measured on them.
+
+The evaluator of a run and `lachesis eval` both use it, so both measure the same tasks in the same way: what is held out
+follows from the configuration alone, and so do sampling, judgement and the seed of every draw.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.environment.collecting import collect_config, max_context_of
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.evaluator.evaluate import EvalResult, GroupScorer, evaluate
+from lachesis.pipeline.evaluator.success import can_be_judged, success_scorer
+from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
+from lachesis.pipeline.tasks.held_out import MIN_HELD_OUT_TASKS
+from lachesis.schemas.control import HeldOutRecord
+from lachesis.schemas.errors import LachesisError
+
+__all__ = ["EvaluatedEnv", "load_evaluated_env"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedEnv:
+    """An environment and `tasks` to evaluate it on, in the order in which fewer of them are taken; often none.
+
+    `judged`: whether anything can tell which answers succeed; if not, there are no tasks.
+    """
+
+    name: str
+    env: Environment
+    settings: EnvironmentConfig
+    tasks: Sequence[int]
+    score_group: GroupScorer
+    keys: Sequence[int] = ()
+    """Of each of these tasks, in 53 bits, what it asks: the same in another order of the pool."""
+    judged: bool = True
+    withheld: int = 0
+    """Tasks that would be held out, had they not been drawn before."""
+    most: int | None = None
+    """Most tasks that the run holds out, evaluate.items; None: it holds none out."""
+
+    def reason_without_tasks(self) -> str | None:
+        """Return why it is not evaluated, and how to change that; None if it has tasks."""
+        if self.tasks:
+            return None
+        if not self.judged:
+            return (
+                f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add a "
+                "rater to scoring.raters, or a reward to the environment"
+            )
+        if self.withheld:
+            return (
+                f"environment {self.name} is not evaluated: {self.withheld} of its {len(self.env)} tasks would be held "
+                "out, but earlier starts of this run may have trained on them, since the tasks, evaluate.held_out or "
+                f"the seed were changed; add [evaluation.{self.name}] with tasks of its own, or start a new run"
+            )
+        if self.most is not None and self.most < MIN_HELD_OUT_TASKS:
+            return (
+                f"environment {self.name} is not evaluated: evaluate.items is {self.most}, and fewer than "
+                f"{MIN_HELD_OUT_TASKS} tasks tell too little; raise it, or add [evaluation.{self.name}] with tasks of "
+                "its own, of which any number is evaluated"
+            )
+        return (
+            f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
+            f"would be held out; raise evaluate.held_out, or add [evaluation.{self.name}] with tasks of its own"
+        )
+
+    async def measure(
+        self,
+        inference: Inference,
+        config: RunConfig,
+        *,
+        items: int,
+        samples: int | None = None,
+        greedy: bool = True,
+        policy_version: str | None = None,
+        report: Callable[[RetryWait], None] | None = None,
+        skip: Callable[[int, LachesisError], None] | None = None,
+    ) -> EvalResult:
+        """Measure the policy behind `inference` on the first `items` tasks.
+
+        `samples` to each, by default those of the configuration. The others, and what it raises: as `evaluate`.
+        """
+        return await evaluate(
+            self.env,
+            inference,
+            k=samples or config.evaluate.samples,
+            temperature=self.settings.temperature,
+            top_p=self.settings.top_p,
+            items=self.tasks[:items],
+            score_group=self.score_group,
+            threshold=1.0,
+            greedy=greedy,
+            max_tokens=self.settings.max_new_tokens,
+            seed=config.seed,
+            policy_version=policy_version,
+            concurrency=self.settings.concurrency,
+            config=collect_config(self.settings, max_context=await max_context_of(inference)),
+            report=report,
+            skip=skip,
+        )
+
+
+def load_evaluated_env(
+    config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None = None
+) -> EvaluatedEnv:
+    """Return one of the environments that `evaluated_environments` names. Raises as `load_environment`.
+
+    `record`: what the run's starts so far have held out of it.
+    """
+    env = load_environment(settings.kind, settings.params)
+    own = is_held_out(config, name)
+    keys = item_keys_of(env)
+    split = held_out_tasks(config, name, keys, record) if own else None
+    tasks = range(min(config.evaluate.items, len(env))) if split is None else split.tasks.tolist()
+    scoring = settings.scoring or config.scoring
+    judged = can_be_judged(env, scoring)
+    scorer = success_scorer(env, name, settings, scoring, run=config.run)
+    return EvaluatedEnv(
+        name,
+        env,
+        settings,
+        tasks if judged else (),
+        scorer,
+        [int(keys[task] >> np.uint64(11)) for task in tasks] if judged else (),
+        judged,
+        0 if split is None else split.withheld,
+        config.evaluate.items if own else None,
+    )

@@ -1,0 +1,65 @@
+"""The evaluations of a run, read from its events, where all of them stay.
+
+Only `lachesis gc` deletes any.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
+from lachesis.pipeline.tasks.evaluated import evaluated_environments
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import HistoryLostError, SchemaError
+
+__all__ = ["EvaluationReader"]
+
+
+class EvaluationReader:
+    """Reads each evaluation once, and folds it into `evaluations`. Where the broker lost history, reads all again."""
+
+    def __init__(self, bus: Bus, config: RunConfig) -> None:
+        self.evaluations = EvaluationHistory.of()
+        self._bus = bus
+        self._next_seq = 1
+        names = list(evaluated_environments(config)) or ([] if config.environments else ["*"])  # a run known by name
+        self._subjects = [subjects.event("eval", config.run, config.revision, name) for name in names]
+
+    @property
+    def reads(self) -> bool:
+        """Whether the run has evaluations, or may have."""
+        return bool(self._subjects)
+
+    async def catch_up(self) -> list[EvalEvent]:
+        """Return the evaluations stored since the last call. Waits for an unavailable server."""
+        async with aclosing(self._read(follow=False)) as events:
+            return [event async for event in events]
+
+    async def follow(self) -> AsyncGenerator[EvalEvent, None]:
+        """Yield evaluations as they come, until it is closed; at once where the run has none."""
+        async with aclosing(self._read(follow=True)) as events:
+            async for event in events:
+                yield event
+
+    async def _read(self, *, follow: bool) -> AsyncGenerator[EvalEvent, None]:
+        while self._subjects:
+            start = self._next_seq
+            try:
+                async with self._bus.read(subjects.EVENTS, self._subjects, start=start, follow=follow) as messages:
+                    async for message in messages:
+                        self._next_seq = message.seq + 1
+                        try:
+                            event = decode(EvalEvent, message.data)
+                        except SchemaError:
+                            continue  # another build's; `lachesis tail eval` shows what it is
+                        if self.evaluations.record(event):
+                            yield event
+            except HistoryLostError:
+                if self._next_seq == 1:
+                    raise
+                self._next_seq = 1
+            else:
+                return

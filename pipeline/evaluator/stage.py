@@ -1,0 +1,283 @@
+"""The evaluator: named policy versions on held-out tasks, on an inference server of its own.
+
+In: policy records. Out: `EvalEvent`s. The version to be measured is loaded into the evaluation server, so training goes
+on meanwhile and no sample mixes two policies; nothing of it enters the ledger. After a restart what was measured
+already is not measured again. By default the tasks are those that the run's own environments hold out of training; an
+environment that cannot be evaluated then is left out, and said so of, and never ends the run.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio.to_thread
+
+from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.environment.held_out import keep_record, read_held_out
+from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
+from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
+from lachesis.pipeline.evaluator.schedule import Schedule
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_configured_role
+from lachesis.pipeline.inference.weight_traces import traced_update
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.evaluated import evaluated_environments, is_held_out, may_be_evaluated
+from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import (
+    AccessError,
+    ConfigError,
+    DamagedError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    NotFoundError,
+    SchemaError,
+)
+
+__all__ = ["run_evaluator"]
+
+log = logging.getLogger("lachesis")
+
+_MAX_NAMED = 5
+"""Tasks that a problem names."""
+_HARDLY_ANY = 0.03
+"""Held-out rate up to which the environment's own judgement may be stricter than what the raters train for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ScheduledEnv:
+    """An environment to evaluate, its schedule, and the `newest` evaluation of a life before."""
+
+    evaluated: EvaluatedEnv
+    schedule: Schedule
+    newest: EvalEvent | None
+
+    @property
+    def name(self) -> str:
+        return self.evaluated.name
+
+
+async def run_evaluator(service: Service, config: RunConfig) -> None:
+    """Evaluate on the schedule until the service drains, or until the run's last policy is evaluated.
+
+    In a run that observes, the trainer is another's: no policy is the last one.
+    """
+    async with (
+        service.until_drained(),  # an evaluation cut short leaves nothing behind
+        open_configured_role(
+            service.bus,
+            config,
+            "eval",
+            token=control_token(config.path, "eval"),
+            requested=service.requested,
+        ) as directory,
+    ):
+        evaluator = _Evaluator(service, config, directory)
+        envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
+        await service.starts_with("waiting for the inference server of evaluations")
+        await directory.current()
+        service.mark_ok()
+        longest_s = max((one.evaluated.env.rollout_timeout_s for one in envs), default=0.0)
+        service.loop_holders, service.held_limit_s = HOOKS, max(longest_s, service.held_limit_s)
+        for one in envs:
+            if doubt := _doubt(one):
+                evaluator.set_problem(f"environment {one.name}", doubt)
+        async with service.bus.watch(keys.POLICY) as entries:
+            async for entry in entries:
+                try:
+                    record = decode(PolicyRecord, entry.value)
+                except SchemaError as error:  # the trainer publishes another one
+                    evaluator.set_problem("policy", f"a policy record cannot be read, and is not evaluated: {error}")
+                    continue
+                step = record.policy_version.step
+                due = [
+                    (one, items)
+                    for one in envs
+                    if one.evaluated.tasks
+                    and may_be_evaluated(config, step)
+                    and (items := one.schedule.due(step)) is not None
+                ]
+                try:
+                    for one, items in due:
+                        if await evaluator.evaluate(record, one, items):
+                            one.schedule.done = step
+                except _PolicyRefusedError as error:
+                    evaluator.set_problem("policy", f"policy {record.version} was not evaluated: {error}")
+                if config.mode == "train" and config.training.steps is not None and step >= config.training.steps:
+                    return  # evaluated, or refused: there will be no other
+
+
+def _is_of(env: str) -> Callable[[EvalEvent], bool]:
+    return lambda event: event.env == env
+
+
+class _PolicyRefusedError(DataError):
+    """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
+
+
+def _doubt(one: _ScheduledEnv) -> str | None:
+    """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
+    if (reason := one.evaluated.reason_without_tasks()) is not None:
+        return reason
+    newest = one.newest
+    if newest is None:
+        return None
+    pairs = (
+        zip(newest.task_keys, one.evaluated.keys, strict=False)
+        if newest.task_keys
+        else zip(newest.tasks, one.evaluated.tasks, strict=False)
+    )
+    if any(then != now for then, now in pairs):
+        return (
+            f"environment {one.name} is evaluated on other tasks than up to step {newest.policy_step}, since seed, "
+            "tasks or evaluate.held_out changed: they may have been trained on"
+        )
+    return None
+
+
+def _failing(one: _ScheduledEnv, event: EvalEvent) -> str | None:
+    """Say how to have raters judge, where an environment that judges itself finds hardly anything right; else None."""
+    if event.avg > _HARDLY_ANY or one.evaluated.settings.success_rater is not None:
+        return None
+    return (
+        f"at most {_HARDLY_ANY:.0%} of the answers to held-out tasks of {one.name} are right by the environment's own "
+        f"judgement; if a rater tells better, name it in environments.{one.name}.success_rater"
+    )
+
+
+class _Evaluator:
+    def __init__(self, service: Service, config: RunConfig, directory: InferenceDirectory) -> None:
+        self.service = service
+        self.config = config
+        self.directory = directory
+        self.too_long: dict[str, set[int]] = {}
+        """By environment the held-out tasks whose prompts are beyond the context."""
+        self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
+
+    async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
+        """Return an environment, scheduled after the newest evaluation of it that is stored."""
+        await self.service.starts_with(f"loading environment {name} ({settings.kind})")
+        record = await read_held_out(self.service, name) if is_held_out(self.config, name) else None
+        keep_record(self.config.path, name, record)
+        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, self.config, name, settings, record)
+        subject = subjects.event("eval", self.service.run, self.service.revision, name)
+        read = self.service.retrying(f"read {subject}")
+        newest: EvalEvent | None = None
+        try:
+            newest, _, _ = await read(
+                read_last_event, self.service.bus, subjects.EVENTS, subject, EvalEvent, _is_of(name), newer="skip"
+            )
+        except DamagedError as error:  # to evaluate once more costs time and nothing else
+            log.warning("the newest evaluation of %s cannot be read: %s", name, error)
+        if newest is not None:
+            self._show(newest)
+        done = newest.policy_step if newest else None
+        schedule = Schedule(self.config.evaluate, self.config.training.steps, done)
+        return _ScheduledEnv(evaluated, schedule, newest)
+
+    async def evaluate(self, record: PolicyRecord, one: _ScheduledEnv, items: int) -> bool:
+        """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""
+        try:
+            async for attempt in self.service.retrying(f"evaluate {record.version}"):
+                with attempt:
+                    event = await self._measure(record, one.evaluated, items)
+        except InfrastructureError:  # draining
+            return False
+        except _PolicyRefusedError:
+            raise
+        except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
+            if not isinstance(error, AccessError | DataError) and not is_held_out(self.config, one.name):
+                raise  # where nobody asked for an evaluation, the run goes on without
+            self.set_problem(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
+            return False
+        self.service.mark_ok()
+        self.set_problem("policy", None)
+        self.set_problem(one.name, _failing(one, event))
+        await self._publish(event)
+        return True
+
+    def set_problem(self, about: str, text: str | None) -> None:
+        """Raise a notice of what is not evaluated and why, until it is over (None)."""
+        self.service.mark_ok()
+        if text is not None:
+            log.warning("%s", text)
+        self.service.set_problem(about, text)
+
+    def note_too_long(self, env: str, too_long: Sequence[int]) -> None:
+        """Name held-out tasks that cannot be asked; the supervisor logs it."""
+        known = self.too_long.setdefault(env, set())
+        known.update(too_long)
+        if known:
+            named = ", ".join(map(str, sorted(known)[:_MAX_NAMED])) + (", ..." if len(known) > _MAX_NAMED else "")
+            text = f"environment {env}: {len(known)} held-out tasks leave no room for an answer in the context, so they"
+            self.service.set_problem(f"{env} too long", f"{text} are not judged: {named}")
+
+    async def _measure(self, record: PolicyRecord, one: EvaluatedEnv, items: int) -> EvalEvent:
+        started_ns = time.time_ns()
+        client = await self.directory.current()
+        if await client.weight_version() != record.version:
+            try:
+                with traced_update(self.service, self.config.training.name, record.policy_version):
+                    path = await self.receiver.path_of(record)
+                    self.service.set_note("digest", await client.update_weights(path, record.version))
+            except (AccessError, DataError, NotFoundError) as error:
+                raise _PolicyRefusedError(str(error)) from error
+        result = await one.measure(
+            client,
+            self.config,
+            items=items,
+            greedy=items >= min(self.config.evaluate.items, len(one.tasks)),
+            policy_version=record.version,
+            report=self.service.report_wait,
+        )
+        self.note_too_long(one.name, result.too_long)
+        if result.avg_at_k is None or result.pass_at_k is None:
+            raise DataError(f"environment {one.name} judged none of {result.items} items")
+        known = dict(zip(one.tasks, one.keys, strict=True))
+        carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}
+        return EvalEvent(
+            run=self.service.run,
+            env=one.name,
+            revision=self.service.revision,
+            policy_version=record.version,
+            policy_step=record.policy_version.step,
+            items=result.items,
+            k=result.k,
+            temperature=result.temperature,
+            avg=result.avg_at_k,
+            error=result.error,
+            pass_at_k=result.pass_at_k,
+            greedy=result.greedy,
+            unjudged=result.unjudged,
+            tasks=list(carried),
+            task_keys=[known[task] for task in carried],
+            task_successes=[task.succeeded for task in carried.values()],
+            task_judged=[task.judged for task in carried.values()],
+            examples=result.examples,
+            started_ns=started_ns,
+            ended_ns=time.time_ns(),
+        )
+
+    async def _publish(self, event: EvalEvent) -> None:
+        subject = subjects.event("eval", event.run, event.revision, event.env)
+        msg_id = f"eval.{event.run}.{event.env}.{event.policy_version}"
+        async for attempt in self.service.retrying(f"publish {subject}"):
+            with attempt:
+                await self.service.bus.publish(subject, encode(event), msg_id=msg_id)
+        vitals = self.service.vitals
+        vitals.handled += 1
+        vitals.emitted += 1
+        vitals.process.record((event.ended_ns - event.started_ns) / 1e9)
+        self._show(event)
+
+    def _show(self, event: EvalEvent) -> None:
+        """Put an environment's newest figures into the heartbeat."""
+        own = f"eval/{event.env}/"
+        metrics = {key: value for key, value in self.service.vitals.metrics.items() if not key.startswith(own)}
+        self.service.vitals.metrics = metrics | evaluation_figures(event)

@@ -1,0 +1,77 @@
+"""Whether a sampled answer succeeded, for evaluations: as its success_rater or the environment says.
+
+A `success_rater` of the environment decides, also of tasks that it holds out of training. Without one the environment
+judges itself, by `score` or by a `reward` that is a single number, which shows when training pleases the raters alone.
+An environment that leaves it to raters, or gives several rewards, is scored as its rollouts are: by the raters, without
+any by the sum of its rewards.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+from lachesis.pipeline.common.real_number import finite_number
+from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.group_environment import GroupEnvironment
+from lachesis.pipeline.environment.rollout import GroupDraft, build_group
+from lachesis.pipeline.evaluator.evaluate import GroupScorer
+from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer
+from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
+
+__all__ = ["can_be_judged", "success_scorer"]
+
+
+def can_be_judged(env: Environment, scoring: ScoringConfig) -> bool:
+    """Whether a rater, or the environment itself, may tell which answers succeed."""
+    kind = type(env)
+    own = kind.reward is not Environment.reward or kind.score is not Environment.score
+    return own or isinstance(env, GroupEnvironment) or bool(scoring.raters)
+
+
+def success_scorer(
+    env: Environment, name: str, settings: EnvironmentConfig, scoring: ScoringConfig, run: str
+) -> GroupScorer:
+    """Return a scorer for `evaluate`.
+
+    1.0 of a session that succeeded, 0.0 of one that did not, None if nobody knows.
+
+    `settings` says by which rater and from what rating on, where raters decide. What it raises: EnvironmentCodeError
+    when the environment's `score` fails, else as `EnvironmentScorer.score`.
+    """
+
+    @cache  # raters are loaded where they are needed: an environment that judges by itself needs none of their packages
+    def load_scorer() -> EnvironmentScorer:
+        return EnvironmentScorer(scoring, settings)
+
+    scores_itself = type(env).score is not Environment.score
+
+    async def by_environment(draft: GroupDraft) -> list[float | None]:
+        try:
+            scores = [await env.score(draft.task, session) for session in draft.sessions]
+            return [None if score is None else finite_number(score) for score in scores]
+        except LachesisError:
+            raise
+        except Exception as error:
+            raise EnvironmentCodeError(f"{type(env).__name__}.score: {type(error).__name__}: {error}") from error
+
+    async def by_raters(draft: GroupDraft) -> Sequence[float | None]:
+        group = build_group(draft, run=run, env=name, producer="evaluator", epoch=0, counter=0, tokenizer_hash="-")
+        scored = await load_scorer().score(group, seq=1)
+        if settings.success_rater is None:
+            return scored.scores
+        return scored.ratings.get(settings.success_rater, [None] * len(scored.scores))
+
+    async def succeeded(draft: GroupDraft) -> list[float | None]:
+        if settings.success_rater is not None:
+            scores, threshold = list(await by_raters(draft)), settings.success_threshold
+        elif scores_itself:
+            scores, threshold = await by_environment(draft), env.success_threshold
+        elif all(len(rewards) == 1 for rewards in draft.rewards):
+            scores = [value for rewards in draft.rewards for value in rewards.values()]
+            threshold = env.success_threshold
+        else:
+            scores, threshold = list(await by_raters(draft)), settings.success_threshold
+        return [None if score is None else float(score >= threshold) for score in scores]
+
+    return succeeded

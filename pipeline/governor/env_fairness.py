@@ -1,0 +1,210 @@
+"""Divides the remaining capacity among environments by their weights in a batch. Pure.
+
+Part of the capacity is split by weight: an environment that holds less than its part goes before all that hold more
+than theirs, and the part is kept free for it. Among equals, those that want more than there is are granted sequences in
+proportion to their weights, to within one group. So each has at least its share of what is generated, as long as it
+asks for that much and its part is enough for what it has under way.
+An environment that does not ask reserves nothing, so a silent one blocks nobody. One that generates before it asks, and
+made groups in vain because there was no room, is away while it makes new ones: its turn is kept for so many as it lost,
+for about as long as it was away the last time.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lachesis.pipeline.governor.config import FlowConfig
+
+__all__ = ["EnvFairness"]
+
+
+@dataclass(slots=True)
+class _WaitingEnv:
+    """An environment that was refused not long ago; `since_s`: its last grant, or its first refusal."""
+
+    sequences: int
+    since_s: float
+    refused_s: float
+
+
+@dataclass(slots=True)
+class _ReturningEnv:
+    """An environment that lost groups as outdated: `sequences` that it may bring anew, `group` of them at once.
+
+    `left_s`: when it lost the last of them; None: it has come back. `until_s`: how long its turn is kept.
+    """
+
+    sequences: int
+    group: int
+    left_s: float | None
+    until_s: float
+
+
+class EnvFairness:
+    """What environments hold (leased, or stored without an outcome) and wait for, in sequences.
+
+    `most_reserved` bounds what all parts together may keep from being used: a whole batch must always find room.
+    `weights` are those of `batching.mix`; an environment not named there weighs 1.
+    """
+
+    def __init__(
+        self, config: FlowConfig, capacity: int, most_reserved: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self._weights = dict(weights or {})
+        self._config = config
+        self._capacity = capacity
+        self._most_reserved = min(most_reserved, int(config.reserved_share * capacity))
+        self._held: Counter[str] = Counter()
+        self._asked_s: dict[str, float] = {}
+        self._waiting: dict[str, _WaitingEnv] = {}
+        self._granted: dict[str, float] = {}
+        """Sequences granted to each, divided by its weight; `_turn` is where the last one that was granted stood."""
+        self._turn = 0.0
+        self._returning: dict[str, _ReturningEnv] = {}
+        self._wanted_s: dict[str, float] = {}
+        """When each was refused something last."""
+        self._away_s: dict[str, float] = {}
+        """Seconds after which each came back when it had lost groups as outdated."""
+
+    def hold(self, env: str, sequences: int) -> None:
+        self._held[env] += sequences
+
+    def release(self, env: str, sequences: int) -> None:
+        self._held[env] -= sequences
+
+    def refusal_reason(self, env: str, sequences: int, free: int, now_s: float) -> str | None:
+        """Return why `env` gets no `sequences` of the `free` ones, None if it does."""
+        self._forget(now_s)
+        self._asked_s[env] = now_s
+        self._mark_returned(env, now_s)
+        claim = self._claim(env, sequences, free)
+        if sequences <= claim:
+            start = self._start(env)
+            self._turn = max(self._turn, start)
+            self._granted[env] = start + sequences / self._weight(env)
+            if env in self._waiting:
+                self._waiting[env].since_s = now_s
+            self._settle_returned(env, sequences)
+            return None
+        self.keep_turn(env, sequences, now_s)
+        used = self._capacity - free
+        if sequences > free:
+            return f"{used} of {self._capacity} sequences are outstanding; some must be trained or dropped first"
+        return (
+            f"{used} of {self._capacity} sequences are outstanding, {free - claim:g} are kept for environments that "
+            "have less"
+        )
+
+    def keep_turn(self, env: str, sequences: int, now_s: float) -> None:
+        """Record that `env` was refused `sequences`."""
+        waiting = self._waiting.get(env)
+        if waiting is None:
+            self._granted[env] = self._start(env)
+            self._waiting[env] = _WaitingEnv(sequences, now_s, now_s)
+        else:
+            waiting.sequences, waiting.refused_s = sequences, now_s
+        self._wanted_s[env] = now_s
+
+    def lose_outdated(self, env: str, sequences: int, now_s: float) -> None:
+        """Record that a group of `env` is stored only to be dropped; the environment is about to make another."""
+        known = self._returning[env].sequences if env in self._returning else 0
+        until_s = now_s + self._patience_s(env)
+        lost = min(known + sequences, self._capacity)  # one that came back and was lost again counts twice
+        self._returning[env] = _ReturningEnv(lost, sequences, now_s, until_s)
+
+    def _mark_returned(self, env: str, now_s: float) -> None:
+        one = self._returning.get(env)
+        if one is None:
+            return
+        if one.left_s is not None:
+            self._away_s[env], one.left_s = min(now_s - one.left_s, self._config.lease_s), None
+        one.until_s = now_s + self._patience_s(env)
+
+    def _settle_returned(self, env: str, sequences: int) -> None:
+        one = self._returning.get(env)
+        if one is not None:
+            one.sequences -= sequences
+            if one.sequences <= 0:
+                del self._returning[env]
+
+    def _patience_s(self, env: str) -> float:
+        """Return for how long the turn of an environment that lost groups is kept, from when it was heard last."""
+        return max(self._waits_s, 2 * self._away_s.get(env, self._waits_s))
+
+    @property
+    def _waits_s(self) -> float:
+        """Seconds without a request after which a refused environment no longer counts as waiting: a few retries."""
+        return 4 * self._config.retry_s + 1.0
+
+    def _claim(self, env: str, sequences: int, free: float) -> float:
+        """Return how much of `free` may go to `env` now: so much that what all that wait were granted is in proportion.
+
+        The one that was granted least for its weight may take all of it, or rounding to groups would leave a rest to
+        nobody; of several such ones that which has waited longest.
+        """
+        below = self._is_below(env, sequences)
+        if not below:
+            others = (other for other in self._asked_s if other != env)
+            free -= sum(max(0.0, self._part(other) - self._held[other]) for other in others)
+        places: dict[str, tuple[float, int, float]]
+        places = {name: (one.left_s or 0.0, one.group, one.sequences) for name, one in self._returning.items()}
+        places |= {name: (one.since_s, one.sequences, math.inf) for name, one in self._waiting.items()}
+        rivals = {
+            other: since_s
+            for other, (since_s, group, _) in places.items()
+            if other != env and group <= free and self._is_below(other, group) == below
+        }
+        own = self._waiting.get(env)
+        turn = (self._start(env), own.since_s if own else math.inf)
+        if all(turn <= (self._start(other), since_s) for other, since_s in rivals.items()):
+            return free
+        while True:
+            level = self._level([env, *rivals], free)
+            part = {name: (level - self._start(name)) * self._weight(name) for name in rivals}
+            few = [name for name in rivals if part[name] > places[name][2]]
+            if not few:
+                return max(0.0, (level - self._start(env)) * self._weight(env))
+            for name in few:  # it brings less than its share
+                del rivals[name]
+                free -= places[name][2]
+
+    def _level(self, names: Iterable[str], free: float) -> float:
+        """Return how high `free` reaches if it is shared as water fills a vessel of steps."""
+        level, weights, pool = math.inf, 0.0, free
+        for name in sorted(names, key=self._start):
+            if self._start(name) >= level:
+                break
+            weights += self._weight(name)
+            pool += self._start(name) * self._weight(name)
+            level = pool / weights
+        return level
+
+    def _is_below(self, env: str, sequences: int) -> bool:
+        return self._held[env] == 0 or self._held[env] + sequences <= self._part(env)
+
+    def _part(self, env: str) -> float:
+        """Return what is reserved for `env`, one of those that ask, in sequences."""
+        return self._most_reserved * self._weight(env) / sum(map(self._weight, self._asked_s))
+
+    def _start(self, env: str) -> float:
+        """Return where `env` stands among those that wait. What it did not ask for earlier is not made up for, and
+        what it was refused in the last lease period only up to the capacity."""
+        lag = self._capacity / self._weight(env) if env in self._wanted_s or env in self._returning else 0.0
+        return max(self._granted.get(env, 0.0), self._turn - lag)
+
+    def _weight(self, env: str) -> float:
+        return self._weights.get(env, 1.0)
+
+    def _forget(self, now_s: float) -> None:
+        """Drop who has gone silent: its part after a lease period, its place among the waiting after a few retries."""
+        for env, one in list(self._waiting.items()):
+            if now_s - one.refused_s > self._waits_s:
+                del self._waiting[env]
+        self._returning = {env: one for env, one in self._returning.items() if now_s <= one.until_s}
+        self._wanted_s = {env: at_s for env, at_s in self._wanted_s.items() if now_s - at_s <= self._config.lease_s}
+        for env, asked_s in list(self._asked_s.items()):
+            if now_s - asked_s > self._config.lease_s:
+                del self._asked_s[env]
+                self._granted.pop(env, None)
+                self._away_s.pop(env, None)

@@ -1,0 +1,353 @@
+"""The governor as a service.
+
+It knows every rollout and every outcome, and answers requests for leases.
+
+Fail closed: it serves only once it has caught up with the log, and after a restart grants only when every lease that an
+earlier life may have granted has run out or was renewed. A lease ends unused only once the log was read beyond its end.
+One governor a run: its term is written to the log, and a later one ends it.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamUsage
+from lachesis.pipeline.bus.commit_ids import commit_id
+from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
+from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
+from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.common.disk import disk_room
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.governor.logic import Governor
+from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
+from lachesis.pipeline.retention.budget import MEASURED_STREAMS
+from lachesis.pipeline.retention.trimming import HistoryTrimmer
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.peer_acknowledgements import PeerAcknowledgements
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.store_marks import EndWatch, refuse_lost_ends
+from lachesis.pipeline.runtime.store_record import StreamWatch, find_streams, refuse_lost_streams
+from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.annotations import StreamMark
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
+from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+from lachesis.schemas.subjects import stream_name
+
+__all__ = ["check_term", "run_governor"]
+
+_USAGE_S = 1.0
+"""Seconds between two measurements of the streams."""
+_PEER_HINT = (
+    "look at the log of the service, and of the server whose store lost its end. If messages are lost, stop the run: "
+    "`lachesis runs recover` says what is known of it where the run's folder is"
+)
+
+
+async def run_governor(service: Service, config: RunConfig) -> None:
+    """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
+    await refuse_lost_streams(service)
+    await _check_store(service, config)
+    term = await _Term.acquire(service)
+    waits = math.inf if term.has_predecessor else -math.inf
+    steps = config.training.steps if config.mode == "train" else None
+    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits, steps=steps)
+    follower = _Follower(service, config, governor)
+    await follower.catch_up()
+
+    async def answer(env: str, data: bytes) -> bytes:
+        try:
+            request = decode(LeaseRequest, data)
+        except SchemaError as error:
+            return encode(LeaseReply(granted=False, reason=str(error)))
+        if request.env != env:  # who may ask on this subject has the key of this environment
+            return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
+        was_blocked = governor.blocked
+        reply = governor.answer_request(request, time.monotonic())
+        if governor.blocked and not was_blocked:  # the batcher waits for that
+            await follower.publish_status()
+        return encode(reply)
+
+    async with anyio.create_task_group() as tasks:
+        follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
+        for task in (*follow, follower.alerts, follower.heartbeats, follower.history.run, term.watch):
+            tasks.start_soon(task)
+        async with AsyncExitStack() as served:
+            for env in config.environments:
+                subject = subjects.lease(service.run, env)
+                await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
+            if term.has_predecessor:  # from now on producers can renew what they hold
+                governor.wait_until(time.monotonic() + config.flow.lease_s)
+            service.mark_ok()
+            await service.draining.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _check_store(service: Service, config: RunConfig) -> None:
+    """Raise `HistoryLostError` where a stream or the bucket went back behind what others name of it."""
+    check = service.retrying("check that no stream went back")
+    await check(refuse_lost_ends, service.bus, service.run, folder=config.path)
+
+
+class _Term:
+    """This governor's term: the last message of its state subject."""
+
+    def __init__(self, service: Service, subject: str, seq: int, *, has_predecessor: bool) -> None:
+        self._service = service
+        self._subject = subject
+        self._seq = seq
+        self.has_predecessor = has_predecessor
+
+    @classmethod
+    async def acquire(cls, service: Service) -> "_Term":
+        """Write a term after the last one."""
+        subject = subjects.state(service.run, "governor", service.revision, "0")
+        last, seq = await _read_term(service.bus, subject)
+        index = last.index + 1 if last else 0
+        event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
+        msg_id = commit_id(f"term.{subject}.{service.instance}")
+        seq = await service.bus.commit(subject, encode(event), expected=seq, msg_id=msg_id)
+        return cls(service, subject, seq, has_predecessor=last is not None)
+
+    async def watch(self) -> None:
+        """Raise `FencedError` once a later term is written."""
+        bus = self._service.bus
+        left_out = await read_left_out(bus)
+        async with bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
+            async for message in later:
+                later_term = await decode_owned(
+                    bus, StateSnapshot, message, _is_term, newer="refuse", left_out=left_out
+                )
+                if later_term is None:
+                    continue
+                owner = later_term.state.decode(errors="replace")
+                raise FencedError(f"governor {owner} has taken over run {self._service.run}")
+
+
+def _is_term(snapshot: StateSnapshot) -> bool:
+    return snapshot.stage == "governor"
+
+
+async def check_term(bus: Bus, config: RunConfig) -> None:
+    """Raise `VersionError` where the governor would refuse the last term."""
+    await _read_term(bus, subjects.state(config.run, "governor", config.revision, "0"))
+
+
+async def _read_term(bus: Bus, subject: str) -> tuple[StateSnapshot | None, int]:
+    last, _, seq = await read_last_event(bus, subjects.LEDGER, subject, StateSnapshot, _is_term, newer="refuse")
+    return last, seq
+
+
+class _Follower:
+    """Feeds the governor with what the log says."""
+
+    def __init__(self, service: Service, config: RunConfig, governor: Governor) -> None:
+        self.service = service
+        self.governor = governor
+        self.trainer = config.training.name
+        self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
+        self.store = config.store
+        self.history = HistoryTrimmer(service, config, governor.budget)
+        self.readers = self.history.readers
+        self.rollouts = [subjects.rollout(service.run)]
+        self.next_rollout = 1
+        self.environments = list(config.environments)
+        self.standings = EnvironmentStatuses()
+        self.position = LedgerPosition()
+        self.next_report = 1
+        self.lost: dict[str, int] = {}  # bytes by stream that the server could not read when it started
+        self.ends = EndWatch(service.bus, service.run, config.path)
+        self.newest: StreamMark | None = None  # the newest rollout read
+        self.peers = PeerAcknowledgements()
+
+    async def catch_up(self) -> None:
+        """Take in everything that is stored now: the last entry is the whole state of the ledger."""
+        bus = self.service.bus
+        async with bus.read(subjects.LEDGER, [self.report_subject], follow=False) as reports:
+            async for message in reports:
+                self._report(message)
+        last, _, _ = await newest_entry(bus, self.service.run, self.trainer)
+        if last is not None:
+            await self._take_up_untrained()
+            self.readers.entry(last)
+            self.governor.entry(last)
+            self.position = LedgerPosition(last.index + 1, last.digest())
+            self.next_rollout = last.watermark + 1
+        await self.standings.read(bus, self.service.run, self.service.revision, self.environments)
+        for env in self.standings.environments:
+            self._heed(env)
+        try:
+            policy = await bus.value(keys.POLICY)
+        except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
+            self.service.set_problem("policy", str(error))
+        else:
+            if policy is not None:
+                self._trained(policy.value)
+        asked_s = time.monotonic()
+        self._measure(await find_streams(bus), asked_s)
+        await self._read_members()
+
+    async def _read_members(self) -> None:
+        """Take in the rollouts that are stored now."""
+        async with self.service.bus.read(
+            subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True, follow=False
+        ) as stored:
+            async for message in stored:
+                self._member(message)
+
+    async def _take_up_untrained(self) -> None:
+        """Tell of the entries that a trainer may take up again, one by one: without any report it is all of them."""
+        bus, run = self.service.bus, self.service.run
+        begin = await position_before(bus, run, self.trainer, self.readers.untrained.position)
+        async with aclosing(follow_ledger(bus, run, self.trainer, begin, follow=False)) as entries:
+            async for entry in entries:
+                self.readers.entry(entry)
+
+    async def members(self) -> None:
+        async with self.service.bus.read(
+            subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True
+        ) as stored:
+            async for message in stored:
+                self._member(message)
+
+    def _member(self, message: StoredMessage) -> None:
+        self.next_rollout = max(self.next_rollout, message.seq + 1)
+        if self.newest is None or message.seq > self.newest.seq:
+            self.newest = StreamMark(message.seq, message.time_ns)
+        try:
+            plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+        except SchemaError:
+            self.governor.unreadable(message.seq)
+        else:
+            self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan, time.monotonic())
+
+    async def ledger(self) -> None:
+        followed = follow_ledger(self.service.bus, self.service.run, self.trainer, self.position)
+        async with aclosing(followed) as entries:
+            async for entry in entries:
+                self.governor.entry(entry)
+                self.readers.entry(entry)
+
+    async def reports(self) -> None:
+        async with self.service.bus.read(subjects.LEDGER, [self.report_subject], start=self.next_report) as reports:
+            async for message in reports:
+                self._report(message)
+
+    def _report(self, message: StoredMessage) -> None:
+        self.next_report = message.seq + 1
+        try:
+            report = decode(TrainReport, message.data)
+        except SchemaError as error:  # history is kept as if it had not been made
+            self.service.set_problem("report", f"a trainer's report cannot be read: {error}")
+        else:
+            self.service.set_problem("report", None)
+            self.readers.untrained.report(report)
+
+    async def policy(self) -> None:
+        async with self.service.bus.watch(keys.POLICY) as records:
+            async for record in records:
+                self._trained(record.value)
+
+    def _trained(self, record: bytes) -> None:
+        try:
+            step = decode(PolicyRecord, record).policy_version.step
+        except SchemaError as error:  # nothing is known to be trained by it; the next one tells
+            self.service.set_problem("policy", f"the policy record cannot be read: {error}")
+        else:
+            self.service.set_problem("policy", None)
+            self.governor.trained(step)
+
+    async def alerts(self) -> None:
+        """Follow where the environments stand: nothing is granted to one that is halted."""
+        subject = subjects.event("alert", self.service.run, self.service.revision)
+        async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.last_seq + 1) as alerts:
+            async for message in alerts:
+                env = await self.standings.apply_alert(self.service.bus, message)
+                if env is not None:
+                    self._heed(env)
+
+    def _heed(self, env: str) -> None:
+        self.governor.halt(env, halted_reason(env, self.standings.of(env)))
+
+    async def heartbeats(self) -> None:
+        async with aclosing(listen_to_heartbeats(self.service.bus, self.service.run)) as beats:
+            async for beat in beats:
+                self.peers.hear(beat, time.monotonic())
+
+    async def streams(self) -> None:
+        """Once a second look at the streams, for all that asks how far they go, and let leases run out."""
+        watch = await StreamWatch.open(self.service)
+        while True:
+            try:
+                await self.ends.read_acknowledged()  # before the streams, which go at least as far
+                asked_s, found = time.monotonic(), await find_streams(self.service.bus)
+                watch.check(found)
+                self._measure(found, asked_s)
+                await self._let_run_out()
+                self.service.set_problem("sizes", None)
+            except (InfrastructureError, NotFoundError) as error:  # nothing is granted without them
+                self.service.set_problem("sizes", f"stream sizes unknown: {error}")
+            else:
+                await self._mark_ends(found, asked_s)
+            self.show()
+            await self.publish_status()
+            await anyio.sleep(_USAGE_S)
+
+    async def _mark_ends(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
+        """Write how far the streams go, unless one went back. Raises `HistoryLostError` where one did."""
+        lost = self.peers.describe_lost(found, asked_s)
+        self.service.set_problem("acknowledged", lost, mend=_PEER_HINT)
+        try:
+            await self.ends.update(found, self.newest)
+            self.service.set_problem("marks", None)
+        except (InfrastructureError, NotFoundError, SchemaError) as error:
+            self.service.set_problem("marks", f"how far the streams go was not written down: {error}")
+
+    def _measure(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
+        """Tell the governor what the streams hold, and how much may still be stored on their disk.
+
+        Raises `NotFoundError` where one of them is not there.
+        """
+        missing = [name for name in MEASURED_STREAMS if name not in found]
+        if missing:
+            raise NotFoundError(f"there is no {' and no '.join(stream_name(self.service.run, one) for one in missing)}")
+        usage = {name: found[name] for name in MEASURED_STREAMS}
+        self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
+        self.governor.usage(usage, asked_s)
+        self.lost = {name: one.lost_bytes for name, one in usage.items() if one.lost_bytes}
+        self.service.set_problem("store", describe_lost_bytes(self.lost))
+        self.governor.record_contact(time.monotonic())
+
+    async def _let_run_out(self) -> None:
+        """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
+        now_s = time.monotonic()
+        if self.governor.is_due(now_s):
+            await self._read_members()
+            self.governor.mark_seen_until(now_s)
+
+    async def publish_status(self) -> None:
+        """Say whether anything more can be admitted. One that is lost is followed by the next."""
+        status = self.governor.status(self.service.run)
+        with suppress(InfrastructureError):
+            await self.service.bus.broadcast(subjects.admission(self.service.run), encode(status))
+
+    def show(self) -> None:
+        """Put the newest figures into the heartbeat."""
+        lost = {f"flow/lost_bytes/{stream}": float(size) for stream, size in self.lost.items()}
+        self.service.vitals.metrics = self.governor.metrics() | self.history.metrics | lost
+
+
+def _disk_bytes(store: Path) -> int | None:
+    """Return what may still be stored on the disk under the streams, bytes; None: not known."""
+    room = disk_room(store)
+    return max(0, room.free_bytes - KEEP_FREE_BYTES) if room.total_bytes else None

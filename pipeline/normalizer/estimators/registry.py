@@ -1,0 +1,71 @@
+"""From configuration to an estimator: a built-in name, `module:name` or `path/to/file.py:name`."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.common.user_code import argument_problem, load_attribute
+from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.estimators.centred import Centred
+from lachesis.pipeline.normalizer.estimators.dr_grpo import DrGrpo
+from lachesis.pipeline.normalizer.estimators.estimator import Estimator
+from lachesis.pipeline.normalizer.estimators.gdpo import Gdpo
+from lachesis.pipeline.normalizer.estimators.grpo import Grpo
+from lachesis.pipeline.normalizer.estimators.maxrl import MaxRl
+from lachesis.pipeline.normalizer.estimators.opo import Opo
+from lachesis.pipeline.normalizer.estimators.own import EstimatorFunction, OwnEstimator
+from lachesis.pipeline.normalizer.estimators.pass_at_k import PassAtK
+from lachesis.pipeline.normalizer.estimators.reinforce_plus_plus import ReinforcePlusPlus
+from lachesis.pipeline.normalizer.estimators.rloo import Rloo
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["BUILTIN", "describe_estimator", "load_estimator"]
+
+BUILTIN: dict[str, type[Estimator]] = {
+    kind.name: kind for kind in (Centred, Grpo, DrGrpo, Rloo, MaxRl, Opo, ReinforcePlusPlus, Gdpo, PassAtK)
+}
+
+
+def load_estimator(config: AdvantageConfig) -> Estimator:
+    """Return the estimator that the configuration names.
+
+    Raises `ConfigError` where a user's own cannot be loaded, is no function of a group, or refuses its parameters.
+    """
+    return _loaded(msgspec.json.encode(config))
+
+
+def describe_estimator(config: AdvantageConfig) -> dict[str, Any]:
+    """Return what identifies an estimator in the record of a revision.
+
+    The settings, and the version of a user's own.
+
+    A user's file is named without its folders, so that the record is the same wherever the run's folder lies.
+    """
+    settings: dict[str, Any] = masked("", msgspec.to_builtins(config))
+    del settings["promotable"]
+    version = load_estimator(config).version
+    return settings if version is None else settings | {"estimator": code_name(config.estimator), "version": version}
+
+
+@lru_cache(maxsize=64)
+def _loaded(encoded: bytes) -> Estimator:
+    config = msgspec.json.decode(encoded, type=AdvantageConfig)
+    if config.estimator == Gdpo.name:
+        return Gdpo(config.std_floor, config.weights)
+    if config.estimator in BUILTIN:
+        return BUILTIN[config.estimator](config.std_floor)
+    place, _, name = config.estimator.rpartition(":")
+    what = f"advantage.estimator {config.estimator!r}"
+    found: object = load_attribute(place, name, what)
+    if not isinstance(found, EstimatorFunction):
+        if not callable(found) or isinstance(found, type):
+            raise ConfigError(f"{what} is a {type(found).__name__}; give a function of a RewardGroup.")
+        found = EstimatorFunction(found)
+    params = config.own_params
+    problem = argument_problem(found.function, params, positional=1)
+    if problem is not None:
+        raise ConfigError(f"{what}, params: {problem}")
+    return OwnEstimator(code_name(config.estimator), found, params, config.std_floor)

@@ -1,0 +1,70 @@
+"""Decides which raters a promotion may bring into a scorer: it is a message, and names no code.
+
+Guarantees that a scorer loads nothing but built-in raters and those that its own configuration names, with the
+parameters that are written there: only a built-in function, which reads the sample alone, takes plain parameters from a
+message.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import MASK, masked
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.loader import find_rater
+from lachesis.pipeline.scorer.rater import FunctionRater
+from lachesis.pipeline.scorer.raters import BUILTIN
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["admit_promoted", "named_raters"]
+
+_PLAIN = (bool, int, float, str)
+_PATTERN = "pattern"
+"""A regular expression, which runs as code does: one that backtracks without end would hold the scorer up."""
+
+
+def named_raters(config: RunConfig) -> list[RaterConfig]:
+    """Return all raters that a configuration names: those that judge, and those that may be promoted."""
+    own = [config.scoring, *(env.scoring for env in config.environments.values() if env.scoring is not None)]
+    return [rater for scoring in own for rater in (*scoring.raters, *scoring.promotable)]
+
+
+def admit_promoted(promoted: ScoringConfig, config: RunConfig) -> ScoringConfig:
+    """Return a promotion's scoring with the raters as `config` names them.
+
+    Raises `ConfigError` for one that it does not name.
+
+    Code lies where the configuration says, and secrets, which a promotion does not carry, are the configuration's.
+    """
+    named = named_raters(config)
+    return msgspec.structs.replace(promoted, raters=[_admitted(rater, named) for rater in promoted.raters])
+
+
+def _admitted(asked: RaterConfig, named: Sequence[RaterConfig]) -> RaterConfig:
+    alike = [one for one in named if code_name(one.rater) == code_name(asked.rater)]
+    alike.sort(key=lambda one: one.name != asked.name)
+    for own in alike:
+        if asked.params in (own.params, masked("", own.params)):
+            return msgspec.structs.replace(asked, rater=own.rater, params=own.params)
+    if asked.rater in BUILTIN and (not asked.params or _takes_any_params(asked)):
+        return asked
+    what = "with these parameters " if alike or asked.rater in BUILTIN else ""
+    pattern = f" (a {_PATTERN}, above all, which runs as code does)" if _PATTERN in asked.params else ""
+    raise ConfigError(
+        f"the rater {asked.rater!r} is not named {what}by this scorer's own configuration, and a promotion, which is a "
+        f"message, names no code{pattern}: add it, with its params, to scoring.promotable and restart the scorers, or "
+        "promote another revision"
+    )
+
+
+def _takes_any_params(asked: RaterConfig) -> bool:
+    """Whether the rater is a function of ours that reads the sample alone, and its parameters are plain values.
+
+    A text in which something was masked is not the one that the revision was judged with.
+    """
+    return isinstance(find_rater(asked.rater), FunctionRater) and all(
+        value is None or (name != _PATTERN and isinstance(value, _PLAIN) and MASK not in str(value))
+        for name, value in asked.params.items()
+    )

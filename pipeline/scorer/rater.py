@@ -1,0 +1,241 @@
+"""The interface that raters implement.
+
+In: a `Sample`. Out: a number, or None to abstain. A rater is a function under `@rater` or a subclass of `Rater`, sync
+or async, over one sample or over a whole group. It declares its bounds, so that raters of different scales can be
+joined, and a version, which is part of the ensemble's digest. It raises `lachesis.RaterUnavailable` when what it
+depends on is away: the group waits. The usual clients' connection errors, time limits and statuses 408, 429 and 5xx do
+the same (see `pipeline.outages`). Any other exception makes this one rating missing. A missing rating is None, never 0.
+
+    @rater(bounds=(0.0, 1.0), version="1")
+    def brevity(sample: Sample, *, limit: int = 100) -> float:
+        return min(1.0, limit / max(sample.token_count, 1))
+"""
+
+import math
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, overload
+
+import msgspec
+
+from lachesis.pipeline.common.real_number import real_number
+from lachesis.pipeline.common.user_code import argument_problem
+from lachesis.pipeline.tasks.thoughts import opened_thought
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "rating_within", "to_rating"]
+
+RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite", "unavailable"]
+"""unavailable: infrastructure failed, however often it was tried; this says nothing about the sample."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample to be rated. `task` holds what the environment recorded for raters, the reference under "answer"."""
+
+    prompt: str
+    completion: str
+    messages: Sequence[Mapping[str, Any]] = ()
+    task: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    token_count: int = 0
+    finish_reason: str = "stop"
+    item: str = ""
+    env: str = ""
+    opened: str = ""
+    """What the chat template began of the completion at the end of the prompt, "<think>" say."""
+
+    @property
+    def text(self) -> str:
+        """The completion behind what the prompt began of it: with both tags of its thinking."""
+        opened = self.opened or opened_thought(self.prompt)
+        return self.completion if self.completion.lstrip().startswith(opened) else opened + self.completion
+
+
+class Rating(msgspec.Struct, frozen=True, gc=False):
+    """A raw rating, or None with the reason: `status`, and in words `detail`."""
+
+    value: float | None
+    status: RatingStatus = "ok"
+    detail: str = ""
+
+
+Rated = float | None | Awaitable[float | None]
+RatedGroup = Sequence[float | None] | Awaitable[Sequence[float | None]]
+
+
+class Rater:
+    """Base class of raters: override `rate`, or `rate_group` to rate all samples of a group in one call."""
+
+    name: str = ""
+    version: str = "1"
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest rating; None if they are not known before a calibration pass."""
+    needs_s: float = 0.0
+    """Seconds that one rating may take by the rater's own limits; its `timeout_s` must be longer."""
+    inline: bool = False
+    """Call a sync rater on the event loop: only for one that is sure to finish within about 100 us, since no timeout
+    can reach it. Otherwise it runs in a worker thread."""
+
+    def rate(self, sample: Sample) -> Rated:
+        """Return the rating of one sample, None to abstain. May be `async def`."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither rate nor rate_group")
+
+    def rate_group(self, samples: Sequence[Sample]) -> RatedGroup:
+        """Return one rating a sample, in their order. May be `async def`."""
+        raise NotImplementedError(f"{type(self).__name__} does not rate groups")
+
+    calls_at_once: int | None = None
+    """Calls that it can work on at once, if it has a bound of its own: further ones wait before their time begins."""
+
+    @property
+    def rates_groups(self) -> bool:
+        """Whether `rate_group` is the method to call."""
+        return type(self).rate_group is not Rater.rate_group
+
+
+class FunctionRater(Rater):
+    """A rater made of a function; calling it calls the function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        version: str = "1",
+        bounds: tuple[float, float] | None = None,
+        inline: bool = False,
+        group: bool = False,
+        apart: Sequence[str] = (),
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(function):
+            raise ConfigError(f"rater is {function!r:.80}; give a function of a Sample.")
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.version = version
+        self.bounds = bounds
+        self.group = group
+        self.apart = tuple(apart)
+        self.params = dict(params or {})
+        self.runs_apart = any(self.params.get(param) is not None for param in apart)
+        """Whether it is called in a worker process, because an answer could keep it busy for ever."""
+        self.inline = inline and not self.runs_apart
+        self.call = partial(function, **self.params)
+        """The function with its parameters bound."""
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def rate(self, sample: Sample) -> Rated:
+        """Call the function on one sample."""
+        result: Rated = self.call(sample)
+        return result
+
+    def rate_group(self, samples: Sequence[Sample]) -> RatedGroup:
+        """Call the function on a whole group."""
+        result: RatedGroup = self.call(samples)
+        return result
+
+    @property
+    def rates_groups(self) -> bool:
+        """Whether the function takes a whole group."""
+        return self.group
+
+    def with_params(self, params: Mapping[str, Any]) -> "FunctionRater":
+        """Return a copy with keyword arguments bound. Raises ConfigError if the function does not take them."""
+        problem = argument_problem(self.function, [*self.params, *params], positional=1)
+        if problem is not None:
+            raise ConfigError(f"rater {self.name!r}, params: {problem}")
+        return FunctionRater(
+            self.function,
+            name=self.name,
+            version=self.version,
+            bounds=self.bounds,
+            inline=self.inline,
+            group=self.group,
+            apart=self.apart,
+            params={**self.params, **params},
+        )
+
+
+@overload
+def rater(function: Callable[..., Any], /) -> FunctionRater: ...
+@overload
+def rater(
+    *,
+    bounds: tuple[float, float] | None = None,
+    version: str = "1",
+    name: str = "",
+    inline: bool = False,
+    group: bool = False,
+    apart: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], FunctionRater]: ...
+
+
+def rater(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    bounds: tuple[float, float] | None = None,
+    version: str = "1",
+    name: str = "",
+    inline: bool = False,
+    group: bool = False,
+    apart: Sequence[str] = (),
+) -> FunctionRater | Callable[[Callable[..., Any]], FunctionRater]:
+    """Make a rater of a function: its first argument is the sample (with `group`, the list of samples).
+
+    Further keyword arguments are its parameters; if one of `apart` is given, the rater is called in a worker process
+    (`worker_process`), for which it must be found under its name in its module. Raises ConfigError if the bounds are
+    not two finite rising numbers.
+    """
+    check_bounds(bounds, name or getattr(function, "__name__", "rater"))
+
+    def wrap(inner: Callable[..., Any]) -> FunctionRater:
+        return FunctionRater(inner, name=name, version=version, bounds=bounds, inline=inline, group=group, apart=apart)
+
+    return wrap if function is None else wrap(function)
+
+
+def check_bounds(bounds: tuple[float, float] | None, name: str) -> None:
+    """Raise ConfigError unless `bounds` is None or (low, high), finite, low < high."""
+    if bounds is None:
+        return
+    numbers = isinstance(bounds, Sequence) and all(isinstance(bound, int | float) for bound in bounds)
+    if not (numbers and len(bounds) == 2 and bounds[0] < bounds[1] and math.isfinite(bounds[1] - bounds[0])):
+        raise ConfigError(f"rater {name!r}: bounds {bounds!r:.80} must be two finite numbers, the lower one first.")
+
+
+def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
+    """Judge what a rater returned: a finite number within its bounds, or None with the reason."""
+    if value is None:
+        return Rating(None, "abstain")
+    try:
+        number = real_number(value)
+    except ValueError as error:
+        return Rating(None, "error", f"returned {error}")
+    if not math.isfinite(number):
+        return Rating(None, "nonfinite", f"returned {number}")
+    if bounds is not None and not bounds[0] <= number <= bounds[1]:
+        low, high = bounds
+        slack = 1e-6 * (high - low)
+        if not low - slack <= number <= high + slack:
+            return Rating(None, "error", f"returned {number}, outside its declared bounds [{low}, {high}]")
+        number = min(max(number, low), high)
+    return Rating(number)
+
+
+def rating_within(bounds: tuple[float, float] | None) -> Callable[[object], Rating]:
+    """Return `to_rating` for these bounds.
+
+    It accepts a number within them quickly.
+    """
+    low, high = bounds or (-sys.float_info.max, sys.float_info.max)
+
+    def judge(value: object) -> Rating:
+        if type(value) is float and low <= value <= high:
+            return Rating(value)
+        return to_rating(value, bounds)
+
+    return judge

@@ -1,0 +1,8 @@
+"""Runs programs that nobody trusts: a root of their own, no network, no survivors.
+
+README.md says why and how.
+"""
+
+from lachesis.pipeline.scorer.sandbox.sandbox import Sandbox, SandboxLimits
+
+__all__ = ["Sandbox", "SandboxLimits"]

@@ -1,0 +1,297 @@
+"""Judging the groups of one environment.
+
+Its raters and their ensemble, or the rewards that the environment gave.
+
+In: a group as stored. Out: its `GroupScore`. Knows no bus: the scorer, a replay of history and `lachesis dev` all
+score with this, so the same group, ensemble and answers of the raters give the same bits everywhere.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.normalizer.config.shaping import RewardConfig
+from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
+from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.scorer.loader import load_members
+from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleScores
+from lachesis.pipeline.scorer.logic.bonus import ShapingSample, shape
+from lachesis.pipeline.scorer.logic.unrated import UnratedGroups
+from lachesis.pipeline.scorer.rater import Rating, Sample
+from lachesis.pipeline.scorer.runner import EnsembleRunner
+from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
+from lachesis.schemas.annotations import GroupScore, GroupShaping
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["EnvironmentScorer", "load_scorer", "samples_of"]
+
+log = logging.getLogger("lachesis")
+
+_MAX_REASONS = 64
+"""Different reasons for missing ratings that one scorer logs."""
+_MAX_DETAIL = 200
+"""Characters of a rater's failure that a score carries."""
+_ENVIRONMENT_ENSEMBLE = "environment"
+"""Ensemble id of groups that their environment scored."""
+
+
+_BOUNDED = f"an environment's rewards, and their sum, lie within +-{MAX_ABS_VALUE:g}: scale them"
+
+
+@dataclass(frozen=True, slots=True)
+class _RaterEnsemble:
+    runner: EnsembleRunner
+    ensemble: Ensemble
+
+
+class EnvironmentScorer:
+    """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
+    say why ratings are missing. `report` is called before a rater that is away is called again; without it, that is
+    logged.
+
+    `digest` names all that scores and bonuses depend on.
+    """
+
+    def __init__(
+        self,
+        scoring: ScoringConfig,
+        settings: EnvironmentConfig | None,
+        shaping: RewardConfig | None = None,
+        *,
+        explains: bool = False,
+        report: Callable[[RetryWait], None] | None = None,
+    ) -> None:
+        self._explains = explains
+        members = load_members(scoring.raters)
+        self._ensemble = None
+        if members:
+            described = [member.describe() for member in members]
+            self._ensemble = _RaterEnsemble(EnsembleRunner(members, report), Ensemble(described, scoring))
+        self._success_rater = settings.success_rater if settings else None
+        self._success_threshold = settings.success_threshold if settings else 1.0
+        self._reported_reasons: set[str] = set()
+        self.unrated = UnratedGroups()
+        """Which raters, or rewards of the environment, have rated nothing for how many groups."""
+        self.digest = self._ensemble.ensemble.digest if self._ensemble else _ENVIRONMENT_ENSEMBLE
+        self.versions = self._ensemble.ensemble.versions if self._ensemble else {}
+        self._shaping = shaping if shaping is not None and shaping.on else None
+        if self._shaping is not None:
+            content = msgspec.json.encode((self.digest, self._shaping.recorded(), self._min_success))
+            self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether scoring awaits anything, so that other groups could be scored meanwhile."""
+        return self._ensemble is not None and self._ensemble.runner.is_asynchronous
+
+    async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
+        """Return the scores of `group`, stored at `seq`.
+
+        Raises `DataError` when nothing can score it, `InfrastructureError` while a rater that it needs is away.
+        """
+        samples: list[Sample] | None = None
+        failures: dict[str, str] = {}
+        if self._ensemble is not None:
+            samples = samples_of(group)
+            ratings = await self._ensemble.runner.rate_group(samples)
+            for name, column in ratings.items():
+                self.unrated.count(name, column, group.item)
+            scores = self._ensemble.ensemble.score(ratings)
+            self._log_failures({name: ratings[name] for name in scores.statuses})
+            self._wait_for_the_unavailable(ratings, scores.unscorable)
+            if self._explains:
+                failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
+        else:
+            scores, problems = _own_rewards(group)
+            for name, rewards in scores.ratings.items():
+                self.unrated.count(name, [_as_rating(value, problems.get(name)) for value in rewards], group.item)
+            for name, problem in problems.items():
+                self._log_once(f"environment {group.env}, reward {name}: {problem}")
+            if self._explains:
+                failures = problems
+        return GroupScore(
+            group=group.id,
+            seq=seq,
+            item=group.item,
+            policy_step=group.policy_step,
+            scores=scores.scores,
+            ratings=scores.ratings,
+            lengths=group.sequences.lengths,
+            index=group.dispatch.index if group.dispatch else None,
+            skill=group.skill,
+            statuses=scores.statuses,
+            disagreement=scores.disagreement,
+            success=self._success(scores),
+            failures={name: text for name, text in failures.items() if text},
+            shaping=self._shape(group, scores, samples),
+            excluded=list(group.sequences.excluded_samples),
+        )
+
+    @property
+    def _min_success(self) -> float:
+        given = self._shaping.min_success if self._shaping else None
+        return self._success_threshold if given is None else given
+
+    def _shape(
+        self, group: RolloutGroup, scores: EnsembleScores, samples: Sequence[Sample] | None
+    ) -> GroupShaping | None:
+        if self._shaping is None:
+            return None
+        generated, reasons = group.sequences.generated, group.sequences.endings
+        completions = [""] * group.sequences.n_samples
+        if self._shaping.format_markers:
+            completions = [sample.text for sample in samples or samples_of(group)]
+        shapeable = [
+            ShapingSample(completions[i], generated.tokens[part], reasons[i], score, succeeded)
+            for i, (part, score, succeeded) in enumerate(
+                zip(generated.samples, scores.scores, self._succeeded(scores), strict=True)
+            )
+        ]
+        return shape(shapeable, self._shaping, self._min_success)
+
+    def _wait_for_the_unavailable(self, ratings: Mapping[str, list[Rating]], unscorable: Sequence[int]) -> None:
+        """Raise `InfrastructureError` where samples are unscorable because a rater is away: no outcome of theirs.
+
+        The group is then judged again, for as long as it takes: an outage stalls a run and costs it nothing.
+        """
+        for name, column in ratings.items():
+            for i in unscorable:
+                if column[i].status == "unavailable":
+                    raise InfrastructureError(f"rater {name}: {column[i].detail}")
+
+    def _log_failures(self, ratings: Mapping[str, list[Rating]]) -> None:
+        """Log why ratings are missing, each reason once: the events carry the status alone."""
+        for name, column in ratings.items():
+            for rating in column:
+                if rating.status not in {"ok", "abstain"}:
+                    self._log_once(f"rater {name}: {rating.status}, {rating.detail}")
+
+    def _log_once(self, reason: str) -> None:
+        if reason not in self._reported_reasons and len(self._reported_reasons) < _MAX_REASONS:
+            self._reported_reasons.add(reason)
+            log.warning("%s", reason)
+
+    def _succeeded(self, scores: EnsembleScores) -> list[bool | None]:
+        """Return by sample whether it succeeded, None where the rating that tells is missing."""
+        told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
+        if told is None:
+            return [None] * len(scores.scores)
+        return [None if value is None else value >= self._success_threshold for value in told]
+
+    def _success(self, scores: EnsembleScores) -> float | None:
+        """Return the share of samples that succeeded, among those of which it is known; None without any."""
+        values = [value for value in self._succeeded(scores) if value is not None]
+        return sum(values) / len(values) if values else None
+
+
+def load_scorer(
+    config: RunConfig, env: str, *, explains: bool = False, report: Callable[[RetryWait], None] | None = None
+) -> EnvironmentScorer:
+    """Return what scores an environment of a run.
+
+    Raises `ConfigError` when a rater cannot be loaded, or a setting names a rater that the environment does not have.
+    """
+    settings = config.environments[env]
+    scorer = EnvironmentScorer(
+        config.scoring_of(env), settings, config.reward_config_of(env), explains=explains, report=report
+    )
+    raters = list(scorer.versions)
+    unknown = sorted(set(config.advantage_of(env).weights) - set(raters))
+    if unknown and raters:
+        raise ConfigError(
+            f"environment {env}: advantage.weights names {', '.join(unknown)}; its raters are {', '.join(raters)}"
+        )
+    success = settings.success_rater
+    if success is not None and raters and success not in raters:
+        raise ConfigError(
+            f"environments.{env}.success_rater is {success!r}, but its raters are {', '.join(raters)}: nothing "
+            "says which samples succeed"
+        )
+    return scorer
+
+
+def _first_failure(column: Sequence[Rating]) -> str:
+    """Return in words why the first rating that should be there is not, empty where all are."""
+    failed = (rating for rating in column if rating.status not in {"ok", "abstain"})
+    return next((rating.detail[:_MAX_DETAIL] or rating.status for rating in failed), "")
+
+
+def samples_of(group: RolloutGroup) -> list[Sample]:
+    """Return what raters see of each sample.
+
+    The last assistant message as completion, all before it as prompt.
+
+    Raises `DataError` where nothing can be rated.
+    """
+    lengths, reasons = group.sequences.lengths, group.sequences.endings
+    opened = opened_thought(str(group.metadata.get(OPENED_KEY, "")))
+    samples = []
+    for i, conversation in enumerate(group.messages):
+        for last in range(len(conversation) - 1, -1, -1):
+            if conversation[last].role == "assistant":
+                break
+        else:
+            raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
+        samples.append(
+            Sample(
+                prompt="\n".join([message.content for message in conversation[:last]]),
+                completion=conversation[last].content,
+                messages=msgspec.to_builtins(conversation),
+                task=group.task,
+                token_count=lengths[i],
+                finish_reason=reasons[i],
+                item=group.item,
+                env=group.env,
+                opened=opened,
+            )
+        )
+    if not samples:
+        raise DataError("messages: empty, so raters have nothing to read")
+    return samples
+
+
+def _own_rewards(group: RolloutGroup) -> tuple[EnsembleScores, dict[str, str]]:
+    """Return the sums of the rewards that the environment gave, and by component what is wrong with the first of it.
+
+    As a rating outside its rater's bounds is missing, so is a reward beyond `MAX_ABS_VALUE`, which no statistic takes:
+    its sample is unscorable, and the group's other samples are not touched.
+    """
+    components: Mapping[str, list[float | None]] = group.sequences.rewards
+    if not components:
+        raise DataError(f"env {group.env} gave no rewards and no raters are configured; set scoring.raters")
+    ratings = {name: list(column) for name, column in components.items()}
+    failures: dict[str, str] = {}
+    scores: list[float | None] = []
+    for i, values in enumerate(zip(*components.values(), strict=True)):
+        present = {name: value for name, value in zip(components, values, strict=True) if value is not None}
+        beyond = [name for name, value in present.items() if abs(value) > MAX_ABS_VALUE]
+        score = sum(present.values())
+        if not beyond and abs(score) > MAX_ABS_VALUE:
+            beyond = list(present)  # none alone, but their sum
+        for name in beyond:
+            failures.setdefault(name, f"sample {i}: reward {present[name]:g}, score {score:g}; {_BOUNDED}")
+            ratings[name][i] = None
+        scores.append(score if len(present) == len(values) and not beyond else None)
+    statuses = {
+        name: [_reward_status(*pair) for pair in zip(components[name], ratings[name], strict=True)] for name in failures
+    }
+    unscorable = [i for i, score in enumerate(scores) if score is None]
+    return EnsembleScores(scores, dict(ratings), statuses, None, unscorable), failures
+
+
+def _as_rating(value: float | None, problem: str | None) -> Rating:
+    if value is not None:
+        return Rating(value)
+    return Rating(None, "abstain" if problem is None else "error", problem or "")
+
+
+def _reward_status(given: float | None, kept: float | None) -> str:
+    if given is None:
+        return "abstain"
+    return "error" if kept is None else "ok"

@@ -1,0 +1,193 @@
+"""The scorer: rollout groups in, scores out, through the stateless stage runtime.
+
+Each environment is judged by its own ensemble, or by the run's; from a promotion on by the promoted revision's. A group
+whose environment is judged by none is scored by the rewards the environment itself gave; one without either is a dead
+letter, for nobody could ever score it.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
+from lachesis.pipeline.runtime.retries import RetryWait
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
+from lachesis.pipeline.scorer.logic.agreement import RaterAgreement
+from lachesis.pipeline.scorer.logic.signals import signals_of
+from lachesis.pipeline.scorer.promoted import admit_promoted
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
+from lachesis.schemas import keys
+from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import ConfigError, DamagedError, DataError, InfrastructureError, SchemaError
+from lachesis.schemas.promotion import Promotion
+
+__all__ = ["run_scorer"]
+
+log = logging.getLogger("lachesis")
+
+_POLICY_EVERY_S = 1.0
+_UNRATED_GROUPS = 3
+"""Groups in a row without any rating of a rater, after which it is named."""
+_NOT_TRAINED_ON = "Answers without a score are not trained on, so what is learned is a selection"
+_AGREEMENT_EVERY_GROUPS = 8
+"""Groups from one look at how far raters agree to the next."""
+
+
+class _ScoredGroup(NamedTuple):
+    score: GroupScore
+    by: EnvironmentScorer
+    promoted: int | None
+
+
+async def run_scorer(service: Service, config: RunConfig) -> None:
+    """Run one replica of the scorer until the service drains.
+
+    Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
+    """
+    await service.starts_with("loading raters")
+    report = service.report_wait
+    shared = EnvironmentScorer(config.scoring, None, explains=True, report=report)
+    scorers = {env: load_scorer(config, env, explains=True, report=report) for env in config.environments}
+    limits = _Limits(service, config.trainer_reads)
+    agreement: defaultdict[tuple[str, int | None], RaterAgreement] = defaultdict(RaterAgreement)
+    in_force = ActivePromotion(service.bus, service.run, service.revision)
+    promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
+
+    def scorer_of(env: str, promotion: Promotion | None) -> EnvironmentScorer:
+        if promotion is None:
+            return scorers.get(env, shared)
+        key = promotion.first, env
+        if key not in promoted:
+            promoted[key] = _promoted(promotion, config, env, report) or scorers.get(env, shared)
+        return promoted[key]
+
+    unrated = _UnratedReport(service)
+
+    async def handle(rollout: StoredRollout) -> _ScoredGroup:
+        env = rollout.group.env
+        promotion = await in_force.promotion_at(rollout.seq)
+        try:
+            scorer = scorer_of(env, promotion)
+            score = await scorer.score(rollout.group, rollout.seq)
+        except InfrastructureError as error:
+            service.vitals.metrics[f"reward/{env}/raters_away"] = 1.0
+            later = await in_force.giving_up_promotion(rollout.seq)
+            if later is not None:
+                raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
+            raise
+        service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
+        unrated.report(env, scorer)
+        signals = msgspec.structs.replace(
+            signals_of(rollout.group.sequences, rollout.group.generation),
+            untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
+        )
+        score = msgspec.structs.replace(score, signals=signals)
+        scored = _ScoredGroup(score, scorer, promotion.first if promotion else None)
+        agreement[env, scored.promoted].add_group(scored.score)
+        if service.vitals.handled % _AGREEMENT_EVERY_GROUPS == 0:
+            service.vitals.metrics |= agreement[env, scored.promoted].metrics(env)
+        return scored
+
+    def event(env: str, groups: list[_ScoredGroup]) -> ScoreEvent:
+        scorer = groups[0].by
+        return ScoreEvent(
+            run=service.run,
+            env=env,
+            revision=service.revision,
+            ensemble=scorer.digest,
+            raters=scorer.versions,
+            groups=[group.score for group in groups],
+            promoted=groups[0].promoted,
+        )
+
+    def stamp(item: _ScoredGroup, times: Stamp) -> _ScoredGroup:
+        return item._replace(score=msgspec.structs.replace(item.score, stamps=[times]))
+
+    await run_stateless(
+        service,
+        StatelessStage(
+            kind="score",
+            handle=handle,
+            event=event,
+            stamp=stamp,
+            kind_of=lambda item: item.promoted,
+            concurrency=config.scoring.groups_at_once,
+            patience_s=config.scoring.patience_s,
+        ),
+    )
+
+
+class _UnratedReport:
+    """Names the raters of which no answer of the last groups has a rating, or that fail on many answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._named: defaultdict[str, set[str]] = defaultdict(set)
+
+    def report(self, env: str, scorer: EnvironmentScorer) -> None:
+        """Say in the heartbeat which raters of `env` rate nothing, and take back what no longer holds."""
+        found = {rater: f"{why}. {_NOT_TRAINED_ON}" for rater, why in scorer.unrated.failing().items()}
+        for rater, why in scorer.unrated.without_rating(_UNRATED_GROUPS).items():
+            found[rater] = f"{why}. Groups without scores are not trained on"
+        for rater, why in found.items():
+            what = f"rater {rater}" if scorer.versions else f"reward {rater}"
+            self._service.set_problem(f"{env} {rater} unrated", f"environment {env}, {what}: {why}")
+        for rater in self._named[env] - found.keys():
+            self._service.set_problem(f"{env} {rater} unrated", None)
+        self._named[env] = set(found)
+
+
+class _Limits:
+    """What the run's trainer can read, by the policy that it published; looked for once a second until there is one."""
+
+    def __init__(self, service: Service, reads: TrainerReads | None) -> None:
+        self._service = service
+        self._reads = reads
+        self._limits = TrainerLimits(reads=reads)
+        self._known = False
+        self._next_s = float("-inf")
+
+    async def current(self) -> TrainerLimits:
+        """Return the limits. Raises `InfrastructureError` while they cannot be read."""
+        if self._known or anyio.current_time() < self._next_s:
+            return self._limits
+        self._next_s = anyio.current_time() + _POLICY_EVERY_S
+        try:
+            entry = await self._service.bus.value(keys.POLICY)
+            policy = decode(PolicyRecord, entry.value) if entry is not None else None
+        except (SchemaError, DamagedError) as error:  # no group is to blame: what it does not tell is not checked here
+            log.warning("the policy record cannot be read: %s", error)
+        else:
+            if policy is not None:
+                self._limits, self._known = TrainerLimits.of(policy, self._reads), True
+        return self._limits
+
+
+def _promoted(
+    promotion: Promotion, config: RunConfig, env: str, report: Callable[[RetryWait], None]
+) -> EnvironmentScorer | None:
+    """Return what judges `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
+    groups wait until they can."""
+    if env not in config.environments or env not in promotion.environments:
+        return None
+    try:
+        under = config_under_promotion(promotion, config)
+        settings = under.environments[env]
+        admitted = msgspec.structs.replace(settings, scoring=admit_promoted(under.scoring_of(env), config))
+        return _scorer(msgspec.structs.replace(under, environments={env: admitted}), env, report)
+    except ConfigError as error:
+        raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error
+
+
+def _scorer(config: RunConfig, env: str, report: Callable[[RetryWait], None]) -> EnvironmentScorer:
+    shaping = config.reward_config_of(env)
+    return EnvironmentScorer(config.scoring_of(env), config.environments[env], shaping, explains=True, report=report)

@@ -1,8 +1,0 @@
-"""Runs programs that nobody trusts: a root of their own, no network, no survivors.
-
-README.md says why and how.
-"""
-
-from lachesis.pipeline.scoring.sandbox.sandbox import Sandbox, SandboxLimits
-
-__all__ = ["Sandbox", "SandboxLimits"]

@@ -1,0 +1,70 @@
+"""Selects what a run evaluates: the `[evaluation]` environments, or a held-out share of its own tasks."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.tasks.held_out import ANY_RANK, HeldOutSplit, choose_held_out
+from lachesis.pipeline.tasks.item_keys import Keys
+from lachesis.schemas.control import HeldOutRecord
+
+__all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "may_be_evaluated", "reason_not_evaluated"]
+
+
+def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
+    """Return the environments that the evaluator evaluates, by name; none if the run has no evaluation."""
+    if config.evaluation:
+        return config.evaluation
+    if reason_not_evaluated(config) is not None:
+        return {}
+    return {name: env for name, env in config.environments.items() if not env.is_foreign}
+
+
+def is_held_out(config: RunConfig, env: str) -> bool:
+    """Whether tasks of the environment are kept out of training, and evaluated instead."""
+    return not config.evaluation and env in evaluated_environments(config)
+
+
+def held_out_tasks(config: RunConfig, env: str, keys: Keys, record: HeldOutRecord | None = None) -> HeldOutSplit:
+    """Return which of an environment's tasks, by the keys of all, are held out: often none.
+
+    `record`: what the run's starts so far have held out; None: it has none, or it does not matter here.
+    """
+    if not is_held_out(config, env):
+        return HeldOutSplit(np.empty(0, np.int64), 0)
+    plan = config.evaluate
+    seed, limit = (config.seed, ANY_RANK) if record is None else (record.seed, record.limit)
+    return choose_held_out(keys, seed, share=plan.held_out, most=plan.items, limit=limit)
+
+
+def may_be_evaluated(config: RunConfig, step: int) -> bool:
+    """Return whether the policy of `step` is there to be evaluated.
+
+    Of weights in shared memory, which are gone with the next step, only those that are due have a file.
+    """
+    if config.weights.transport != "shared_memory":
+        return True
+    last = config.training.steps
+    due = step % config.evaluate.every_steps == 0 or (last is not None and step >= last)
+    return due and bool(evaluated_environments(config))
+
+
+def reason_not_evaluated(config: RunConfig) -> str | None:
+    """Return why a run has no held-out evaluation, and how to get one; None if it has."""
+    if config.evaluation:
+        return None
+    name = "[evaluation.NAME], with the settings of an environment,"
+    if config.evaluate.held_out == 0:
+        return f"evaluate.held_out is 0; raise it, or add {name} to evaluate on other tasks"
+    if config.mode == "observe":
+        return f"mode is observe, so the trainer is another's; add {name} to evaluate what it publishes"
+    policy = config.role("policy")
+    if (policy.url is not None or policy.kind == "vllm") and "eval" not in config.inference:
+        return (
+            "the policy is served by vLLM or an existing server, and a second one for evaluation would take as much "
+            "again; add [inference.eval] to have one"
+        )
+    if all(env.is_foreign for env in config.environments.values()):
+        return f"no environment's tasks are drawn by the run itself (the gateway's are not); add {name} for evaluation"
+    return None

@@ -1,0 +1,114 @@
+"""The folder of checkpoints: written elsewhere, synced, renamed, then named by `latest`. No torch.
+
+Guarantees that `latest` only ever names a complete, synced checkpoint, and that a failed save leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.common.disk import is_disk_full
+from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.ledger.checkpoint_state import (
+    PARTIAL,
+    POINTER,
+    STATE,
+    TrainerState,
+    best_checkpoint,
+    write_pointer,
+)
+from lachesis.pipeline.ledger.checksums import write_sums
+from lachesis.schemas.errors import FencedError
+
+__all__ = ["only_writer", "write_checkpoint"]
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold `folder` until the context ends, or the process does, however that happens.
+
+    Raises `FencedError` when another process holds it, a stopped one included.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+b", buffering=0) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise FencedError(
+                f"another trainer (pid {lock.read().decode() or 'unknown'}) writes {folder}; stop it first, or leave "
+                "it to it"
+            ) from error
+        lock.truncate(0)
+        try:
+            lock.write(str(os.getpid()).encode())
+        except OSError as error:  # the pid is for people: what counts is the lock, which takes no room
+            if not is_disk_full(error):
+                raise
+        yield
+
+
+def write_checkpoint(folder: Path, state: TrainerState, write: Callable[[Path], None], *, keep: int) -> Path:
+    """Make a checkpoint of `state` and what `write` puts into the folder it gets; return its path.
+
+    The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed.
+    """
+    make_folder(folder)
+    name = _free_name(folder, state.step)
+    partial = folder / f"{PARTIAL}{name}"
+    _remove(folder.glob(f"{PARTIAL}*"))
+    try:
+        partial.mkdir()
+        write(partial)
+        (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        write_sums(partial)
+        sync_tree(partial)
+        partial.rename(folder / name)
+        fsync(folder)
+        write_pointer(folder, POINTER, name)
+    except BaseException:
+        _discard(folder, name)
+        raise
+    _prune(folder, keep, name)
+    return folder / name
+
+
+def _discard(folder: Path, name: str) -> None:
+    """Remove what a save has left that failed, unless `latest` names it already."""
+    with suppress(OSError):  # the error that made it fail counts
+        pointer = folder / POINTER
+        named = pointer.read_text().strip() if pointer.exists() else None
+        if (folder / name).exists() and named != name:
+            (folder / name).rename(folder / f"{PARTIAL}{name}")
+        _remove(folder.glob(f"{PARTIAL}*"))
+
+
+def _free_name(folder: Path, step: int) -> str:
+    """A folder name not in use: a step saved again (after a crash, say) never touches what `latest` may name."""
+    base = f"step-{step:08d}"
+    names = [base, *(f"{base}-{number}" for number in range(1, len(list(folder.iterdir())) + 1))]
+    return next(name for name in names if not (folder / name).exists())
+
+
+def _prune(folder: Path, keep: int, newest: str) -> None:
+    _remove(folder.glob(f"{PARTIAL}*"))
+    complete = sorted((path for path in folder.glob("step-*") if path.is_dir()), key=lambda p: p.stat().st_mtime_ns)
+    older, best = [path for path in complete if path.name != newest], best_checkpoint(folder)
+    for path in [path for path in older[: max(0, len(older) - (keep - 1))] if path != best]:
+        path.rename(folder / f"{PARTIAL}{path.name}")  # what is half deleted must not pass for a checkpoint
+    _remove(folder.glob(f"{PARTIAL}*"))
+
+
+def _remove(leftovers: Iterable[Path]) -> None:
+    for path in leftovers:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

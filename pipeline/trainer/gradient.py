@@ -1,0 +1,44 @@
+"""Holds the results of the passes over a batch: on the device, and as the gradient of all ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from lachesis.pipeline.trainer.loss import LossSums
+from lachesis.pipeline.trainer.step_size import StepProbe
+
+__all__ = ["BatchGradient", "BatchPasses"]
+
+
+class BatchGradient(NamedTuple):
+    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on; `padding` the
+    share of the tokens computed that were none. All but the probe are over all ranks."""
+
+    loss: float
+    norm: float
+    sums: LossSums
+    distances: list[list[float]]
+    """Of each row of this rank's batch: see `distance_sums`."""
+    probe: StepProbe | None
+    padding: float
+    sequences: int
+    tokens: int
+    trainable_tokens: int
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class BatchPasses(NamedTuple):
+    """What the forward and backward passes of a batch gave, on its device: the loss (float64), `LossSums` in a row,
+    `distance_sums` of each row, and the logprobs [B,T] before the step; `padded` tokens were computed."""
+
+    loss: torch.Tensor
+    totals: torch.Tensor
+    distances_BS: torch.Tensor
+    before_BT: torch.Tensor
+    padded: int

@@ -1,0 +1,92 @@
+"""Where a trainer goes on: its newest checkpoint, compared with the ledger and with what was reported.
+
+Or at step 0.
+
+Guarantees that a trainer begins only where the three agree. What does not is refused before anything is published, and
+the text says how to fix it: a broker that was rolled back is the usual reason.
+"""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+import torch
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
+from lachesis.pipeline.model.context import check_positions
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
+from lachesis.pipeline.trainer.adapters import load_trainable_model
+from lachesis.pipeline.trainer.checkpoint import Checkpoint, load_checkpoint
+from lachesis.pipeline.trainer.config import learner_on_record
+from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.numerics import microbatch_at
+from lachesis.pipeline.trainer.resume_checks import check_resumable, refuse_lost
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["load_reference", "resume"]
+
+log = logging.getLogger("lachesis")
+
+
+async def resume(
+    config: RunConfig, feed: BatchFeed, device: torch.device
+) -> tuple[PolicyModel, Learner, Checkpoint | None]:
+    """Return what to train, on `device`, and the checkpoint it is from (None: none yet).
+
+    Place the feed after it.
+
+    Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
+    weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
+    trained on; `ConfigError` when the model cannot be trained on all that it may sample.
+    """
+    folder = config.path / CHECKPOINTS
+    path = latest_checkpoint(folder)
+    setup = model_setup(config, device)
+    reference = await anyio.to_thread.run_sync(load_reference, config, setup)
+    if config.training.sharding == "full":  # whole where memory is plenty; the device gets its share
+        setup = replace(setup, device=torch.device("cpu"))
+    if path is not None:
+        load = partial(load_checkpoint, path, config.training.learner, setup)
+        checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
+        check_positions(config, checkpoint.policy.model.config)
+        await check_resumable(checkpoint.state, checkpoint.path, feed)
+        _keep_fit(checkpoint)
+        feed.position = checkpoint.state.position
+        log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
+        return checkpoint.policy, checkpoint.learner, checkpoint
+    refuse_lost(feed, folder)
+    if config.model is None:
+        raise ConfigError("model: not set; name a local folder or a Hugging Face id")
+    policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
+    check_positions(config, policy.model.config)
+    return policy, Learner(policy.model, config.training.learner, reference=reference), None
+
+
+def _keep_fit(checkpoint: Checkpoint) -> None:
+    """Begin with micro-batches that fitted into memory before, if what the settings allow is the same."""
+    numerics, learner = checkpoint.state.numerics, checkpoint.learner
+    if numerics is None:
+        return
+    allowed = learner_on_record(numerics.learner.encode()).max_tokens_per_microbatch
+    if allowed == learner.config.max_tokens_per_microbatch:
+        learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps), learner.device.type)
+
+
+def load_reference(config: RunConfig, setup: ModelSetup) -> Any:
+    """Return the model that the run began with, if the loss keeps the policy near to it; else None.
+
+    Adapters need none: without them the policy is that model.
+
+    Raises `ConfigError` when the configuration names no model, or one that cannot be loaded.
+    """
+    if not config.training.learner.loss.kl_coef or setup.lora is not None:
+        return None
+    if config.model is None:
+        raise ConfigError(
+            "training.learner.loss.kl_coef is set, so `model` must name the model that the run began with"
+        )
+    return load_model(config.model, setup).model.requires_grad_(False)

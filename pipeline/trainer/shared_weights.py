@@ -1,0 +1,125 @@
+"""The trainer's weights in shared memory: the policy's server is paused while they change.
+
+Guarantees that weights change only while a server that has the version before is paused, so that no token is sampled
+from weights in between, and none under a wrong name; and that a trainer that waits for the server says so, and stops
+waiting when it drains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
+from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.model.shared_memory import WeightSegment
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["SharedWeights", "sharing_weights"]
+
+_POLL_S = 0.02
+_SILENT_S = 10.0
+"""Seconds of waiting for the server after which the trainer says so."""
+_TOPIC = "shared weights"
+
+
+class SharedWeights:
+    """The segment that a trainer's weights are in, and the server that computes with them."""
+
+    def __init__(self, service: Service, segment: WeightSegment, directory: InferenceDirectory, folder: Path) -> None:
+        self._service = service
+        self._segment = segment
+        self._directory = directory
+        self._folder = folder
+        self._version: str | None = None
+
+    def begin_version(self) -> None:
+        """Take in that the weights are new: they change no more before `publish` names them."""
+        self._version = None
+
+    def publish(self, version: PolicyVersion) -> None:
+        """Name the weights that are in the segment now. The policy record is to follow."""
+        self._segment.publish(version)
+        self._version = str(version)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change the weights in this context, in a worker thread.
+
+        The server goes on once it was told their version.
+
+        Raises `InfrastructureError` when the service drains before the server is ready for it.
+        """
+        turn: BinaryIO = anyio.from_thread.run(self._pause_server)
+        with turn, self._segment.changing():
+            yield
+
+    async def _pause_server(self) -> BinaryIO:
+        """Return the turn, with the server paused. It has the newest version then."""
+        since, said = anyio.current_time(), False
+        while True:
+            turn = await take_turn(self._folder)
+            try:
+                reason = await self._try_to_pause()
+            except BaseException:
+                turn.close()
+                raise
+            if reason is None:
+                self._service.set_problem(_TOPIC, None)
+                return turn
+            turn.close()
+            if self._service.draining.is_set():
+                raise InfrastructureError(f"the step was given up, waiting for the policy's server: {reason}")
+            if not said and anyio.current_time() - since > _SILENT_S:
+                said = True
+                text = f"the next step waits for the policy's inference server: {reason}"
+                self._service.set_problem(_TOPIC, text, held_up=["the next step"], stops=True)
+            await anyio.sleep(_POLL_S)  # the server offers nothing to wait on
+
+    async def _try_to_pause(self) -> str | None:
+        """Pause the server if it has the newest version; else return what is missing."""
+        if self._version is None:
+            return "the digest of the weights is still being computed"
+        client: InferenceClient | None = None
+        with anyio.move_on_after(_POLL_S):
+            client = await self._directory.current()
+        if client is None:
+            return "none has registered"
+        try:
+            served = await client.weight_version()
+            if served != self._version:
+                return f"it has policy {served}, not yet {self._version}"
+            await client.pause("keep")
+        except (AccessError, DataError, InfrastructureError) as error:
+            return str(error)
+        return None
+
+
+@asynccontextmanager
+async def sharing_weights(service: Service, config: RunConfig, learner: Learner) -> AsyncIterator[SharedWeights | None]:
+    """Move the learner's weights into shared memory, if the run is set up so, and yield them; else None."""
+    if config.weights.transport != "shared_memory":
+        yield None
+        return
+    folder = config.path / "weights"
+    token = control_token(config.path, "policy")
+    segment = await anyio.to_thread.run_sync(WeightSegment.share, learner.model)
+    try:
+        async with open_role(service.bus, config.run, "policy", token=token) as directory:
+            segment.announce(folder)
+            shared = SharedWeights(service, segment, directory, folder)
+            learner.changing = shared.changing
+            yield shared
+    finally:
+        segment.close(folder)

@@ -1,0 +1,180 @@
+"""Writes the figures of each step to the run's folder, and sends them to the configured trackers.
+
+Guarantees that the file holds each step once: a trainer that goes on from a checkpoint trains the steps after it again,
+and what a life before wrote of those is cut off first. Trackers get the same through outboxes, so that none delays a
+step.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.disk import write_when_room
+from lachesis.pipeline.common.fsync import replace_file
+from lachesis.pipeline.common.small_files import open_regular_file
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.health.logic.alert_changes import AlertNotification
+from lachesis.pipeline.trainer.samples import ReadableSample
+from lachesis.pipeline.trainer.trackers.tracker import Outbox, Tracker
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.values import from_json
+
+__all__ = ["METRICS_FILE", "Tracking", "append_row", "open_trackers", "open_tracking"]
+
+METRICS_FILE = "metrics.jsonl"
+_CLOSE_S = 30.0
+
+
+class _FiguresRow(msgspec.Struct):
+    step: float = msgspec.field(name="train/step", default=0.0)
+
+
+class Tracking:
+    """A log of figures, as `open_tracking` opens it. `resume` comes before the first `log`."""
+
+    def __init__(self, config: RunConfig, outboxes: Sequence[Outbox]) -> None:
+        self._path = config.path / METRICS_FILE
+        self._outboxes = outboxes
+        self._rows = config.training.sample_rows
+        self._step = self._resumed_step = 0
+        self._resumed = anyio.Event()
+
+    @property
+    def tracks(self) -> bool:
+        """Whether there is a tracker at all."""
+        return bool(self._outboxes)
+
+    async def resume(self, step: int) -> None:
+        """Keep the figures up to optimizer step `step` alone: those after it come again."""
+        self._step = self._resumed_step = step
+        rows = self._read_rows()
+        kept = [row for row in rows if _step_of(row) <= step]
+        if kept != rows:
+            await self._replace_rows(kept)
+        self._resumed.set()
+
+    async def log(self, figures: dict[str, float]) -> None:
+        """Write one step's figures, when the disk has room for them; `train/step` is the step axis."""
+        self._step = int(figures.get("train/step", self._step))
+        row = msgspec.json.encode(figures) + b"\n"
+        await write_when_room(self._path, lambda: append_row(self._path, row), needed_bytes=len(row))
+        self._log_figures(figures, len(row))
+
+    async def add_figures(self, figures: dict[str, float]) -> None:
+        """Add figures, which are known only now, to those of the last step."""
+        rows = self._read_rows()
+        if not rows or _step_of(rows[-1]) != self._step:
+            return  # a step of a void batch, or of a life before, of which nothing was logged
+        last = msgspec.json.decode(rows[-1], type=dict[str, float]) | figures
+        rows[-1] = msgspec.json.encode(last) + b"\n"
+        await self._replace_rows(rows)
+        self._log_figures(figures, len(rows[-1]))
+
+    def _log_figures(self, figures: dict[str, float], nbytes: int) -> None:
+        for outbox in self._outboxes:
+            outbox.put(partial(outbox.tracker.log_figures, dict(figures), self._step), nbytes)
+
+    async def _replace_rows(self, rows: list[bytes]) -> None:
+        data = b"".join(rows)
+        await write_when_room(self._path, partial(replace_file, self._path, data), needed_bytes=len(data))
+
+    def _read_rows(self) -> list[bytes]:
+        try:
+            with open_regular_file(self._path) as file:
+                return file.readlines()
+        except FileNotFoundError:
+            return []
+
+    def log_samples(self, samples: Sequence[ReadableSample]) -> None:
+        """Send the first `training.sample_rows` samples to the trackers."""
+        rows = [row.shortened() for row in samples[: self._rows]]
+        for outbox in self._outboxes if rows else ():
+            nbytes = sum(len(row.item) + len(row.prompt) + len(row.completion) for row in rows) * 4  # at most, in UTF-8
+            outbox.put(partial(outbox.tracker.log_samples, rows, self._step), nbytes)
+
+    async def log_alert(self, alert: AlertNotification) -> None:
+        """Send an alert to the trackers; returns once all have taken it."""
+        sent = [
+            outbox.put(partial(outbox.tracker.log_alert, alert, self._step), len(alert.text) * 4)
+            for outbox in self._outboxes
+        ]
+        for event in sent:
+            await event.wait()
+
+    async def send(self, outbox: Outbox, ended: anyio.Event) -> None:
+        """Send what waits in an outbox, from the step on at which the log was resumed, until it is closed."""
+        await self._resumed.wait()
+        await outbox.send(self._resumed_step)
+        ended.set()
+
+
+@asynccontextmanager
+async def open_tracking(
+    config: RunConfig,
+    trackers: Iterable[Tracker] = (),
+    set_note: Callable[[str, str | None], None] = lambda _name, _text: None,
+) -> AsyncIterator[Tracking]:
+    """Open the log of figures of a run.
+
+    `trackers` get what the file gets, and tables of samples and alerts. `set_note(name, text)` says which of them is
+    away. Once the body is done, they have 30 s to take what still waits; none is waited for where it failed.
+    """
+    outboxes = [Outbox(tracker, set_note) for tracker in trackers]
+    tracking, ends = Tracking(config, outboxes), [anyio.Event() for _ in outboxes]
+    async with background() as tasks:
+        for outbox, ended in zip(outboxes, ends, strict=True):
+            tasks.start_soon(tracking.send, outbox, ended)
+        yield tracking
+        for outbox in outboxes:
+            outbox.close()
+        with anyio.move_on_after(_CLOSE_S):
+            for ended in ends:
+                await ended.wait()
+
+
+def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:
+    """Yield the configured trackers, or that of the name `only`.
+
+    `name` tells the run apart in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
+    """
+    settings, name = config.training, name or config.run
+    if settings.wandb.project is not None and only in {None, "wandb"}:
+        from lachesis.pipeline.trainer.trackers.wandb import WandbTracker
+
+        yield WandbTracker(settings.wandb, name, Path(config.path), masked("", msgspec.to_builtins(config)))
+    if settings.tensorboard and only in {None, "tensorboard"}:
+        from lachesis.pipeline.trainer.trackers.tensorboard import TensorBoardTracker
+
+        yield TensorBoardTracker(config.path / "tensorboard" / name)
+    if settings.mlflow is not None and only in {None, "mlflow"}:
+        from lachesis.pipeline.trainer.trackers.mlflow import MlflowTracker
+
+        yield MlflowTracker(settings.mlflow, name)
+
+
+def append_row(path: Path, row: bytes) -> None:
+    """Append a whole row, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        rest = row
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def _step_of(row: bytes) -> float:
+    """Return the step of a line of figures; one that was cut off belongs to none that is kept."""
+    try:
+        return from_json(METRICS_FILE, _FiguresRow, row).step if row.endswith(b"\n") else float("inf")
+    except SchemaError:
+        return float("inf")

@@ -1,0 +1,97 @@
+"""Records a trainer's steps since its last report: when a checkpoint is due, and the next report."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.ledger.checkpoint_state import TrainerState
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.trainer.distance_by_env import bounded_mismatches
+from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.sequences import TrainableBatch
+from lachesis.pipeline.trainer.train_loop import publish_with_retries
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.ledger import GroupDrops, Mismatch, StepTimes, VoidBatch
+
+__all__ = ["UnreportedSteps"]
+
+log = logging.getLogger("lachesis")
+
+_MAX_DROPS_PER_REPORT = 4096
+"""Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
+_MAX_DROPS_LOGGED = 5
+
+
+@dataclass(slots=True)
+class UnreportedSteps:
+    """The steps since the newest checkpoint, which holds `checkpointed` optimizer steps.
+
+    `dropped` counts groups since this trainer started.
+    """
+
+    checkpointed: int
+    voids: list[VoidBatch] = field(default_factory=list)
+    drops: list[GroupDrops] = field(default_factory=list)
+    times: list[StepTimes] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    dropped: int = 0
+
+    def record_void(self, number: int, error: DataError) -> None:
+        """Batch `number` could not be trained."""
+        log.warning("batch %d is void: %s", number, error)
+        self.voids.append(VoidBatch(number, str(error)))
+
+    def record_drops(self, number: int, selected: TrainableBatch) -> None:
+        """Batch `number` is trained on what was `selected` of it."""
+        drops = selected.drops(number)
+        for drop in drops:
+            log.warning(
+                "batch %d is trained without %d of its groups, at %s of ROLLOUTS: %s",
+                number, len(drop.seqs), ", ".join(map(str, drop.seqs[:_MAX_DROPS_LOGGED])), drop.reason,
+            )  # fmt: skip
+        self.drops += drops
+        self.dropped += len(selected.dropped)
+
+    def is_checkpoint_due(self, training: TrainingConfig, step: int) -> bool:
+        """Whether optimizer step `step` is to be followed by a checkpoint.
+
+        At the multiples of `checkpoint_every`, also after a checkpoint between two of them; at the last step; and when
+        a report has no room for more drops.
+        """
+        every = training.checkpoint_every
+        return (
+            step // every > self.checkpointed // every
+            or (training.steps is not None and step >= training.steps)
+            or sum(len(each.seqs) for each in self.drops) >= _MAX_DROPS_PER_REPORT
+        )
+
+    def hand_over(self, step: int) -> UnreportedSteps:
+        """Return the steps up to `step`, for a checkpoint that holds them, and go on without them."""
+        steps = replace(self)
+        self.checkpointed = step
+        self.voids, self.drops, self.times, self.mismatches = [], [], [], []
+        return steps
+
+    async def report(
+        self, service: Service, config: RunConfig, feed: BatchFeed, state: TrainerState, checkpoint: Path | None
+    ) -> None:
+        """Report a checkpoint that is on disk."""
+        report = partial(
+            feed.report_trained,
+            position=state.position,
+            policy_version=state.policy_version,
+            step=state.step,
+            lineage=state.lineage,
+            checkpoint=str(checkpoint),
+            voids=self.voids,
+            drops=self.drops,
+            steps=self.times,
+            mismatches=bounded_mismatches(self.mismatches),
+            numerics=state.numerics,  # of who took the steps, not of who reports them
+        )
+        await publish_with_retries(service, config.services.drain_s, "report what was trained", report)
+        self.voids, self.drops, self.times, self.mismatches = [], [], [], []

@@ -1,0 +1,53 @@
+"""The processes that a run consists of, by its configuration, in the order in which they start. Pure."""
+
+from dataclasses import dataclass
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.tasks.evaluated import evaluated_environments
+from lachesis.services.registry import SERVICES
+
+__all__ = ["PlannedProcess", "plan", "planned_services"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProcess:
+    """One process to run. `finite` ones end by themselves when the run's work is done."""
+
+    name: str
+    service: str
+    part: str
+    phase: int
+    replica: int = 1
+    finite: bool = False
+
+
+def plan(config: RunConfig) -> list[PlannedProcess]:
+    """Return the processes of a run, in the order in which they start."""
+    train = config.mode == "train"
+    finite = train and config.training.steps is not None
+    rows: list[tuple[str, str, int, bool]] = [("governor", "", 1, False), ("batcher", "", 1, False)]
+    rows += [("normalizer", "", 1, False), ("curriculum", "", 1, False)]
+    rows += [("health", "", 1, False)] * config.health.enabled
+    rows += [("scorer", "", config.services.scorers, False)]
+    if config.teacher.enabled:
+        rows += [("teacher", "", config.services.teachers, False)]
+    if train:
+        rows += [("trainer", "", 1, finite)]
+    evaluated = bool(evaluated_environments(config))
+    roles = ["policy"] + config.teacher.roles(config.environments) * config.teacher.enabled + ["eval"] * evaluated
+    rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
+    own = [name for name, env in config.environments.items() if not env.is_foreign]
+    rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))
+    rows += [("environment", env, config.services.environments, False) for env in own]
+    rows += [("evaluator", "", 1, finite)] * evaluated
+    planned = []
+    for service, part, replicas, ends in rows:
+        for replica in range(replicas):
+            name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
+            planned.append(PlannedProcess(name, service, part, SERVICES[service].phase, replica + 1, ends))
+    return sorted(planned, key=lambda process: process.phase)
+
+
+def planned_services(config: RunConfig) -> set[str]:
+    """Return the names under which the services of a run send heartbeats."""
+    return {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}

@@ -1,0 +1,48 @@
+"""An outage of the broker while a batch is fetched is waited out: it neither ends the trainer nor voids the batch."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.trainer import feed as module
+from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.ledger import Batch, LedgerEntry
+from lachesis.testing import MemoryBus
+
+
+class Flaky(MemoryBus):
+    """Fails the first fetches."""
+
+    failures = 3
+
+    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[StoredMessage]:
+        if self.failures:
+            self.failures -= 1
+            raise InfrastructureError("the broker is away")
+        async for message in super().fetch(stream, seqs):
+            yield message
+
+
+async def test_an_outage_while_fetching_is_waited_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = LedgerEntry(
+        run="r", trainer="main", index=0, previous="0" * 64, watermark=0, resolved=b"", events_cursor=0,
+        batch=Batch(number=0, groups=[], sequences=0, tokens=0), next_batch=1,
+    )  # fmt: skip
+
+    async def ledger(*_: object) -> AsyncIterator[LedgerEntry]:
+        yield empty
+
+    monkeypatch.setattr(module, "follow_ledger", ledger)
+    async with Flaky() as bus:
+        feed = await BatchFeed.open(bus, "r", "main", term="t")
+        feed.position = LedgerPosition()
+        fed = [batch async for batch in feed.batches()]
+        assert bus.failures == 0
+    assert [batch.unfetched for batch in fed] == [{}]
+    (waited,) = caplog.messages
+    assert waited.startswith("trying again: fetch batch 0: the broker is away (tried since ")

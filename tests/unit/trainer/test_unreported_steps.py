@@ -1,0 +1,35 @@
+"""When a checkpoint is due: at multiples, at the end, and when a report is full."""
+
+import pytest
+
+from lachesis.pipeline.config.run import TrainingConfig
+from lachesis.pipeline.trainer.unreported_steps import UnreportedSteps
+from lachesis.schemas.ledger import GroupDrops
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "steps", "due"),
+    [
+        (0, None, [3, 6, 9]),
+        (2, None, [3, 6, 9]),  # a checkpoint in between, of a trainer that waited, moves none of the others
+        (3, None, [6, 9]),
+        (0, 8, [3, 6, 8]),
+    ],
+)
+def test_checkpoints_are_due_at_multiples_and_at_the_last_step(checkpointed, steps, due):
+    training = TrainingConfig(steps=steps, checkpoint_every=3)
+    found, unreported = [], UnreportedSteps(checkpointed)
+    for step in range(checkpointed + 1, (steps or 9) + 1):
+        if unreported.is_checkpoint_due(training, step):
+            found.append(step)
+            unreported.checkpointed = step
+    assert found == due
+
+
+def test_a_report_that_has_no_room_for_more_drops_makes_one_due():
+    training = TrainingConfig(checkpoint_every=100)
+    unreported = UnreportedSteps(0)
+    unreported.drops = [GroupDrops(batch=0, seqs=list(range(4095)), reason="gone")]
+    assert not unreported.is_checkpoint_due(training, 1)
+    unreported.drops.append(GroupDrops(batch=1, seqs=[5000], reason="gone"))
+    assert unreported.is_checkpoint_due(training, 2)
