@@ -51,15 +51,15 @@ SERVICES = {
     for spec in (
         ServiceSpec(
             "governor",
-            "admission.stage:run_governor",
+            "governor.stage:run_governor",
             1,
             "grants leases, so that nothing is generated that cannot be used",
         ),
         ServiceSpec(
-            "batcher", "batching.stage:run_batcher", 1, "joins annotations, forms batches and writes the ledger"
+            "batcher", "batcher.stage:run_batcher", 1, "joins annotations, forms batches and writes the ledger"
         ),
         ServiceSpec(
-            "normalizer", "rewards.stage:run_normalizer", 1, "turns scores into normalized rewards and advantages"
+            "normalizer", "normalizer.stage:run_normalizer", 1, "turns scores into normalized rewards and advantages"
         ),
         ServiceSpec(
             "curriculum", "curriculum.stage:run_curriculum", 1, "learns from outcomes which tasks to draw next"
@@ -67,7 +67,7 @@ SERVICES = {
         ServiceSpec(
             "health", "health.stage:run_health", 1, "checks the run by its events; quarantines and halts environments"
         ),
-        ServiceSpec("scorer", "scoring.stage:run_scorer", 1, "rates rollouts with an ensemble of raters"),
+        ServiceSpec("scorer", "scorer.stage:run_scorer", 1, "rates rollouts with an ensemble of raters"),
         ServiceSpec("teacher", "teacher.stage:run_teacher", 1, "adds a second model's logprobs"),
         ServiceSpec(
             "inference",
@@ -76,26 +76,22 @@ SERVICES = {
             "serves a model (policy, teacher or eval)",
             "train",
             part="policy",
-            tinker="training.tinker.serving:run_tinker_inference",
+            tinker="trainer.tinker.serving:run_tinker_inference",
         ),
         ServiceSpec(
             "trainer",
-            "training.stage:run_trainer",
+            "trainer.stage:run_trainer",
             1,
             "trains on batches and publishes weights",
             "train",
-            tinker="training.tinker.stage:run_tinker_trainer",
+            tinker="trainer.tinker.stage:run_tinker_trainer",
         ),
-        ServiceSpec(
-            "evaluator", "environments.evaluator:run_evaluator", 2, "evaluates policy versions on held-out tasks"
-        ),
+        ServiceSpec("evaluator", "evaluator.stage:run_evaluator", 2, "evaluates policy versions on held-out tasks"),
         # after the evaluator, which would miss the first policy if training began without it
         ServiceSpec(
             "gateway", "gateway.stage:run_gateway", 3, "publishes what environments elsewhere send over HTTP", "gateway"
         ),
-        ServiceSpec(
-            "environment", "environments.stage:run_environments", 3, "generates rollouts of its tasks", part=""
-        ),
+        ServiceSpec("environment", "environment.stage:run_environments", 3, "generates rollouts of its tasks", part=""),
     )
 }
 

@@ -1,1 +1,1 @@
-"""From annotated rollouts to batches: the join, the selection, and the ledger that records both."""
+"""The batcher: joins annotations with rollouts, selects groups, and writes batches to the ledger."""

@@ -16,19 +16,21 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.pending_annotations import Annotation, PendingAnnotation, PendingAnnotations
 from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.ledger.chain import JoinState
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
 from lachesis.schemas.alerts import EnvironmentStanding
 from lachesis.schemas.annotations import DeadLetter, GroupReward, Stamp, TeacherPointer
-from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind, ProducerMark
+from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind
 from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["JoinState", "Joiner", "OfflineStart", "PendingRollout", "Wanted", "group_ref"]
+__all__ = ["Joiner", "PendingRollout", "Wanted", "group_ref"]
 
 _TEACHER_STAGE = "teacher"
 _MAX_REASON_CHARS = 500
@@ -36,31 +38,6 @@ _MAX_REASON_CHARS = 500
 
 Wanted = Literal["score", "teacher"]
 """What a rollout may wait for, and no longer than until a deadline."""
-
-
-class OfflineStart(NamedTuple):
-    """Start of an offline trainer: the weights of optimizer step `start` of the run.
-
-    The staleness of a rollout is then the number of optimizer steps between the policy that made it and the weights
-    that train it: those from the one to `start` along the run, either way, and those this trainer has taken since.
-    `max_staleness` bounds it; None: nothing does, and it is left to the importance ratio.
-    """
-
-    start: int = 0
-    max_staleness: int | None = None
-
-    def staleness(self, batch: int, policy_step: int) -> int:
-        """Return that of a rollout made by `policy_step` in batch number `batch`."""
-        return batch + abs(self.start - policy_step)
-
-
-class JoinState(NamedTuple):
-    """The part of a ledger entry that the joiner keeps; see `LedgerEntry`."""
-
-    watermark: int
-    resolved: bytes
-    events_cursor: int
-    producers: dict[str, ProducerMark]
 
 
 @dataclass(slots=True)

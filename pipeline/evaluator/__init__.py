@@ -1,1 +1,1 @@
-"""Held-out evaluation: tasks kept out of training, success rates on them, and whether they drop."""
+"""The evaluator: success rates on held-out tasks by policy version, and whether they drop."""

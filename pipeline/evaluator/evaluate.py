@@ -8,7 +8,7 @@ training run moves them all the time, and an average over several policies is no
 - not pinned: every sample counts, and the result names each version with its number of samples; `policy_version` is
   None as soon as there are two.
 
-The error of the rate takes tasks as the unit of chance (`pipeline.evaluation.logic.rates`).
+The error of the rate takes tasks as the unit of chance (`evaluator.logic.rates`).
 """
 
 import math

@@ -1,1 +1,1 @@
-"""The ledger: chained entries, reading and auditing them, and forming the batches they record."""
+"""The ledger: its format, chained entries, and reading and auditing them. It decides nothing."""

@@ -6,16 +6,15 @@ not.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
-from lachesis.pipeline.batcher.join import JoinState
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import LedgerError
-from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome
+from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome, ProducerMark
 
-__all__ = ["PREVIOUS_HEADER", "Chain", "LedgerPosition", "make_batch"]
+__all__ = ["PREVIOUS_HEADER", "Chain", "JoinState", "LedgerPosition", "make_batch"]
 
 PREVIOUS_HEADER = "Lachesis-Previous"
 """Header of an entry: the sequence in LEDGER of the entry before, 0 at the first. Lets a reader walk backwards."""
@@ -24,6 +23,15 @@ _HINT = (
     "`lachesis runs recover` makes the run go on with the entries that follow one another. Or restore the server's "
     "store from a backup, or start a new run"
 )
+
+
+class JoinState(NamedTuple):
+    """The part of a ledger entry that the joiner keeps; see `LedgerEntry`."""
+
+    watermark: int
+    resolved: bytes
+    events_cursor: int
+    producers: dict[str, ProducerMark]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Rewards: normalization, shaping, advantages, and the faults that exclude a group from training."""
+"""The normalizer: rewards, shaping, advantages, and the faults that exclude a group from training."""

@@ -1,1 +1,1 @@
-"""Scoring: raters, ensembles of them, and how far they agree."""
+"""The scorer: raters, ensembles of them, and how far they agree."""

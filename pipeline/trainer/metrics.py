@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, durations
 from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 

@@ -24,7 +24,6 @@ import msgspec
 import torch
 from anyio.abc import TaskGroup
 
-from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.trainability import TrainerLimits
@@ -34,6 +33,7 @@ from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, point_to_best
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel

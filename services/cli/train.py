@@ -17,11 +17,11 @@ import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
-from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_trainer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.access import OPERATOR

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.offline.replay.logic.batches import OfflineBatchFormer, content_digest
 from lachesis.pipeline.offline.replay.logic.selection import differences

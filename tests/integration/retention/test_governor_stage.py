@@ -8,7 +8,6 @@ import pytest
 from integration.proxy import open_proxy
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.join import JoinState
 from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
@@ -18,7 +17,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.governor.stage import _Follower, run_governor
-from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, LedgerPosition, make_batch
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, JoinState, LedgerPosition, make_batch
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import keys, subjects

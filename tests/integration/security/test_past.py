@@ -10,9 +10,9 @@ import torch
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
-from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.offline.reproduction.batches import verify_batches

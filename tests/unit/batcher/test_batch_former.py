@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.join import OfflineStart
 from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.normalizer.logic.whitening import whiten
 from lachesis.pipeline.offline.replay.logic.batches import (
     OfflineBatchFormer,

@@ -23,7 +23,7 @@ TWO = """
 import sys
 from dataclasses import dataclass
 from lachesis.pipeline.curriculum.logic.strategy import Strategy
-from lachesis.pipeline.environment import Environment
+from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.scorer.rater import rater
 
 sys.modules["meeting"].meet()

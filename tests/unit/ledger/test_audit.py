@@ -7,14 +7,13 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.join import JoinState
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health import stage as stage_module
 from lachesis.pipeline.health.ledger_reader import LedgerReader, rules_of
 from lachesis.pipeline.health.stage import run_health
 from lachesis.pipeline.ledger.audit import LedgerAudit, LedgerRules
-from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, make_batch
+from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, JoinState, make_batch
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.runtime.service import Service

@@ -1,7 +1,6 @@
 import pytest
 
-from lachesis.pipeline.batcher.join import JoinState
-from lachesis.pipeline.ledger.chain import Chain, LedgerPosition, make_batch
+from lachesis.pipeline.ledger.chain import Chain, JoinState, LedgerPosition, make_batch
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import LedgerError

@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lachesis.pipeline.batcher.join import JoinState
-from lachesis.pipeline.ledger.chain import Chain, LedgerPosition
+from lachesis.pipeline.ledger.chain import Chain, JoinState, LedgerPosition
 from lachesis.schemas import codec
 from lachesis.schemas.annotations import ScoreEvent, Stamp
 from lachesis.schemas.catalog import CHANNELS, KEY_EVENTS

@@ -12,8 +12,9 @@ import msgspec
 
 from lachesis.pipeline.batcher.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.join import Joiner, OfflineStart
+from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.ledger.chain import Chain
+from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.schemas.annotations import GroupReward, TeacherPointer
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.planning_header import Plan
