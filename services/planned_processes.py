@@ -6,7 +6,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.tasks.evaluated import evaluated_environments
 from lachesis.services.registry import SERVICES
 
-__all__ = ["PlannedProcess", "plan", "planned_services"]
+__all__ = ["PlannedProcess", "planned_processes", "planned_services"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class PlannedProcess:
     finite: bool = False
 
 
-def plan(config: RunConfig) -> list[PlannedProcess]:
+def planned_processes(config: RunConfig) -> list[PlannedProcess]:
     """Return the processes of a run, in the order in which they start."""
     train = config.mode == "train"
     finite = train and config.training.steps is not None
@@ -50,4 +50,4 @@ def plan(config: RunConfig) -> list[PlannedProcess]:
 
 def planned_services(config: RunConfig) -> set[str]:
     """Return the names under which the services of a run send heartbeats."""
-    return {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
+    return {"-".join(filter(None, (row.service, row.part))) for row in planned_processes(config)}

@@ -27,10 +27,10 @@ import msgspec
 
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import ServerConfig
-from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.bus.store_reservation import reserved_in_store
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.disk import is_disk_full, write_when_room
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import SchemaError, StartupError
@@ -220,7 +220,7 @@ class EmbeddedServer:
             await self._launch(binary, await self._acquire())
         file, content = self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid))
         try:
-            await write_when_room(file, partial(write_private, file, content), needed_bytes=len(content))
+            await write_when_room(file, partial(replace_file, file, content, private=True), needed_bytes=len(content))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.stop()
@@ -320,7 +320,7 @@ class EmbeddedServer:
         config, text = self.store / "nats-server.conf", self._config_text().encode()
 
         def write() -> None:
-            write_private(config, text)
+            replace_file(config, text, private=True)
             os.close(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
 
         await write_when_room(config, write, needed_bytes=_START_BYTES)

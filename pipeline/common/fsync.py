@@ -33,15 +33,21 @@ def make_folder(folder: Path) -> None:
     fsync(folder.parent)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Put `data` in the place of a file. Raises `OSError`, and then leaves all as it was.
+
+    `private`: its owner alone can read it, at every moment.
 
     A crash leaves the file as it was, or as it shall be, and beside it at most `partial_of` it.
     """
     partial = partial_of(path)
+    partial.unlink(missing_ok=True)  # of a crash, perhaps readable by others
     try:
-        partial.write_bytes(data)
-        fsync(partial)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ def install_command(*extras: str) -> str:
 
 def _checkout() -> Path | None:
     """Return the root of the source tree that this module runs from; None: it was installed as a wheel."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     try:
         text = (root / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:

@@ -4,6 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.schemas.errors import StartupError
 
@@ -29,7 +30,7 @@ def shared_token(path: Path) -> str:
     """
     try:
         if not path.exists():
-            _write(path, secrets.token_urlsafe(32), replace=False)
+            _create(path, secrets.token_urlsafe(32))
         return _checked(path, read_small_text(path).strip())
     except OSError as error:
         raise StartupError(f"{path} cannot be read or written: {error.strerror}") from error
@@ -46,24 +47,21 @@ def _checked(path: Path, token: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, whole or not at all. Raises `StartupError`."""
+    """Write a line to a file that its owner alone can read, whole or not at all. Raises `StartupError`."""
     try:
-        _write(path, text, replace=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, f"{text}\n".encode(), private=True)
     except OSError as error:
         raise StartupError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _write(path: Path, text: str, *, replace: bool) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+def _create(path: Path, text: str) -> None:
+    """Write a private file where there is none: of several callers the first one's counts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text + "\n")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    replace_file(partial, f"{text}\n".encode(), private=True)
     try:
-        if replace:
-            partial.replace(path)
-        elif not path.exists():
-            os.link(partial, path)
+        os.link(partial, path)
     except FileExistsError:
         pass  # another was first: its token counts
     finally:

@@ -256,7 +256,7 @@ class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What gives the model, or its loss, more of a rollout than text tokens; `training/inputs/` has how."""
+    """What gives the model, or its loss, more of a rollout than text tokens; `trainer/inputs/` has how."""
 
     input: CodePath
     """A built-in one, or `module:Class` or `path/to/file.py:Class` of your own, a `lachesis.ModelInput`.

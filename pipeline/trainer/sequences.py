@@ -27,7 +27,7 @@ __all__ = ["GroupInputs", "TrainableBatch", "select_trainable", "shuffled", "tra
 
 
 class GroupInputs(Protocol):
-    """What `training.inputs` make of a group's sequences; see `training/inputs/`."""
+    """What `training.inputs` make of a group's sequences; see `trainer/inputs/`."""
 
     def prepare_group(self, group: RolloutGroup) -> list[tuple[Any, ...]]:
         """Return for each sequence what each input made of it.

@@ -24,7 +24,7 @@ import typer
 
 from lachesis.pipeline.bus.accounts import accounts_config, accounts_of, streams_account
 from lachesis.pipeline.bus.permissions import Permissions, permissions
-from lachesis.pipeline.bus.private_path import write_private
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
@@ -97,7 +97,7 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
         file = seeds / f"{identity}.nk"
         if force or not file.exists():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_private(file, _new_seed())
+            replace_file(file, _new_seed(), private=True)
             made.append(identity)
         file.chmod(0o600)
         keys[identity] = _public_key(file)

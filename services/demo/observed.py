@@ -21,7 +21,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.services import Quantiles, merged, place
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["DrawnGroup", "ObservedBatch", "RunObservation", "StageFigures"]
 
@@ -134,7 +134,7 @@ class RunObservation:
     def stages(self) -> dict[str, StageFigures]:
         """Return the figures of every service that was seen, in the order of the pipeline."""
         names = sorted(self.heartbeats.services(), key=place)
-        planned = Counter("-".join(filter(None, (row.service, row.part))) for row in plan(self.config))
+        planned = Counter("-".join(filter(None, (row.service, row.part))) for row in planned_processes(self.config))
         return {name: _figures(self._newest(name), planned[name], self.cpu_s) for name in names}
 
     def _newest(self, service: str) -> list[Heartbeat]:

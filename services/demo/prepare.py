@@ -43,7 +43,7 @@ TEACHER_STEPS = 600
 ERROR_RATE = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
 HEADS = 4
-_CODE = ("training/config.py", "model/policy.py", "model/tokenizer.py", "training/warmstart.py")
+_CODE = ("trainer/config.py", "model/policy.py", "model/tokenizer.py", "trainer/warmstart.py")
 """Modules of lachesis.pipeline that decide what the warm start makes."""
 _LIBRARIES = ("tokenizers", "torch", "transformers")
 

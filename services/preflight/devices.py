@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["describe_devices", "devices_here"]
 
@@ -46,7 +46,7 @@ def _places(config: RunConfig, gpus: int) -> Iterator[tuple[str, tuple[str, str]
     training = config.training
     if config.mode == "train" and training.backend == "torch":
         yield "training.device", (training.device, _device(training.device, gpus, first=True))
-    for row in plan(config):
+    for row in planned_processes(config):
         if row.service == "inference" and not config.is_at_tinker("inference", row.part):
             settings = config.role(row.part)
             if settings.kind == "reference":

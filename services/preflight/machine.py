@@ -28,7 +28,7 @@ from lachesis.pipeline.trainer.tinker.key import key_problem
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.otlp import check_otlp
 
@@ -89,7 +89,7 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding
 def needed_extras(config: RunConfig) -> set[str]:
     """Return the extras without which some of what is configured cannot be started on this machine."""
     nats = config.nats
-    servers = [row.part for row in plan(config) if row.service == "inference"]
+    servers = [row.part for row in planned_processes(config) if row.service == "inference"]
     served_here = any(
         config.role(role).kind == "reference" and not config.is_at_tinker("inference", role) for role in servers
     )
@@ -218,7 +218,7 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
 
 def vllm_interpreters(config: RunConfig) -> Iterator[DoctorFinding]:
     """Check that the interpreters that are to run vLLM have it: it is found there, and not imported."""
-    for row in plan(config):
+    for row in planned_processes(config):
         settings = config.role(row.part) if row.service == "inference" else None
         if settings is None or settings.kind != "vllm" or settings.python is None:
             continue

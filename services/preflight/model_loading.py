@@ -9,7 +9,7 @@ from functools import partial
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["model_loads"]
 
@@ -23,7 +23,7 @@ def model_loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str
     Not those whose setting is among the `failed` ones: what is wrong with them is known.
     """
     seen = set()
-    for row in plan(config):
+    for row in planned_processes(config):
         if row.service != "inference" or config.is_at_tinker("inference", row.part):
             continue
         settings = config.role(row.part)

@@ -21,7 +21,7 @@ from lachesis.pipeline.model.source import find_model
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS
 from lachesis.pipeline.scorer import raters
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 from lachesis.services.run.checkpoints import newest_checkpoint
 
 __all__ = ["NamedModel", "Problem", "check_named", "named_models", "named_problems"]
@@ -90,7 +90,7 @@ def _models(config: RunConfig) -> Iterator[Problem]:
 
 def named_models(config: RunConfig) -> dict[str, NamedModel]:
     """Return the models that trainer and servers take, by the setting that names them."""
-    started = {row.part: config.role(row.part) for row in plan(config) if row.service == "inference"}
+    started = {row.part: config.role(row.part) for row in planned_processes(config) if row.service == "inference"}
     started |= {role: settings for role, settings in config.inference.items() if settings.url is None}
     loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
     found: dict[str, NamedModel] = {}

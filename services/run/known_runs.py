@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file, read_small_text
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError, SchemaError
@@ -51,9 +52,7 @@ def register_run(config: RunConfig, file: Path | None, *, stored: bool = False) 
     record = KnownRun(run=config.run, folder=str(config.path), config=given, stored=stored or has_stored(config.path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(msgspec.json.encode(record))
-        partial.replace(path)
+        replace_file(path, msgspec.json.encode(record))
     except OSError as error:
         log.info("this run is not found by its name from other folders: %s", error)
 

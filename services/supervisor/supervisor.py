@@ -52,7 +52,7 @@ from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
-from lachesis.services.planned_processes import PlannedProcess, plan
+from lachesis.services.planned_processes import PlannedProcess, planned_processes
 from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
@@ -190,7 +190,7 @@ class Supervisor:
         self.arguments = ["--config", str(run_file_of(config))]
         self.watches = watches
         self.logs = config.path / "logs"
-        self.running = [_RunningProcess(planned) for planned in plan(config)]
+        self.running = [_RunningProcess(planned) for planned in planned_processes(config)]
         # what trains at Tinker needs no torch, which a fork server of its kind would import
         planned = [row.planned for row in self.running]
         elsewhere = {row.service for row in planned if config.is_at_tinker(row.service, row.part)}

@@ -24,7 +24,7 @@ from integration.servers import Servers, Standalone, Supervised
 from lachesis.pipeline.bus import blobs
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import InfrastructureError, leaves
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["TIGHT", "Kind", "Round", "play"]
 
@@ -131,7 +131,7 @@ async def _servers(this: Round, folder: Path) -> AsyncIterator[Servers]:
 async def _struck(this: Round, run: Run) -> None:
     """Strike the run, let it go on and settle, and stop it."""
     config = run.load_config()
-    targets = [SERVER, SUPERVISOR, *(planned.name for planned in plan(config))]
+    targets = [SERVER, SUPERVISOR, *(planned.name for planned in planned_processes(config))]
     strikes = this.strikes
     if strikes is None:
         connections = bool(run.servers.proxies)

@@ -20,7 +20,7 @@ from integration.cluster.nodes import Cluster, leader_of, settled
 from integration.harness import Run, alive, until
 
 from lachesis.schemas import subjects
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 from lachesis.services.process.service_process import EXIT_DRAIN_TIMEOUT, EXIT_DRAINED, EXIT_FENCED, EXIT_STARTUP
 
 __all__ = ["Striker", "Tally", "kind_of", "percentile"]
@@ -78,7 +78,7 @@ class Striker:
 
     def __init__(self, run: Run, observer: Observer, tasks: TaskGroup) -> None:
         self.run = run
-        self.services = [planned.name for planned in plan(run.load_config())]
+        self.services = [planned.name for planned in planned_processes(run.load_config())]
         self.observer = observer
         self.tally = Tally()
         self._tasks = tasks

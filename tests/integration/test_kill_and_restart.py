@@ -21,7 +21,7 @@ from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 MANY = 1_000_000
 """Steps: more than it comes to, however long it takes to strike them all."""
@@ -43,7 +43,7 @@ async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(ru
     await run.wait_for_step(2)
     victims = run.pids()
     del victims["supervisor"]
-    assert len(set(victims.values())) == len(victims) == len(plan(run.load_config())) + 1
+    assert len(set(victims.values())) == len(victims) == len(planned_processes(run.load_config())) + 1
     for name, pid in victims.items():
         before = run.step()
         os.kill(pid, signal.SIGKILL)

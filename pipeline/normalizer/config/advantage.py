@@ -12,7 +12,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["ESTIMATORS", "SHAPEABLE", "AdvantageConfig"]
 
 ESTIMATORS = ("centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "gdpo", "pass@k")
-"""The built-in ones; see `rewards/estimators`."""
+"""The built-in ones; see `normalizer/estimators`."""
 SHAPEABLE = ("centred", "dr_grpo", "rloo", "opo", "grpo")
 """Estimators that shaping goes with; the others divide by what bonuses are part of, or whiten over the batch."""
 

@@ -17,7 +17,7 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["measure"]
 
-_SCRIPT = Path(__file__).parents[2] / "unit" / "training" / "ranks" / "one_rank.py"
+_SCRIPT = Path(__file__).parents[2] / "unit" / "trainer" / "ranks" / "one_rank.py"
 _FIRST = [[0, [19, 12, 16], 0.5], [1, [9, 6], 1.0], [2, [11, 5, 7, 8], 0.7]]
 _SECOND = [[3, [17, 17], 0.4], [4, [6, 9, 30], 0.9]]
 

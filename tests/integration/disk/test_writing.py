@@ -10,8 +10,8 @@ import anyio
 import pytest
 import torch
 
-from lachesis.pipeline.bus.private_path import write_private
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
@@ -122,11 +122,11 @@ def test_small_files_are_whole_or_as_they_were(small_disk) -> None:
     disk = small_disk(1)
     secret, pids = disk.path / "endpoint.json", disk.path / "pids.json"
     late = DeferredFile(pids)
-    write_private(secret, b"before")
+    replace_file(secret, b"before", private=True)
     late.write(b"before")
     disk.fill()
     with pytest.raises(OSError, match="No space left"):
-        write_private(secret, bytes(9000))
+        replace_file(secret, bytes(9000), private=True)
     late.write(bytes(9000))
     assert secret.read_bytes() == pids.read_bytes() == b"before"
     assert files(disk.path) == {"endpoint.json", "pids.json", "ballast"}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.batcher import pending_annotations as early_module
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.join import Joiner
-from lachesis.pipeline.ledger import pending_annotations as early_module
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.schemas.alerts import EnvironmentStanding, RolloutRange
 from lachesis.schemas.annotations import DeadKind, DeadLetter, GroupReward, TeacherPointer, Verdict

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.batcher import selection as select_module
 from lachesis.pipeline.batcher.selection import precedence, select
-from lachesis.pipeline.ledger import selection as select_module
 from lachesis.schemas.ledger import GroupRef
 
 

@@ -8,7 +8,7 @@ from lachesis.pipeline.config.load import load, settings
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import access_table
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 from lachesis.services.run.scope import scope_of
 
 VARIABLES = {
@@ -65,7 +65,7 @@ model = "org/coder"
 def test_every_teacher_has_a_server_and_may_say_so(tmp_path: Path) -> None:
     config = loaded(SEVERAL, folder=tmp_path)
     assert config.teacher.roles(config.environments) == ["teacher", "teacher-code"]
-    names = [row.name for row in plan(config)]
+    names = [row.name for row in planned_processes(config)]
     assert {"inference-teacher", "inference-teacher-code"} <= set(names)
     assert names.count("teacher") == 1
     table = access_table(scope_of(config))

@@ -5,18 +5,18 @@ import pytest
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 FOREIGN = EnvironmentConfig(kind="gateway")
 OWN = EnvironmentConfig(kind="reasoning_gym")
 
 
 def test_the_gateway_runs_where_there_is_something_to_publish_for():
-    names = [row.name for row in plan(RunConfig(environments={"words": FOREIGN, "own": OWN}))]
+    names = [row.name for row in planned_processes(RunConfig(environments={"words": FOREIGN, "own": OWN}))]
     assert names.count("gateway") == 1
     assert "environment-own" in names
     assert "environment-words" not in names
-    assert "gateway" not in [row.name for row in plan(RunConfig(environments={"own": OWN}))]
+    assert "gateway" not in [row.name for row in planned_processes(RunConfig(environments={"own": OWN}))]
 
 
 def test_held_out_tasks_are_not_asked_for_elsewhere():

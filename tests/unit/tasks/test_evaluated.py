@@ -13,7 +13,7 @@ from lachesis.pipeline.tasks.evaluated import (
     is_held_out,
     reason_not_evaluated,
 )
-from lachesis.services.planned_processes import plan
+from lachesis.services.planned_processes import planned_processes
 
 KEYS = np.arange(500, dtype=np.uint64)
 OWN, FOREIGN = EnvironmentConfig(kind="sums.py:Sums"), EnvironmentConfig(kind="gateway")
@@ -21,7 +21,7 @@ RUN = RunConfig(environments={"sums": OWN, "shop": FOREIGN})
 
 
 def processes(config):
-    return {row.name for row in plan(config)}
+    return {row.name for row in planned_processes(config)}
 
 
 def test_by_default_the_runs_own_environments_are_evaluated_on_tasks_held_out_of_training():

@@ -38,7 +38,7 @@ def test_what_has_no_meaning_at_tinker_is_refused_by_name(changes, named):
 def test_trainer_and_policy_run_at_tinker_and_a_teacher_does_not():
     config = run()
     stages = {part: SERVICES["inference"].of(config, part).stage for part in ("policy", "eval", "teacher")}
-    assert stages["policy"] == stages["eval"] == "training.tinker.serving:run_tinker_inference"
+    assert stages["policy"] == stages["eval"] == "trainer.tinker.serving:run_tinker_inference"
     assert stages["teacher"] == SERVICES["inference"].stage
     assert SERVICES["trainer"].of(config, "").extra == "tinker"
     assert needed_extras(config) == {"tinker"}
