@@ -1,4 +1,4 @@
-"""The map names files that exist, and every folder of the pipeline."""
+"""The map and the folders' READMEs name files that exist, and each service has a folder of its name."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
+TESTS = PIPELINE.parent / "tests"
 MAP = (PIPELINE / "README.md").read_text()
 
 
@@ -20,3 +21,12 @@ def test_each_service_has_a_folder_of_its_name() -> None:
     assert [name for name in SERVICES if not (PIPELINE / name / "stage.py").is_file()] == []
     for spec in SERVICES.values():
         assert spec.stage.startswith(f"{spec.name}.stage:")
+
+
+@pytest.mark.parametrize("page", [*PIPELINE.rglob("README.md"), PIPELINE.parent / "schemas" / "README.md"], ids=str)
+def test_pages_name_modules_that_exist(page: Path) -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text()))
+    known = [*page.parent.rglob("*.py"), *TESTS.rglob("test_*.py")]
+    places = [PIPELINE, PIPELINE.parent, TESTS]
+    unknown = [name for name in named if not any((place / name).exists() for place in places)]
+    assert [name for name in unknown if not any(str(path).endswith(f"/{name}") for path in known)] == []
