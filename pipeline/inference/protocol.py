@@ -216,7 +216,7 @@ class LoadedWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker of vLLM says of the weights that it computes with, read from its model's memory."""
 
     digest: str | None = None
-    """As `weights_digest`, in the form of the version's; None: not known, because of `unknown`."""
+    """As `weights_digest`; None: not known, because of `unknown`."""
     rounded: str | None = None
     """The digest that they must have if it is not the version's: the model computes in a narrower dtype than weights
     travel in, so it holds what was delivered rounded. None: it holds them as they are."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 
 from lachesis.pipeline.inference.protocol import LoadedWeights
-from lachesis.pipeline.model.digest import DigestForm
 from lachesis.pipeline.model.tensors import digest_in_order, rounded
 
 __all__ = ["digest_as_held", "loaded_tensors", "loaded_weights"]
@@ -22,27 +21,23 @@ def loaded_weights(
     expected: Mapping[str, torch.Tensor],
     dtype: str,
     as_held: str | None,
-    form: DigestForm = "blake3",
 ) -> LoadedWeights:
     """Return what is to be told of the weights that `model` holds.
 
     `expected` has the names, shapes and dtypes of the checkpoint's tensors, in which they are digested. `dtype` is what
-    they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of what was delivered, `form` that of the
-    version's digest.
+    they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of what was delivered.
     """
     held = loaded_tensors(model, expected)
     if unknown := sorted(expected.keys() - held.keys()):
         return LoadedWeights(unknown=unknown)
     widened = ((name, tensor.detach().cpu().to(expected[name].dtype)) for name, tensor in sorted(held.items()))
     if as_held is not None:
-        return LoadedWeights(digest=digest_in_order(widened, form), rounded=as_held)
+        return LoadedWeights(digest=digest_in_order(widened), rounded=as_held)
     as_sent = ((name, rounded({name: one}, dtype)[name]) for name, one in widened)
-    return LoadedWeights(digest=digest_in_order(as_sent, form))
+    return LoadedWeights(digest=digest_in_order(as_sent))
 
 
-def digest_as_held(
-    model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str, form: DigestForm = "blake3"
-) -> str | None:
+def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str) -> str | None:
     """Return the digest of what was delivered once it is rounded to the dtypes in which `model` holds it.
 
     None if that changes no value: `model` holds it in the dtypes that it has, or in what it travelled in (`dtype`).
@@ -52,11 +47,7 @@ def digest_as_held(
     if all(held.get(name, tensor.dtype) in {tensor.dtype, *harmless} for name, tensor in delivered.items()):
         return None
     return digest_in_order(
-        (
-            (name, tensor.to(held.get(name, tensor.dtype)).to(tensor.dtype))
-            for name, tensor in sorted(delivered.items())
-        ),
-        form,
+        ((name, tensor.to(held.get(name, tensor.dtype)).to(tensor.dtype)) for name, tensor in sorted(delivered.items()))
     )
 
 

@@ -33,7 +33,6 @@ from vllm.v1.worker.gpu_worker import Worker
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
 from lachesis.pipeline.inference.vllm_loaded import digest_as_held, loaded_weights
 from lachesis.pipeline.inference.vllm_shared_memory import SharedModel, guard_worker
-from lachesis.pipeline.model.digest import DigestForm, form_of
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.shared_memory import POINTER_FILE
 from lachesis.pipeline.model.weight_files import path_inside, read_weights, travel_dtype
@@ -87,7 +86,6 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._staged: dict[str, torch.Tensor] | None = None
         self._dtype = "float32"  # that the weights travelled in which were delivered last
         self._as_held: str | None = None
-        self._form: DigestForm = "blake3"
         self._shared = SharedModel(vllm_config, model, self._expected, self._load)
         packed = [name for name, parameter in model.named_parameters() if not parameter.numel()]
         if packed:
@@ -117,8 +115,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
             else:
                 self._staged = read_weights(path, version, self._expected)
                 self._dtype = travel_dtype(path)
-                self._as_held = digest_as_held(self.model, self._staged, self._dtype, form_of(version.digest))
-            self._form = form_of(version.digest)
+                self._as_held = digest_as_held(self.model, self._staged, self._dtype)
         except (DataError, NotFoundError) as error:
             raise ValueError(f"{REFUSED}{error}") from error
 
@@ -138,7 +135,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def loaded(self) -> dict[str, Any]:
         """Return a `LoadedWeights` as plain values."""
-        found = loaded_weights(self.model, self._expected, self._dtype, self._as_held, self._form)
+        found = loaded_weights(self.model, self._expected, self._dtype, self._as_held)
         plain: dict[str, Any] = msgspec.to_builtins(found)
         return plain
 

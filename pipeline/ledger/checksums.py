@@ -1,15 +1,12 @@
 """Checksums of a folder in the form of `b3sum`, the program of BLAKE3.
 
-`b3sum -c B3SUMS` checks a checkpoint without us, and `sha256sum -c SHA256SUMS` one of the time before: SHA-256 takes
-two and a half times as long.
+`b3sum -c B3SUMS` checks a checkpoint without us. SHA-256 would take two and a half times as long.
 
 Guarantees that what `verify_sums` lets pass is, file for file and byte for byte, what was sealed: a torn, flipped,
 exchanged, missing or added file is named before anything in the folder is parsed.
 """
 
-import hashlib
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +18,6 @@ from lachesis.schemas.errors import CheckpointError
 __all__ = ["SUMS", "verify_sums", "write_sums"]
 
 SUMS = "B3SUMS"
-_OLD_SUMS = "SHA256SUMS"
 _BLOCK_BYTES = 1 << 20
 _THREADS = 4
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\\\n]+)")
@@ -30,7 +26,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([^\\\n]+)")
 def write_sums(folder: Path) -> None:
     """Seal the files of `folder`, those in folders inside too."""
     names = sorted(_names(folder) - {SUMS})
-    lines = [f"{digest}  {name}\n" for name, digest in zip(names, _digests(folder, names, _blake3), strict=True)]
+    lines = [f"{digest}  {name}\n" for name, digest in zip(names, _digests(folder, names), strict=True)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -45,23 +41,21 @@ def verify_sums(folder: Path) -> None:
 
 
 def _fault(folder: Path) -> str | None:
-    is_old = not (folder / SUMS).exists() and (folder / _OLD_SUMS).exists()
-    sums_file = _OLD_SUMS if is_old else SUMS
     try:
-        text = read_small_text(folder / sums_file)
+        text = read_small_text(folder / SUMS)
     except OSError as error:
-        return f"its {sums_file} cannot be read: {error}"
+        return f"its {SUMS} cannot be read: {error}"
     found = [_LINE.fullmatch(line) for line in text.splitlines()]
     sums = {match[2]: match[1] for match in found if match is not None}
     if not sums or len(sums) != len(found):
-        return f"its {sums_file} is damaged"
-    present = _names(folder) - {sums_file}
+        return f"its {SUMS} is damaged"
+    present = _names(folder) - {SUMS}
     for what, names in (("missing", sums.keys() - present), ("not its own", present - sums.keys())):
         if names:
             return f"{', '.join(sorted(names)[:5])}: {what}"
     whole = [name for name in sums if (folder / name).is_file() and not (folder / name).is_symlink()]
     try:
-        found_digests = dict(zip(whole, _digests(folder, whole, _sha256 if is_old else _blake3), strict=True))
+        found_digests = dict(zip(whole, _digests(folder, whole), strict=True))
     except OSError as error:
         return f"{error.filename or 'one of its files'} cannot be read: {error.strerror}"
     for name, digest in sums.items():
@@ -76,20 +70,15 @@ def _names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in paths}
 
 
-def _digests(folder: Path, names: list[str], digest: Callable[[Path], str]) -> list[str]:
+def _digests(folder: Path, names: list[str]) -> list[str]:
     """Return the files' digests, several at a time: those of a checkpoint's weights and moments take nearly all."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda name: digest(folder / name), names))
+        return list(pool.map(lambda name: _digest(folder / name), names))
 
 
-def _blake3(path: Path) -> str:
+def _digest(path: Path) -> str:
     found, block = blake3(), memoryview(bytearray(_BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):
             found.update(block[:size])
     return found.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

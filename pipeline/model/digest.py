@@ -4,21 +4,19 @@
     tensor   BLAKE3 of its label (name, dtype and shape, see `label`) and its pieces' digests, in order
     weights  "k", then the BLAKE3 of all tensors' digests, in the order of the tensors' names: 64 hex digits
 
-The "k" names this form. Policy versions of the forms before can be checked as well: "t" has SHA-256 where this one has
-BLAKE3, which takes less than half its time; without a letter it is one SHA-256 over label and bytes of each tensor in
-turn. Guarantees that the digest depends on names, dtypes, shapes and bytes alone, whatever the number of threads.
+The "k" names this form, so that a later one can be told from it. Guarantees that the digest depends on names, dtypes,
+shapes and bytes alone, whatever the number of threads.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -28,33 +26,25 @@ __all__ = [
     "DIGEST_LENGTH",
     "PIECE_BYTES",
     "Bytes",
-    "DigestForm",
     "Piece",
     "RunningDigest",
-    "TreeForm",
     "WeightsDigest",
     "digest_in_order",
     "digest_of_pieces",
-    "form_of",
     "hash_bytes",
     "label",
     "on_threads",
     "pieces_of",
-    "tree_form_of",
 ]
 
 Bytes = NDArray[np.uint8]
-TreeForm = Literal["blake3", "sha256"]
-"""Over the tensors' digests."""
-DigestForm = TreeForm | Literal["flat"]
-"""flat: one SHA-256 over everything, as it was at first."""
 
 DIGEST_LENGTH = 13
 """Characters of the digest that a policy version carries: the letter of its form and 12 hex digits."""
 PIECE_BYTES = 1 << 20
 """Bytes of a tensor that are digested together. It is part of the form: another size makes other digests."""
-_LETTERS: dict[TreeForm, str] = {"blake3": "k", "sha256": "t"}
-"""None is a hex digit: flat digests have no letter."""
+_LETTER = "k"
+"""Names the form. No hex digit."""
 _MAX_THREADS = 16
 _MAX_PIECES_BEHIND = 64
 _INLINE_BYTES = 4 * PIECE_BYTES
@@ -74,21 +64,10 @@ class Piece(NamedTuple):
 
 
 class WeightsDigest(NamedTuple):
-    """The digest of weights, `whole`, and those of the tensors, by name in order: none in the flat form."""
+    """The digest of weights, `whole`, and those of the tensors, by name in order."""
 
     whole: str
     of_tensors: Mapping[str, bytes]
-
-
-def form_of(digest: str) -> DigestForm:
-    """Return the form that a digest, or its beginning, is of."""
-    return next((form for form, letter in _LETTERS.items() if digest.startswith(letter)), "flat")
-
-
-def tree_form_of(digest: str) -> TreeForm:
-    """Return the form of tensors' digests where the whole one has that of `digest`: flat ones have none."""
-    form = form_of(digest)
-    return "blake3" if form == "flat" else form
 
 
 def label(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
@@ -102,9 +81,9 @@ def pieces_of(name: str, size: int) -> list[Piece]:
     return [Piece(name, i, i * PIECE_BYTES, min(size, (i + 1) * PIECE_BYTES)) for i in range(count)]
 
 
-def hash_bytes(data: bytes | memoryview, form: TreeForm) -> bytes:
+def hash_bytes(data: bytes | memoryview) -> bytes:
     """Return the hash that pieces and what lies above them are digested with."""
-    return blake3(data).digest() if form == "blake3" else hashlib.sha256(data).digest()
+    return blake3(data).digest()
 
 
 def on_threads(work: Callable[[A], R], items: list[A], total_bytes: int, *, threads_each: int = 1) -> list[R]:
@@ -119,34 +98,26 @@ def on_threads(work: Callable[[A], R], items: list[A], total_bytes: int, *, thre
         return list(pool.map(work, items))
 
 
-def digest_of_pieces(
-    labels: Mapping[str, bytes], digests: Mapping[Piece, bytes], form: TreeForm = "blake3"
-) -> WeightsDigest:
+def digest_of_pieces(labels: Mapping[str, bytes], digests: Mapping[Piece, bytes]) -> WeightsDigest:
     """Return the digest of weights from those of all their pieces. `labels`: of every tensor, by name."""
     of_pieces: dict[str, list[tuple[int, bytes]]] = {name: [] for name in labels}
     for piece, digest in digests.items():
         of_pieces[piece.name].append((piece.number, digest))
     of_tensors = {
-        name: hash_bytes(b"".join((of_label, *(digest for _, digest in sorted(of_pieces[name])))), form)
+        name: hash_bytes(b"".join((of_label, *(digest for _, digest in sorted(of_pieces[name])))))
         for name, of_label in sorted(labels.items())
     }
-    return WeightsDigest(_LETTERS[form] + hash_bytes(b"".join(of_tensors.values()), form).hex(), of_tensors)
+    return WeightsDigest(_LETTER + hash_bytes(b"".join(of_tensors.values())).hex(), of_tensors)
 
 
-def digest_in_order(tensors: Iterable[tuple[str, bytes, Bytes]], form: DigestForm = "blake3") -> WeightsDigest:
+def digest_in_order(tensors: Iterable[tuple[str, bytes, Bytes]]) -> WeightsDigest:
     """Return the digest of tensors that come in the order of their names.
 
     Each comes with its name, label and bytes. At most two of them are held at a time.
     """
-    if form == "flat":
-        flat = hashlib.sha256()
-        for _, of_label, data in tensors:
-            flat.update(of_label)
-            flat.update(data.data)
-        return WeightsDigest(flat.hexdigest(), {})
     labels: dict[str, bytes] = {}
     digests: dict[Piece, bytes] = {}
-    with _lazy_pool(form) as submit:
+    with _lazy_pool() as submit:
         waiting: deque[tuple[list[Piece], Iterator[bytes]]] = deque()
         for name, of_label, data in tensors:
             labels[name] = of_label
@@ -156,7 +127,7 @@ def digest_in_order(tensors: Iterable[tuple[str, bytes, Bytes]], form: DigestFor
                 digests.update(zip(*waiting.popleft(), strict=True))
         for pieces, found in waiting:
             digests.update(zip(pieces, found, strict=True))
-    return digest_of_pieces(labels, digests, form)
+    return digest_of_pieces(labels, digests)
 
 
 class RunningDigest:
@@ -166,9 +137,8 @@ class RunningDigest:
     of one tensor, and whole pieces unless it is that tensor's last. Blocks are not to change afterwards.
     """
 
-    def __init__(self, sizes: Mapping[str, int], labels: Mapping[str, bytes], form: TreeForm = "blake3") -> None:
+    def __init__(self, sizes: Mapping[str, int], labels: Mapping[str, bytes]) -> None:
         self._labels = labels
-        self._form: TreeForm = form
         self._pieces = iter([piece for name, size in sizes.items() for piece in pieces_of(name, size)])
         self._waiting: deque[tuple[Piece, Future[bytes]]] = deque()
         self._digests: dict[Piece, bytes] = {}
@@ -184,7 +154,7 @@ class RunningDigest:
         """Take in the next block. Waits where too much is behind."""
         for at in range(0, block.size, PIECE_BYTES):
             part = block[at : at + PIECE_BYTES]
-            self._waiting.append((next(self._pieces), self._pool.submit(hash_bytes, part.data, self._form)))
+            self._waiting.append((next(self._pieces), self._pool.submit(hash_bytes, part.data)))
         while len(self._waiting) > _MAX_PIECES_BEHIND:
             self._collect()
 
@@ -192,7 +162,7 @@ class RunningDigest:
         """Return the digest, once all blocks have come."""
         while self._waiting:
             self._collect()
-        return digest_of_pieces(self._labels, self._digests, self._form)
+        return digest_of_pieces(self._labels, self._digests)
 
     def _collect(self) -> None:
         piece, found = self._waiting.popleft()
@@ -200,7 +170,7 @@ class RunningDigest:
 
 
 @contextmanager
-def _lazy_pool(form: TreeForm) -> Iterator[Callable[[Bytes, list[Piece]], Iterator[bytes]]]:
+def _lazy_pool() -> Iterator[Callable[[Bytes, list[Piece]], Iterator[bytes]]]:
     """Yield what digests a tensor's pieces: small tensors here, large ones on threads that start with the first."""
     pool: ThreadPoolExecutor | None = None
 
@@ -208,7 +178,7 @@ def _lazy_pool(form: TreeForm) -> Iterator[Callable[[Bytes, list[Piece]], Iterat
         nonlocal pool
 
         def digest(piece: Piece) -> bytes:
-            return hash_bytes(data[piece.start : piece.end].data, form)
+            return hash_bytes(data[piece.start : piece.end].data)
 
         if data.size <= _INLINE_BYTES:
             return iter([digest(piece) for piece in pieces])

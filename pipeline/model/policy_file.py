@@ -1,15 +1,14 @@
 """Labels of a policy's weights file, and the check that a file is what its policy version says.
 
 Guarantees that no file passes in which a byte was altered, wherever it lies, and that the error names the tensors, as
-far as the file tells: it records the beginnings of its tensors' digests. Files of older versions (see `digest`) record
-none: of them the digest of the content is compared. No torch.
+far as the file tells: it records the beginnings of its tensors' digests. No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, WeightsDigest, form_of, hash_bytes
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, WeightsDigest, hash_bytes
 from lachesis.pipeline.model.faults import some
 from lachesis.pipeline.model.raw_weights import RawFile, raw_digest
 from lachesis.schemas.errors import DataError
@@ -35,7 +34,7 @@ def policy_labels(version: PolicyVersion, dtype: str, found: WeightsDigest) -> d
     labels = {_POLICY_VERSION: str(version)}
     if dtype != "float32":
         labels[_ROUNDED_TO] = dtype
-    return labels | {_DIGESTS: _digests(labels, found)} if form_of(version.digest) == "blake3" else labels
+    return labels | {_DIGESTS: _digests(labels, found)}
 
 
 def travels_rounded(file: RawFile) -> str:
@@ -58,14 +57,14 @@ def check_content(file: RawFile, found: WeightsDigest, version: PolicyVersion, w
             f"{where}: its tensors have digest {found.whole[:DIGEST_LENGTH]}, but policy version {version} was "
             f"requested{_altered(found, recorded)}."
         )
-    if form_of(version.digest) == "blake3" and (recorded != _digests(file.metadata, found) or not file.is_canonical):
+    if recorded != _digests(file.metadata, found) or not file.is_canonical:
         raise DataError(f"{where} was altered: its header, or what follows its tensors, is not what was written.")
 
 
 def check_file(file: RawFile, version: PolicyVersion, where: str) -> None:
     """Read a file and raise `DataError` unless it is what was written of `version`."""
     check_label(file, version, where)
-    check_content(file, raw_digest(file, form_of(version.digest)), version, where)
+    check_content(file, raw_digest(file), version, where)
 
 
 def _altered(found: WeightsDigest, recorded: str | None) -> str:
@@ -79,7 +78,7 @@ def _altered(found: WeightsDigest, recorded: str | None) -> str:
 
 def _digests(labels: Mapping[str, str], found: WeightsDigest) -> str:
     others = "".join(f"{name}\0{label}\0" for name, label in sorted(labels.items()) if name != _DIGESTS)
-    own = hash_bytes(others.encode("utf-8", "surrogatepass"), "blake3")
+    own = hash_bytes(others.encode("utf-8", "surrogatepass"))
     return "".join(map(_beginning, [*found.of_tensors.values(), own]))
 
 

@@ -21,10 +21,8 @@ import numpy as np
 from lachesis.pipeline.model.digest import (
     PIECE_BYTES,
     Bytes,
-    DigestForm,
     Piece,
     RunningDigest,
-    TreeForm,
     WeightsDigest,
     digest_in_order,
     digest_of_pieces,
@@ -145,15 +143,14 @@ def write_blocks(
     forms: Sequence[TensorForm],
     blocks: Iterable[Bytes],
     metadata: Callable[[WeightsDigest], Mapping[str, str]],
-    form: TreeForm = "blake3",
 ) -> WeightsDigest:
     """Write a file of tensors from blocks of bytes, one tensor after the other; return the digest.
 
     Blocks and `metadata` are as for `RunningDigest` and `write_digested`.
     """
     labels = {one.name: one.label for one in forms}
-    with path.open("wb") as file, RunningDigest({one.name: one.nbytes for one in forms}, labels, form) as running:
-        file.write(_header(forms, metadata(digest_of_pieces(labels, {}, form))))
+    with path.open("wb") as file, RunningDigest({one.name: one.nbytes for one in forms}, labels) as running:
+        file.write(_header(forms, metadata(digest_of_pieces(labels, {}))))
         for block in blocks:
             running.update(block)
             file.write(block.data)
@@ -168,7 +165,6 @@ def write_digested(
     forms: Iterable[TensorForm],
     data: Mapping[str, Bytes],
     metadata: Callable[[WeightsDigest], Mapping[str, str]],
-    form: TreeForm = "blake3",
 ) -> WeightsDigest:
     """Write a file of tensors, digested piece by piece as it is written; return the digest.
 
@@ -176,7 +172,7 @@ def write_digested(
     """
     ordered = file_order(forms)
     labels = {one.name: one.label for one in ordered}
-    at = len(_header(ordered, metadata(digest_of_pieces(labels, {}, form))))
+    at = len(_header(ordered, metadata(digest_of_pieces(labels, {}))))
     offsets = {}
     for one in ordered:
         offsets[one.name] = at
@@ -187,10 +183,10 @@ def write_digested(
         def write(piece: Piece) -> bytes:
             part = data[piece.name][piece.start : piece.end].data
             _write_at(descriptor, part, offsets[piece.name] + piece.start)
-            return hash_bytes(part, form)
+            return hash_bytes(part)
 
         pieces = [piece for one in ordered for piece in pieces_of(one.name, one.nbytes)]
-        found = digest_of_pieces(labels, dict(zip(pieces, on_threads(write, pieces, at), strict=True)), form)
+        found = digest_of_pieces(labels, dict(zip(pieces, on_threads(write, pieces, at), strict=True)))
         _write_at(descriptor, memoryview(_header(ordered, metadata(found))), 0)
     finally:
         os.close(descriptor)
@@ -198,7 +194,7 @@ def write_digested(
 
 
 def copy_checked(
-    file: RawFile, targets: Mapping[str, Bytes], form: TreeForm = "blake3", *, widen: Collection[str] = ()
+    file: RawFile, targets: Mapping[str, Bytes], *, widen: Collection[str] = ()
 ) -> tuple[WeightsDigest, list[str]]:
     """Copy a file's tensors, each piece digested and looked at as it is copied, on several threads.
 
@@ -222,14 +218,14 @@ def copy_checked(
             wide = targets[piece.name][2 * piece.start : 2 * piece.end].view(np.uint32)
             np.copyto(wide, part.view(np.uint16))
             np.left_shift(wide, np.uint32(16), out=wide)
-        return hash_bytes(part.data, form), is_finite(part, file.forms[piece.name].dtype)
+        return hash_bytes(part.data), is_finite(part, file.forms[piece.name].dtype)
 
     pieces = [piece for one in file.forms.values() for piece in pieces_of(one.name, one.nbytes)]
     found = on_threads(copy, pieces, sum(one.nbytes for one in file.forms.values()))
     digests = {piece: digest for piece, (digest, _) in zip(pieces, found, strict=True)}
     infinite = {piece.name for piece, (_, finite) in zip(pieces, found, strict=True) if not finite}
     labels = {name: one.label for name, one in file.forms.items()}
-    return digest_of_pieces(labels, digests, form), sorted(infinite)
+    return digest_of_pieces(labels, digests), sorted(infinite)
 
 
 def is_finite(part: Bytes, dtype: str) -> bool:
@@ -243,9 +239,9 @@ def is_finite(part: Bytes, dtype: str) -> bool:
     return int(signed.max()) < exponent and int(unsigned.max()) < sign | exponent  # of values above 0, and below
 
 
-def raw_digest(file: RawFile, form: DigestForm = "blake3") -> WeightsDigest:
+def raw_digest(file: RawFile) -> WeightsDigest:
     """Return the digest of a file's tensors; see `tensors.weights_digest`."""
-    return digest_in_order(((name, one.label, file.data[name]) for name, one in sorted(file.forms.items())), form)
+    return digest_in_order(((name, one.label, file.data[name]) for name, one in sorted(file.forms.items())))
 
 
 def _check_text(found: Iterable[Any]) -> None:

@@ -17,9 +17,7 @@ from lachesis.pipeline.model import digest
 from lachesis.pipeline.model.digest import (
     DIGEST_LENGTH,
     Bytes,
-    DigestForm,
     Piece,
-    form_of,
     label,
     on_threads,
     pieces_of,
@@ -144,22 +142,21 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     return data
 
 
-def weights_digest(tensors: Mapping[str, torch.Tensor], form: DigestForm = "blake3") -> str:
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the digest over the name, dtype, shape and bytes of each tensor; see `digest`."""
-    return digest_in_order(sorted(tensors.items()), form)
+    return digest_in_order(sorted(tensors.items()))
 
 
-def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]], form: DigestForm = "blake3") -> str:
+def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return the `weights_digest` of tensors that come one after the other, in the order of their names."""
     return digest.digest_in_order(
-        ((name, label(name, str(one.dtype), tuple(one.shape)), bytes_of(one)) for name, one in tensors), form
+        ((name, label(name, str(one.dtype), tuple(one.shape)), bytes_of(one)) for name, one in tensors)
     ).whole
 
 
 def matches(tensors: Mapping[str, torch.Tensor], version: PolicyVersion) -> bool:
-    """Return whether the tensors have the digest of `version`, whichever form that is of."""
-    found = weights_digest(tensors, form_of(version.digest))
-    return bool(version.digest) and found.startswith(version.digest)
+    """Return whether the tensors have the digest of `version`."""
+    return bool(version.digest) and weights_digest(tensors).startswith(version.digest)
 
 
 def policy_version(step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> PolicyVersion:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from lachesis.pipeline.common.fsync import fsync, make_folder
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, TreeForm, WeightsDigest, form_of, tree_form_of
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, WeightsDigest
 from lachesis.pipeline.model.exchange import CheckedTensors
 from lachesis.pipeline.model.host_memory import allocate
 from lachesis.pipeline.model.policy_file import check_content, check_label, policy_labels, travels_rounded
@@ -33,9 +33,7 @@ from lachesis.pipeline.model.tensors import (
     check_forms,
     form_text,
     is_wide,
-    matches,
     tensor_form,
-    weights_digest,
 )
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -78,9 +76,7 @@ def write_weights(
     What a writer that was killed had begun here is removed: one process at a time writes a folder.
     Raises DataError when the tensors do not have the version's digest.
     """
-    if form_of(version.digest) == "flat" and not matches(tensors, version):
-        raise DataError(f"the tensors to be written are not those of policy version {version}: another digest.")
-    return _write(tensors, Path(folder), lambda _: version, dtype, tree_form_of(version.digest))[1]
+    return _write(tensors, Path(folder), lambda _: version, dtype)[1]
 
 
 def write_new_weights(
@@ -98,7 +94,6 @@ def _write(
     folder: Path,
     version_of: Callable[[str], PolicyVersion],
     dtype: str,
-    form: TreeForm = "blake3",
 ) -> tuple[PolicyVersion, Path]:
     """Write a file under another name, then give it that of the version that its digest makes."""
     make_folder(folder)
@@ -112,9 +107,9 @@ def _write(
         return policy_labels(version_of(found.whole), dtype, found)
 
     try:
-        digest = write_digested(partial, forms, data, labels, form).whole
+        digest = write_digested(partial, forms, data, labels).whole
         version = version_of(digest)
-        if form_of(version.digest) != "flat" and not (version.digest and digest.startswith(version.digest)):
+        if not version.digest or not digest.startswith(version.digest):
             raise DataError(f"the tensors to be written are not those of policy version {version}: another digest.")
         path = weights_path(folder, version)
         fsync(partial)
@@ -146,11 +141,10 @@ def read_weights(
     found = {name: form_text(dtypes[name], form.shape) for name, form in file.forms.items()}
     wants = {name: form_text(tensor.dtype, tensor.shape) for name, tensor in expected.items()}
     check_forms(found, wants, [], where)
-    form = form_of(version.digest)
     if is_rounded:
         dtypes |= {name: _dtype_of(file.forms[name]) for name in narrow}
     widen = {name for name, dtype in dtypes.items() if dtype != _dtype_of(file.forms[name])}
-    at_once = {name for name in widen if form != "flat" and dtypes[name] == torch.float32}
+    at_once = {name for name in widen if dtypes[name] == torch.float32}
     tensors = allocate(
         {
             name: (tensor.shape, torch.bfloat16 if name in widen - at_once else dtypes[name])
@@ -158,9 +152,7 @@ def read_weights(
         }
     )
     targets = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    digest, infinite = copy_checked(file, targets, tree_form_of(version.digest), widen=at_once)
-    if form == "flat":
-        digest = WeightsDigest(weights_digest(tensors, form), {})
+    digest, infinite = copy_checked(file, targets, widen=at_once)
     check_content(file, digest, version, where)
     check_forms(found, wants, infinite, where)
     return CheckedTensors({name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})

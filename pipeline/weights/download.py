@@ -24,9 +24,8 @@ import numpy as np
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import fsync, make_folder
-from lachesis.pipeline.model.digest import form_of, tree_form_of
 from lachesis.pipeline.model.policy_file import check_content, check_file, policy_labels
-from lachesis.pipeline.model.raw_weights import raw_digest, read_raw, weights_path, write_blocks
+from lachesis.pipeline.model.raw_weights import read_raw, weights_path, write_blocks
 from lachesis.pipeline.weights.checked_files import CheckedFiles
 from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_of
 from lachesis.schemas import subjects
@@ -202,12 +201,8 @@ def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: 
             forms,
             decode_payload(coded, before),
             partial(policy_labels, version, head.dtype),
-            tree_form_of(version.digest),
         )
-        written = read_raw(partial_path)
-        if form_of(version.digest) == "flat":
-            digest = raw_digest(written, "flat")
-        check_content(written, digest, version, f"the decoded weights of policy {head.version}")
+        check_content(read_raw(partial_path), digest, version, f"the decoded weights of policy {head.version}")
         if last:
             fsync(partial_path)
         partial_path.replace(target)

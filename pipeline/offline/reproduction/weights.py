@@ -25,7 +25,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.ledger.reader import Payload, fetch_batch, follow_ledger
 from lachesis.pipeline.model.device import prepare_device, take_repeatably
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, DigestForm, form_of
+from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_of, weights_digest
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress
@@ -47,8 +47,6 @@ from lachesis.schemas.ledger import Batch, Numerics
 __all__ = ["RetrainStart", "retrain"]
 
 _MAX_REPORTED = 3
-_FORM: DigestForm = "blake3"
-"""Form of the digests that are shown and compared among ours; what was recorded is compared in its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +231,8 @@ class _ComparedStep:
         # by life of the trainer the last step it made durable: what it took beyond, the next life took in its own way
         self._lineages = {report.lineage: report.step for report in facts.reports} if sampled else {}
         self._kept = {state.step: path for path, state in known_checkpoints(config.path / CHECKPOINTS)}
-        self._forms = {_FORM} | {form_of(digest) for digests in self._reported.values() for digest in digests}
-        self._ours: dict[int, dict[DigestForm, str]] = {}
-        self._published: dict[int, dict[DigestForm, str]] = {}
+        self._ours: dict[int, str] = {}
+        self._published: dict[int, str] = {}
         self._dtype = config.weights.dtype
         self._sampled: set[tuple[int, str]] = set()
         self._equal: set[int] = set()
@@ -247,18 +244,15 @@ class _ComparedStep:
 
     def weights(self, step: int, tensors: dict[str, torch.Tensor], begin: dict[str, torch.Tensor]) -> None:
         """Compare the weights after `step` with reports and checkpoints."""
-        ours = self._ours[step] = {form: weights_digest(tensors, form) for form in self._forms}
-        self._published[step] = ours
-        if self._dtype != "float32":
-            published = rounded(tensors, self._dtype)
-            self._published[step] = {form: weights_digest(published, form) for form in self._forms}
+        ours = self._ours[step] = weights_digest(tensors)
+        is_rounded = self._dtype != "float32"
+        self._published[step] = weights_digest(rounded(tensors, self._dtype)) if is_rounded else ours
         for reported in self._reported.get(step, ()):
-            found = ours[form_of(reported)]
-            self._compare(step, found.startswith(reported), f"{found[: len(reported)]}, reported as {reported}")
+            self._compare(step, ours.startswith(reported), f"{ours[: len(reported)]}, reported as {reported}")
         path = self._kept.get(step)
         if path is not None:
             kept = policy_tensors(load_model(path).model)
-            digest, other = ours[_FORM][:DIGEST_LENGTH], weights_digest(kept)[:DIGEST_LENGTH]
+            digest, other = ours[:DIGEST_LENGTH], weights_digest(kept)[:DIGEST_LENGTH]
             self._compare(step, other == digest, f"{digest}, {other} in {path}")
             moved = _distance(kept, begin)
             self._distances[step] = _distance(kept, tensors) / moved if moved else 0.0
@@ -267,7 +261,7 @@ class _ComparedStep:
         """Compare the weights that rollouts name with ours, as far as we have come."""
         for _, group, _ in groups:
             for version in group.versions:
-                ours = self._published.get(version.step, {}).get(form_of(version.digest))
+                ours = self._published.get(version.step)
                 if ours is None or version.step > min(steps, self._lineages.get(version.lineage, -1)):
                     continue
                 self._sampled.add((version.step, version.digest))
@@ -288,7 +282,7 @@ class _ComparedStep:
         apart = sorted(self._failed.items())
         text = (
             f"steps {first + 1} to {last} repeated in {seconds:.1f} s; after step {last} they are "
-            f"{self._ours[last][_FORM][:DIGEST_LENGTH]}"
+            f"{self._ours[last][:DIGEST_LENGTH]}"
         )
         equal = len(self._equal - self._failed.keys() - {first})
         steps = f"bit for bit what was recorded after {equal} of {equal + len(apart)} steps with a record"

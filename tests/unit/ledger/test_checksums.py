@@ -1,4 +1,4 @@
-"""Checksums of a folder: sealed in the form of b3sum, and read in that of sha256sum as well."""
+"""Checksums of a folder, in the form of b3sum."""
 
 import errno
 from hashlib import sha256
@@ -25,20 +25,14 @@ def sums(digest):
     return "".join(f"{digest(FILES[name]).hexdigest()}  {name}\n" for name in sorted(FILES))
 
 
-def seal_as_before(folder):
-    (folder / "SHA256SUMS").write_text(sums(sha256))
-
-
 def test_what_is_written_is_what_b3sum_reads(folder):
     write_sums(folder)
     assert (folder / "B3SUMS").read_text() == sums(blake3)
-    assert not (folder / "SHA256SUMS").exists()
     verify_sums(folder)
 
 
-@pytest.mark.parametrize("seal", [write_sums, seal_as_before])
-def test_whatever_differs_is_named(folder, seal):
-    seal(folder)
+def test_whatever_differs_is_named(folder):
+    write_sums(folder)
     verify_sums(folder)
     for name, content in FILES.items():
         (folder / name).write_bytes(content[:-1] + b"\0" if content else b"x")
@@ -53,10 +47,9 @@ def test_whatever_differs_is_named(folder, seal):
         verify_sums(folder)
 
 
-def test_sums_of_both_kinds_are_those_of_no_checkpoint(folder):
-    write_sums(folder)
-    seal_as_before(folder)
-    with pytest.raises(CheckpointError, match="SHA256SUMS: not its own"):
+def test_sums_of_another_program_are_none(folder):
+    (folder / "SHA256SUMS").write_text(sums(sha256))
+    with pytest.raises(CheckpointError, match="its B3SUMS cannot be read"):
         verify_sums(folder)
 
 
@@ -75,6 +68,6 @@ def test_a_file_that_the_disk_does_not_give_back_is_named(folder, monkeypatch):
     def fail(path):
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(checksums, "_blake3", fail)
+    monkeypatch.setattr(checksums, "_digest", fail)
     with pytest.raises(CheckpointError, match="cannot be read: Input/output error"):
         verify_sums(folder)

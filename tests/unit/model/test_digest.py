@@ -1,6 +1,4 @@
-"""Digests of weights in all forms, and the passes that write, copy and check at once, over several pieces."""
-
-from hashlib import sha256
+"""Digests of weights, and the passes that write, copy and check at once, over several pieces."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.model import digest as module
-from lachesis.pipeline.model.digest import DIGEST_LENGTH, PIECE_BYTES, form_of
+from lachesis.pipeline.model.digest import DIGEST_LENGTH, PIECE_BYTES
 from lachesis.pipeline.model.raw_weights import is_finite, raw_digest, read_raw
 from lachesis.pipeline.model.tensors import bytes_of, matches, policy_version, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_new_weights, write_weights
@@ -29,60 +27,30 @@ def tensors():
     }
 
 
-HASHES = {"blake3": ("k", lambda data: blake3(data).digest()), "sha256": ("t", lambda data: sha256(data).digest())}
-
-
-def digest_by_hand(tensors, form="blake3"):
-    letter, digest = HASHES[form]
+def digest_by_hand(tensors):
     digests = b""
     for name in sorted(tensors):
         tensor = tensors[name]
         data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         pieces = [data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20)]
         label = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode()
-        digests += digest(label + b"".join(digest(piece) for piece in pieces))
-    return letter + digest(digests).hex()
-
-
-def flat_by_hand(tensors):
-    whole = sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        whole.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        whole.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
-
-
-def old_version(tensors, form):
-    """Return the version that these weights had before they were digested with BLAKE3."""
-    return PolicyVersion(3, "a", flat_by_hand(tensors)[:12] if form == "flat" else digest_by_hand(tensors, form)[:13])
-
-
-def write_old(tensors, path, version, dtype):
-    """Write a file as one was written then, with no more labels than these."""
-    labels = {"policy_version": str(version)} | ({"rounded_to": dtype} if dtype == "bfloat16" else {})
-    save_file(tensors, path, metadata=labels)
+        digests += blake3(label + b"".join(blake3(piece).digest() for piece in pieces)).digest()
+    return "k" + blake3(digests).hexdigest()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_all_forms_are_as_they_are_described(tensors, monkeypatch, threads):
+def test_the_digest_is_as_it_is_described(tensors, monkeypatch, threads):
     monkeypatch.setattr(module, "_threads", lambda: threads)
     few = {"b": torch.ones(2), "a": torch.arange(3)}
     for given in (tensors, few, {}):
         assert weights_digest(given) == digest_by_hand(given)
-        assert weights_digest(given, "sha256") == digest_by_hand(given, "sha256")
-        assert weights_digest(given, "flat") == flat_by_hand(given)
 
 
 def test_a_version_names_its_form(tensors):
     version = policy_version(3, "a", tensors)
-    assert (len(version.digest), form_of(version.digest)) == (DIGEST_LENGTH, "blake3")
+    assert (len(version.digest), version.digest[0]) == (DIGEST_LENGTH, "k")
     assert PolicyVersion.parse(str(version)) == version
     assert matches(tensors, version)
-    for form in ("sha256", "flat"):
-        old = old_version(tensors, form)
-        assert form_of(old.digest) == form
-        assert matches(tensors, old)
     assert not matches(tensors, PolicyVersion(3, "a", version.digest[1:]))
     assert not matches(tensors, PolicyVersion(3, "a", "t" + version.digest[1:]))
     assert not matches(tensors, PolicyVersion(3, "a", ""))
@@ -106,10 +74,9 @@ def test_a_file_is_digested_as_it_is_written_and_checked_as_it_is_copied(tensors
     assert torch.equal(found["large"], sent["large"].float())
 
 
-@pytest.mark.parametrize("form", ["blake3", "sha256", "flat"])
-def test_tensors_that_a_model_holds_in_bfloat16_stay_as_they_travelled(tensors, tmp_path, form):
+def test_tensors_that_a_model_holds_in_bfloat16_stay_as_they_travelled(tensors, tmp_path):
     sent = rounded(tensors, "bfloat16")
-    version = old_version(sent, form) if form != "blake3" else policy_version(3, "a", sent)
+    version = policy_version(3, "a", sent)
     path = write_weights(sent, tmp_path, version, "bfloat16")
     found = read_weights(path, version, tensors, {"large"})
     assert found["large"].dtype == torch.bfloat16
@@ -120,28 +87,28 @@ def test_tensors_that_a_model_holds_in_bfloat16_stay_as_they_travelled(tensors, 
         read_weights(path, version, tensors | {"other": torch.zeros(1)}, {"large", "other"})
 
 
-@pytest.mark.parametrize("form", ["sha256", "flat"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_of_an_old_form_is_read(tensors, tmp_path, dtype, form):
+def test_a_file_without_the_digests_of_its_tensors_is_refused(tensors, tmp_path, dtype):
     sent = rounded(tensors, dtype)
-    version, path = old_version(sent, form), tmp_path / "old.safetensors"
-    write_old(sent, path, version, dtype)
-    for one in (path, write_weights(sent, tmp_path, version, dtype)):
-        found = read_weights(one, version, tensors)
-        assert all(torch.equal(found[name], sent[name].to(tensor.dtype)) for name, tensor in tensors.items())
-    write_old(sent | {"small": torch.arange(5) + 1}, path, version, dtype)
-    with pytest.raises(DataError, match="have digest"):
+    version, path = policy_version(3, "a", sent), tmp_path / "bare.safetensors"
+    labels = {"policy_version": str(version)} | ({"rounded_to": dtype} if dtype == "bfloat16" else {})
+    save_file(sent, path, metadata=labels)
+    with pytest.raises(DataError, match="was altered: its header"):
         read_weights(path, version, tensors)
 
 
-@pytest.mark.parametrize("form", ["blake3", "sha256", "flat"])
+def test_weights_are_not_written_under_the_version_of_others(tensors, tmp_path):
+    others = policy_version(3, "a", tensors | {"small": torch.arange(5) + 1})
+    for version in (others, PolicyVersion(3, "a", others.digest[1:]), PolicyVersion(3, "a", "")):
+        with pytest.raises(DataError, match="another digest"):
+            write_weights(tensors, tmp_path, version)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_single_bit_and_a_single_value_are_noticed_wherever_they_lie(tensors, tmp_path, dtype, form):
+def test_a_single_bit_and_a_single_value_are_noticed_wherever_they_lie(tensors, tmp_path, dtype):
     sent = rounded(tensors, dtype)
     version, path = write_new_weights(sent, tmp_path, 3, "a", dtype)
-    if form != "blake3":
-        version = old_version(sent, form)
-        write_old(sent, path, version, dtype)
     whole = path.read_bytes()
     for bit in (len(whole) - 1, len(whole) - PIECE_BYTES, len(whole) // 2):
         path.write_bytes(whole[:bit] + bytes([whole[bit] ^ 1]) + whole[bit + 1 :])
