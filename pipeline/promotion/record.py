@@ -47,8 +47,8 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
     environments = {
         env: RewardSettings(
             scoring=_recorded(config.scoring_of(env)),
-            normalization=config.normalization_of(env).recorded(),
-            reward_config=config.reward_config_of(env).recorded(),
+            normalization=msgspec.to_builtins(config.normalization_of(env)),
+            reward_config=msgspec.to_builtins(config.reward_config_of(env)),
             advantage=_recorded(config.advantage_of(env)),
             success_rater=settings.success_rater,
             success_threshold=settings.success_threshold,
@@ -98,8 +98,8 @@ def _env_settings(
     return msgspec.structs.replace(
         settings,
         scoring=msgspec.convert(judging.scoring, ScoringConfig),
-        normalization=NormalizationConfig.from_record(judging.normalization),
-        reward_config=RewardConfig.from_record(judging.reward_config),
+        normalization=msgspec.convert(judging.normalization, NormalizationConfig),
+        reward_config=msgspec.convert(judging.reward_config, RewardConfig),
         advantage=_admitted_advantage(msgspec.convert(judging.advantage, AdvantageConfig), named),
         success_rater=judging.success_rater,
         success_threshold=judging.success_threshold,

@@ -82,7 +82,7 @@ class EnvironmentScorer:
         self.versions = self._ensemble.ensemble.versions if self._ensemble else {}
         self._shaping = shaping if shaping is not None and shaping.on else None
         if self._shaping is not None:
-            content = msgspec.json.encode((self.digest, self._shaping.recorded(), self._min_success))
+            content = msgspec.json.encode((self.digest, self._shaping, self._min_success))
             self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
 
     @property

@@ -8,6 +8,7 @@ import time
 from typing import Annotated
 
 import anyio
+import msgspec
 import typer
 
 from lachesis.pipeline.bus.api import Bus
@@ -122,7 +123,7 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
     tried = {env: judges for env, judges in defined.judges.items() if env in config.environments}
     asked = defined.replace(
         judges=ensembles_of(config, list(config.environments)),
-        normalization=config.normalization.recorded(),
+        normalization=msgspec.to_builtins(config.normalization),
         normalizations=overridden_normalizations(config, config.environments),
         advantage={env: describe_estimator(config.advantage_of(env)) for env in config.environments},
     )

@@ -1,8 +1,7 @@
 """Configuration of reward normalization, one per environment."""
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
@@ -34,9 +33,6 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip: float | None = 5.0
     """Largest distance from the mean, in standard deviations; farther rewards are moved to it and counted. None or 0
     turns it off. Default 5."""
-    windows: Literal["groups", "stream"] = "groups"
-    """What windows count. groups: the environment's own groups. stream: sequence numbers of ROLLOUTS, those of other
-    environments' groups included, as older builds did; a run that began so goes on so. Default groups."""
     bounds: dict[str, tuple[float, float]] = {}
     """For mode "minmax": (lowest, highest) possible reward per key; a key without is ranked instead. What was observed
     is no bound: one outlier would press all others together for good."""
@@ -60,21 +56,6 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for key, (low, high) in self.bounds.items():
             if not low < high or high - low == float("inf"):
                 raise ConfigError(f"normalization.bounds.{key} is [{low}, {high}]; give finite numbers, low < high.")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings as records name them.
-
-        Those of windows of the stream as builds did that had no others.
-        """
-        settings: dict[str, Any] = msgspec.to_builtins(self)
-        if self.windows == "stream":
-            del settings["windows"]
-        return settings
-
-    @classmethod
-    def from_record(cls, settings: dict[str, Any]) -> "NormalizationConfig":
-        """Return the settings that `recorded` gave. Raises `msgspec.ValidationError`."""
-        return msgspec.convert({"windows": "stream", **settings}, cls)
 
     def ranks(self, key: str) -> bool:
         """Say whether rewards under `key` are normalized to ranks."""

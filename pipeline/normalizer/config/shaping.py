@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
@@ -100,10 +99,6 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fade_to: Annotated[float, Meta(ge=0, le=1)] = 0.3
     """Success rate from which there are none. Default 0.3."""
 
-    start: Literal["full", "none"] = "full"
-    """What bonuses are worth before a success rate of 128 groups is known. full: all, and as soon as a window is closed
-    what the rate so far makes of them, which may rise again. none: nothing, as older builds had it. Default full."""
-
     def __post_init__(self) -> None:
         check_field_types(self)
         force_setattr(self, "format_markers", self.markers)
@@ -123,18 +118,6 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"reward_config.length_from is {self.length_from}, not below length_to, {self.length_to}")
         if not self.fade_from < self.fade_to:
             raise ConfigError(f"reward_config.fade_from is {self.fade_from}, not below fade_to, {self.fade_to}")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings as records name them; what older builds did, as those named it."""
-        settings: dict[str, Any] = msgspec.to_builtins(self)
-        if self.start == "none":
-            del settings["start"]
-        return settings
-
-    @classmethod
-    def from_record(cls, settings: Mapping[str, Any]) -> "RewardConfig":
-        """Return the settings that `recorded` gave. Raises `msgspec.ValidationError`."""
-        return msgspec.convert({"start": "none", **settings}, cls)
 
     @property
     def markers(self) -> list[FormatMarker]:

@@ -2,7 +2,7 @@
 
 It falls with the highest success rate an environment has had, never back.
 
-In: by window of ROLLOUTS, how many samples succeeded, of how many, in how many groups. Out: the highest rate up to a
+In: by window, how many samples succeeded, of how many, in how many groups. Out: the highest rate up to a
 window, each rate taken over as many of the newest windows as hold `MIN_GROUPS` groups: samples of one group succeed
 together, and the highest of many rates over few groups would soon be high by chance. Windows are fed in order and by
 number, so neither arrival nor restarts matter; the sums are integers.
@@ -22,10 +22,7 @@ def scale(config: RewardConfig, peak: float | None, so_far: float | None = None)
     """Return s in [0, 1], by the highest success rate, or else by the rate over fewer groups.
 
     Bonuses are for the start of a run, before anything succeeds: where no rate is known at all, they are in force.
-    Unless `config.start` is "none": then they are not before a highest rate is known.
     """
-    if peak is None and config.start == "none":
-        return 0.0
     rate = so_far if peak is None else peak
     return 1.0 if rate is None else min(1.0, max(0.0, (config.fade_to - rate) / (config.fade_to - config.fade_from)))
 

@@ -133,7 +133,7 @@ class RevisionNormalizers:
         self._end_older()
         mine = self._of(seq)
         if mine is None or any(
-            older.normalizer.has_folded(seq, group, first=newer.first)
+            older.normalizer.has_folded(seq, group)
             for older, newer in itertools.pairwise(self._live)
             if newer.first <= mine.first
         ):

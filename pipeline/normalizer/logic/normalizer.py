@@ -4,11 +4,11 @@ In: memberships ("the rollout stored at ROLLOUTS sequence s is group g"), in inc
 scores, or None for a group that will never have any), in any order and any number of times. Out: groups ready to be
 normalized, each with the one snapshot that belongs to it, and deltas that rebuild the state from a log.
 
-A window holds `width` groups of the environment (or, by configuration, sequences of the stream; see `windows`). It
-closes when nothing more can come into it and every member has an outcome; windows close in order. Groups of window k
-use the snapshot after window k-2. Which snapshot a group gets and what is in it are functions of the recorded sequence
-of the environment's groups alone, whatever the order of arrival, redelivery, batching of `step` or restarts. What is
-held in memory: windows not closed yet, and `history` closed ones as sums.
+A window holds `width` groups of the environment. It closes when nothing more can come into it and every member has an
+outcome; windows close in order. Groups of window k use the snapshot after window k-2. Which snapshot a group gets and
+what is in it are functions of the recorded sequence of the environment's groups alone, whatever the order of arrival,
+redelivery, batching of `step` or restarts. What is held in memory: windows not closed yet, and `history` closed ones
+as sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from lachesis.pipeline.normalizer.logic.fade import SuccessPeaks
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalizer.logic.snapshot import KeyStats, NormalizationSnapshot
-from lachesis.pipeline.normalizer.logic.windows import WindowKind, make_windows
+from lachesis.pipeline.normalizer.logic.windows import GroupWindows
 from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 from lachesis.schemas.values import check_kind, listed
 
@@ -133,7 +133,7 @@ class EnvNormalizer:
         self.unknown = 0
         """Outcomes dropped because no such member exists, since this object was made."""
         self._weights = decay_weights(config.decay, config.history)
-        self._windows = make_windows(config.windows, config.window, first)
+        self._windows = GroupWindows(config.window, first)
         self._ring: dict[int, dict[str, MomentAccumulator]] = {}  # folded windows that had members
         self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
         self._successes = SuccessPeaks(config.history)
@@ -165,7 +165,7 @@ class EnvNormalizer:
             self.duplicates += 1
             return
         self._last = seq
-        window = self._windows.following(seq)
+        window = self._windows.next()
         if self._first(group, window) is not None:
             self.duplicates += 1
         else:
@@ -268,13 +268,13 @@ class EnvNormalizer:
                 if one.seq < first:
                     self._decide(group, *one)
         self._early.clear()
-        self._last = self._windows.end(first)
+        self._last = first - 1
         self._end = first
         return sorted(moved, key=lambda one: one.seq)
 
-    def has_folded(self, seq: int, group: str, *, first: int) -> bool:
-        """Return whether `group` at `seq` was folded here although a later normalizer starts at `first`."""
-        return self._windows.has_folded_beyond(seq, first) or self._folded.get(group) == seq
+    def has_folded(self, seq: int, group: str) -> bool:
+        """Return whether `group` at `seq` was folded here."""
+        return seq < self._windows.watermark or self._folded.get(group) == seq
 
     def is_unresolved(self, seq: int, group: str) -> bool:
         """Whether `group`, stored at `seq`, has no outcome yet, as far as is known here."""
@@ -297,7 +297,6 @@ class EnvNormalizer:
         closed: list[dict[str, Any]] = []
         windows, before = self._windows, self._windows.base
         while True:
-            windows.skip_empty(min(self._open, default=None), self._last)
             for window in range(windows.base, windows.base + LAG):
                 handed_out = self._hand_out(window)
                 ready.extend(handed_out)
@@ -305,7 +304,7 @@ class EnvNormalizer:
             opened = self._open.get(windows.base)
             if opened is None or opened.unresolved or weight >= _MAX_VALUES_PER_STEP:
                 break
-            if not (self._end or windows.is_full(windows.base, self._last)):
+            if not (self._end or windows.is_full(windows.base)):
                 break
             closed.append(self._fold(windows.base, opened))
         if self._end and not self._open:
@@ -321,14 +320,9 @@ class EnvNormalizer:
             "base": windows.base,
             "closed": closed,
             "emitted": sorted(handed),
-            **self._kind(),
+            "watermark": windows.watermark,
         }
         return NormalizerStep(sorted(ready, key=lambda item: item.seq), delta)
-
-    def _kind(self) -> dict[str, Any]:
-        """Return what state and deltas say of the windows; nothing where they are those of older builds."""
-        windows = self._windows
-        return {} if windows.kind == "stream" else {"windows": windows.kind, "watermark": windows.watermark}
 
     @property
     def watermark(self) -> int:
@@ -400,8 +394,8 @@ class EnvNormalizer:
             "ranks": {str(w): {k: counts.to_list() for k, counts in keys.items()} for w, keys in self._ranks.items()},
             "peaks": {str(w): peak for w, peak in self._successes.peaks.items()},
             "tail": [[seq, group] for seq, group in self._tail],
-            **({"starts": self._windows.starts()} if self._windows.kind == "groups" else {}),
-            **self._kind(),
+            "starts": self._windows.starts(),
+            "watermark": self._windows.watermark,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -414,7 +408,7 @@ class EnvNormalizer:
         saved = saved_state(state)
         if saved.env != self.env:
             raise ConfigError(f"the state is of the normalizer of environment {saved.env!r}, this is {self.env!r}.")
-        self._require_same(saved.version, saved.window, saved.windows)
+        self._require_same(saved.version, saved.window)
         self._windows.restore(saved.base, saved.watermark, saved.starts)
         for window, keys in saved.ring.items():
             self._ring[int(window)] = {key: MomentAccumulator.from_list(fields) for key, fields in keys.items()}
@@ -432,7 +426,7 @@ class EnvNormalizer:
         RuntimeError if inputs were fed already.
         """
         saved = saved_delta(delta)
-        self._require_same(saved.version, saved.width, saved.windows)
+        self._require_same(saved.version, saved.width)
         self._require_unfed()
         for part in saved.closed:
             self._ring[part.window] = {key: MomentAccumulator.from_list(f) for key, f in part.keys.items()}
@@ -441,7 +435,7 @@ class EnvNormalizer:
             self._note_success(part.window)
             self._folded.update({group: seq for seq, group in part.members})
             self._extend_tail(part.members, part.scored)
-        starts = [part.members[0][0] for part in saved.closed] if saved.windows == "groups" else []
+        starts = [part.members[0][0] for part in saved.closed]
         follows = saved.base == self._windows.base + len(saved.closed)  # not so where a recovery left a gap
         earlier = self._windows.starts() if follows else []
         self._windows.restore(saved.base, saved.watermark, [*earlier, *starts])
@@ -450,22 +444,14 @@ class EnvNormalizer:
 
     # -- inside
 
-    def _require_same(self, version: int, width: int | None, kind: WindowKind) -> None:
-        """Raise `SettingsChangedError` unless this build and windows go on with what was stored; None: unknown."""
+    def _require_same(self, version: int, width: int) -> None:
+        """Raise `SettingsChangedError` unless this build and windows go on with what was stored."""
         if version != STATE_VERSION:
             raise SettingsChangedError(
                 f"environment {self.env}: another build of lachesis wrote the normalizer's state. Go on with that "
                 "build, or start a new run, and set its `model` to a checkpoint of this one if you like"
             )
-        if kind != self.config.windows:
-            raise SettingsChangedError(
-                f"environment {self.env}: normalization.windows is {self.config.windows!r} now, but the run's "
-                f"statistics were made with {kind!r} ('stream' is what builds before this setting did). Set it to "
-                f"{kind!r}; then `lachesis replay --revision NAME --set normalization.windows={self.config.windows}` "
-                "and `lachesis promote NAME` change it while the run goes on; or start a new run, and set its `model` "
-                "to a checkpoint of this one if you like"
-            )
-        if width not in {None, self.config.window}:
+        if width != self.config.window:
             raise SettingsChangedError(
                 f"environment {self.env}: normalization.window is {self.config.window} now, but the run's statistics "
                 f"were made with {width}. Set it back to {width}; then `lachesis replay --revision NAME --set "

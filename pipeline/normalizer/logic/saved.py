@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, quantize
 from lachesis.pipeline.normalizer.logic.ranks import MAX_CELLS, MAX_SHIFT, RankCounts
-from lachesis.pipeline.normalizer.logic.windows import WindowKind
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Seq, shaped
 
@@ -44,15 +43,13 @@ class SavedState(msgspec.Struct, frozen=True):
     ring: dict[_Window, _Keys]
     recent: list[tuple[Seq, str]]
     emitted: list[Seq]
-    ranks: dict[_Window, _Ranks] = {}
-    peaks: dict[_Window, Annotated[float, Meta(ge=0, le=1)]] = {}
-    windows: WindowKind = "stream"
-    """What windows count; an older build had no others."""
-    watermark: Seq = 1
-    """The lowest sequence that is not folded, where windows count groups."""
-    starts: list[Seq] = []
-    """The first sequences of the newest folded windows, where windows count groups."""
-    tail: list[tuple[Seq, str]] = []
+    ranks: dict[_Window, _Ranks]
+    peaks: dict[_Window, Annotated[float, Meta(ge=0, le=1)]]
+    watermark: Seq
+    """The lowest sequence that is not folded."""
+    starts: list[Seq]
+    """The first sequences of the newest folded windows."""
+    tail: list[tuple[Seq, str]]
     """The newest folded groups, from the last one with scores on: none of these has any."""
 
 
@@ -72,10 +69,9 @@ class SavedDelta(msgspec.Struct, frozen=True):
     base: _Number
     closed: list[_ClosedWindow]
     emitted: list[Seq]
-    width: int | None = None
-    """Groups or sequences a window; None in what an older build wrote."""
-    windows: WindowKind = "stream"
-    watermark: Seq = 1
+    width: int
+    """Groups a window."""
+    watermark: Seq
 
 
 def saved_state(value: Any) -> SavedState:
@@ -86,7 +82,7 @@ def saved_state(value: Any) -> SavedState:
     if sorted({*state.starts}) != state.starts or len(state.starts) > state.base:
         raise SchemaError("normalizer state: windows that do not follow one another")
     folded = [*state.starts, *(seq for seq, _ in (*state.recent, *state.tail))]
-    if state.windows == "groups" and any(seq >= state.watermark for seq in folded):
+    if any(seq >= state.watermark for seq in folded):
         raise SchemaError(f"normalizer state: a folded group from sequence {state.watermark} on, where none is folded")
     if any(int(window) >= state.base for window in (*state.ring, *state.ranks, *state.peaks)):
         raise SchemaError(f"normalizer state: a window beyond {state.base}, the first that is open")
@@ -98,7 +94,7 @@ def saved_delta(value: Any) -> SavedDelta:
     delta = shaped("normalizer delta", SavedDelta, value)
     _check(part.keys for part in delta.closed)
     _check_ranks(part.ranks for part in delta.closed)
-    if delta.windows == "groups" and any(seq >= delta.watermark for part in delta.closed for seq, _ in part.members):
+    if any(seq >= delta.watermark for part in delta.closed for seq, _ in part.members):
         raise SchemaError(f"normalizer delta: a folded group from sequence {delta.watermark} on, where none is folded")
     if any(part.window >= delta.base for part in delta.closed):
         raise SchemaError(f"normalizer delta: a window beyond {delta.base}, the first that is open")

@@ -77,7 +77,7 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Return the snapshot with its id."""
         more = [*([ranks] if ranks else []), *([{"success": success}] if success is not None else [])]
         bounds = dict(sorted(config.bounds.items()))
-        settings = msgspec.Raw(msgspec.json.encode({**config.recorded(), "bounds": bounds}))
+        settings = msgspec.Raw(msgspec.json.encode({**msgspec.to_builtins(config), "bounds": bounds}))
         content = msgspec.json.encode((1, env, through, settings, keys, *more), order="deterministic")
         digest = hashlib.blake2b(content, digest_size=12).hexdigest()
         return cls(id=digest, env=env, through=through, config=config, keys=keys, ranks=ranks or {}, success=success)

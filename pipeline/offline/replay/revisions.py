@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.newer_writers import confirm_newer
@@ -188,7 +190,7 @@ async def _reached(bus: Bus, defined: RevisionRecord) -> int:
 def overridden_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[str, Any]:
     """Return the settings of those environments that are normalized otherwise than the run."""
     found = {env: config.environments[env].normalization for env in envs}
-    return {env: own.recorded() for env, own in found.items() if own is not None}
+    return {env: msgspec.to_builtins(own) for env, own in found.items() if own is not None}
 
 
 def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, EnsembleInfo]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import msgspec
 import tenacity
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
@@ -238,7 +239,7 @@ class _Replay:
             last=last,
             groups={},
             judges=ensembles_of(self._config, envs),
-            normalization=self._config.normalization.recorded(),
+            normalization=msgspec.to_builtins(self._config.normalization),
             normalizations=overridden_normalizations(self._config, envs),
             advantage={env: describe_estimator(self._config.advantage_of(env)) for env in envs},
             created_ns=time.time_ns(),

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.logic.fade import MIN_GROUPS, SuccessPeaks, scale
-from lachesis.pipeline.scorer.config import ScoringConfig
-from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 
 
 @pytest.mark.parametrize(
@@ -27,29 +24,6 @@ def test_bonuses_fade_between_the_two_rates(peak, share):
 )
 def test_before_the_highest_rate_is_known_the_rate_so_far_counts(peak, so_far, share):
     assert scale(RewardConfig(), peak, so_far) == pytest.approx(share)
-
-
-def test_as_older_builds_had_it_nothing_is_in_force_before_a_rate_is_known():
-    old = RewardConfig(start="none")
-    assert scale(old, None) == scale(old, None, 0.0) == 0.0
-    assert scale(old, 0.0) == 1.0
-
-
-def test_records_of_older_builds_mean_what_those_did():
-    markers = RewardConfig(format_markers=["<think>"])
-    assert RewardConfig.from_record(markers.recorded()) == markers
-    old = RewardConfig(format_markers=["<think>"], start="none")
-    assert "start" not in old.recorded()
-    assert RewardConfig.from_record(old.recorded()) == old
-
-
-def test_the_digest_of_settings_of_older_builds_is_the_one_they_wrote():
-    def digest(start):
-        config = RewardConfig(format_markers=["<think>", "####"], length_bounty_max=0.02, start=start)
-        return EnvironmentScorer(ScoringConfig(), EnvironmentConfig(kind="x"), config).digest
-
-    assert digest("none") == "5efe095872ef8d31fde0bc44"
-    assert digest("full") != digest("none")
 
 
 @given(

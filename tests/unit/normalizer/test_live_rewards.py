@@ -156,22 +156,13 @@ def a_short_memory(monkeypatch):
     monkeypatch.setattr("lachesis.pipeline.normalizer.logic.fade.MIN_GROUPS", 8)  # of 90 groups in all
 
 
-@pytest.mark.parametrize("start", ["full", "none"])
-async def test_shaping_is_there_from_the_start_and_never_comes_back(lab, start, monkeypatch):
-    sums = SHAPED.environments["sums"]
-    shaping = msgspec.structs.replace(sums.reward_config, start=start)
-    config = msgspec.structs.replace(
-        SHAPED, environments={"sums": msgspec.structs.replace(sums, reward_config=shaping)}
-    )
-    found = sorted((await live(lab, config, 2, 3, monkeypatch)).values(), key=lambda item: item.seq)
+async def test_shaping_is_there_from_the_start_and_never_comes_back(lab, monkeypatch):
+    found = sorted((await live(lab, SHAPED, 2, 3, monkeypatch)).values(), key=lambda item: item.seq)
     scales = [item.shaping_scale for item in found]
-    known = scales[next(i for i, value in enumerate(scales) if value > 0) :]
-    assert scales[0] == (1.0 if start == "full" else 0.0), "nothing is known yet"
-    assert start == "none" or known == scales
-    assert known == sorted(known, reverse=True)
-    assert 1.0 in known
-    assert known[-1] == 0.0
-    assert any(0 < value < 1 for value in known)
+    assert scales[0] == 1.0, "nothing is known yet"
+    assert scales == sorted(scales, reverse=True)
+    assert scales[-1] == 0.0
+    assert any(0 < value < 1 for value in scales)
     for item in found:
         assert all(added == 0.0 for added, score in zip(item.shaping, item.scores, strict=True) if score == 1.0)
     silent = [item for item in found if item.verdict == "zero_variance" and item.trains]

@@ -127,7 +127,7 @@ def test_the_order_of_rewards_is_kept_whatever_their_scale():
         assert ready[-1].snapshot.normalize("score", [0.0, scale, 4 * scale]).values == [0.125, 0.5, 0.875]
 
 
-STATE = {"version": 1, "env": "e", "window": 64, "base": 3, "ring": {}, "recent": [], "emitted": []}
+STATE = EnvNormalizer("e", NormalizationConfig(mode="rank")).state_dict() | {"base": 3, "watermark": 200}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ STATE = {"version": 1, "env": "e", "window": 64, "base": 3, "ring": {}, "recent"
     ],
 )
 def test_ranks_that_cannot_be_are_refused(counts):
-    norm = EnvNormalizer("e", NormalizationConfig(mode="rank", windows="stream"))
+    norm = EnvNormalizer("e", NormalizationConfig(mode="rank"))
     with pytest.raises(SchemaError):
         norm.load_state_dict(STATE | {"ranks": {"1": {"r": counts}}})
     norm.load_state_dict(STATE | {"ranks": {"1": {"r": (0, 1, "-a:1 1:2")}}})
