@@ -208,8 +208,8 @@ def _services(scope: Scope) -> dict[str, Access]:
             writes=(
                 state("governor", "0"),
                 subjects.marks(run),
-                subjects.all_blobs("rollout", run),
-                subjects.all_blobs("logprobs", run),
+                subjects.blob("rollout", run),
+                subjects.blob("logprobs", run),
             ),
             tells=(subjects.admission(run),),
             serves=(subjects.lease(run),),

@@ -85,7 +85,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     `term` names the writer's life, `index` counts its subject's commits from 0, `cursors` gives for each input stream
     the last sequence whose effect is in the state, and `delta` (msgpack) turns the state before into the state after.
     `read` names the newest message that the writer had read of each stream, so that a store which lost it is noticed.
-    `crc32` is that of `delta`; None: an older build wrote none.
+    `crc32` is that of `delta`.
     """
 
     term: str
@@ -93,7 +93,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     cursors: dict[str, Count]
     delta: bytes
     read: dict[str, StreamMark] = {}
-    crc32: Count | None = None
+    crc32: Count
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -343,8 +343,7 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
     """A message that cannot be handled, kept with its reason. The message itself stays where it is (`stream`, `seq`).
 
     `kind`: data (bad message), poison (kills the process that handles it), deadline (nobody handled it in time).
-    `leased`: the message has the header of a rollout that was generated under a lease; None: an older build wrote the
-    letter.
+    `leased`: the message has the header of a rollout that was generated under a lease.
     """
 
     stage: str
@@ -357,7 +356,7 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
     time_ns: Count
     trace_id: str | None = None
     attempts: Count = 1
-    leased: bool | None = None
+    leased: bool
 
     @property
     def ends_rollout(self) -> bool:

@@ -108,14 +108,6 @@ CHANNELS: tuple[Channel, ...] = (
         "environment",
     ),
     Channel(
-        "old-blob",
-        subjects.old_blob("rollout", "{run}", "{name}"),
-        subjects.ROLLOUTS,
-        (),
-        "Chunks as older builds stored them. They are still read; none are added.",
-        "environment",
-    ),
-    Channel(
         "promotion",
         subjects.promotion("{run}", "{revision}"),
         subjects.ROLLOUTS,
@@ -154,14 +146,6 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.TEACHER,
         (),
         "Chunks of a large group's logprobs, stored before their head. Raw bytes.",
-        "teacher",
-    ),
-    Channel(
-        "old-logprobs-blob",
-        subjects.old_blob("logprobs", "{run}", "{name}"),
-        subjects.TEACHER,
-        (),
-        "Chunks of logprobs as older builds stored them. They are still read; none are added.",
         "teacher",
     ),
     Channel(

@@ -250,8 +250,8 @@ class StateSnapshot(Event, frozen=True, kw_only=True):
     """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream.
 
     A state too large for a message is empty here: it lies in the messages `parts` of the same stream (`StatePart`), in
-    this order, in the set `slot` of subjects. `sha256` is that of the whole state; empty: an older build wrote none for
-    a state that fits into a message. `read`: as in `Commit`.
+    this order, in the set `slot` of subjects. `sha256` is that of the whole state. `read`: as in
+    `Commit`.
     """
 
     stage: str
@@ -261,7 +261,7 @@ class StateSnapshot(Event, frozen=True, kw_only=True):
     state: bytes
     parts: list[Seq] = []
     slot: Annotated[int, Meta(ge=0, le=1)] = 0
-    sha256: bytes = b""
+    sha256: bytes
     read: dict[str, StreamMark] = {}
 
 
@@ -324,9 +324,9 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     `slow` names rollouts that lately ended here and were long under way: group id and seconds from task to end.
     `stopped` names the environments that a health check keeps from training, and how. `instance` is one life of a
     process; `replica` is its name among those of its service, which stays the same over restarts, and `host` its
-    machine. They are empty in heartbeats of older builds.
+    machine.
     `schema_version` is the newest wire version that its build writes; readers believe a message of a newer version than
-    theirs only if it is said here. 0: an older build, which writes none above 3. `acknowledged`: by stream the highest
+    theirs only if it is said here. `acknowledged`: by stream the highest
     sequence of a message that the process stored, so that it is missed where the server loses it.
     """
 
@@ -340,8 +340,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     slow: dict[str, Finite] = {}
     stopped: dict[str, list[StopKind]] = {}
     replica: str = ""
-    host: str = ""
-    schema_version: Count = 0
+    host: str
+    schema_version: Count
     acknowledged: dict[str, Count] = {}
 
     def check(self) -> None:

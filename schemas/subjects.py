@@ -12,7 +12,7 @@ new, a bound in bytes and no maximum age:
     TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
     LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
 
-ROLLOUTS and TEACHER take the chunks of large messages as well: rl.blob.<rollout or logprobs>.<run>.<name>.
+ROLLOUTS and TEACHER take the chunks of large messages as well: rl.blob.<rollout or logprobs>.<run>.<env>.<name>.
 """
 
 import re
@@ -37,7 +37,6 @@ __all__ = [
     "Kind",
     "ReplayKind",
     "admission",
-    "all_blobs",
     "blob",
     "bucket_name",
     "check_name",
@@ -55,7 +54,6 @@ __all__ = [
     "marks",
     "micro",
     "offline_trainer",
-    "old_blob",
     "promotion",
     "replay",
     "revision",
@@ -102,19 +100,6 @@ def blob(kind: str, run: str, env: str = "*", name: str = "*") -> str:
     return f"rl.blob.{kind}.{run}.{env}.{name}"
 
 
-def old_blob(kind: str, run: str, name: str = "*") -> str:
-    """Return where older builds stored chunks.
-
-    Their large messages are still read and trimmed; none are added.
-    """
-    return f"rl.blob.{kind}.{run}.{name}"
-
-
-def all_blobs(kind: str, run: str) -> str:
-    """Return one filter for all chunks of a kind, those of older builds among them."""
-    return f"rl.blob.{kind}.{run}.>"
-
-
 def weights_heads(run: str) -> str:
     """Return where the trainer says which weights there are; each message lists the chunks of a version."""
     return f"rl.weights.{run}.head"
@@ -133,10 +118,10 @@ def weights_subjects(run: str) -> tuple[str, str]:
 def stream_subjects(run: str) -> dict[str, list[str]]:
     """Return by kind what the streams of `run` store."""
     return {
-        ROLLOUTS: [f"rl.rollout.{run}.*", blob("rollout", run), old_blob("rollout", run), f"rl.promotion.{run}.*"],
+        ROLLOUTS: [f"rl.rollout.{run}.*", blob("rollout", run), f"rl.promotion.{run}.*"],
         EVENTS: [f"rl.{kind}.{run}.*.*" for kind in get_args(Kind)],
         REPLAY: [f"rl.replay.{kind}.{run}.*.*" for kind in get_args(ReplayKind)],
-        TEACHER: [f"rl.logprobs.{run}.*.*", blob("logprobs", run), old_blob("logprobs", run)],
+        TEACHER: [f"rl.logprobs.{run}.*.*", blob("logprobs", run)],
         LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.*.*.*"],
         WEIGHTS: list(weights_subjects(run)),
     }

@@ -274,6 +274,7 @@ class _Batcher:
             place=f"{self.service.name} {self.service.instance}",
             time_ns=time.time_ns(),
             trace_id=group,
+            leased=member.plan is not None and member.plan.lease is not None,
         )
 
     async def watch_governor(self) -> None:

@@ -156,10 +156,7 @@ class NatsBus:
         return await streams.describe(self._link)
 
     async def runs(self) -> list[str]:
-        """Return the runs that have streams on the server.
-
-        Raises `ConfigError` where it has streams of old builds.
-        """
+        """Return the runs that have streams on the server."""
         return await streams.runs(self._link)
 
     async def reserved_bytes(self) -> dict[str, int]:

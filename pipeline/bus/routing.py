@@ -4,7 +4,7 @@ import functools
 import re
 
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BLOB_KINDS, STREAMS, blob, old_blob, run_of, stream_name
+from lachesis.schemas.subjects import BLOB_KINDS, STREAMS, blob, run_of, stream_name
 
 __all__ = [
     "BROKEN_HEADER",
@@ -84,11 +84,10 @@ def chunks_subject(subject: str, name: str = "*") -> str:
 
 def names_chunks(subject: str, header: str) -> bool:
     """Whether `header`, of a head on `subject`, names chunks that can be its own and no more than those."""
-    _, kind, run, *_ = subject.split(".")
     name = header.rpartition(".")[2]
-    if kind not in BLOB_KINDS or not _CHUNKS.fullmatch(name):
+    if subject.split(".")[1] not in BLOB_KINDS or not _CHUNKS.fullmatch(name):
         return False
-    return header in (chunks_subject(subject, name), old_blob(kind, run, name))
+    return header == chunks_subject(subject, name)
 
 
 def check_key(key: str) -> None:

@@ -191,8 +191,6 @@ async def _ensure_one(link: ServerLink, wanted: dict[str, Any]) -> str | None:
     try:
         current = (await stream_info(link, name)).config
     except NotFoundError:
-        if kind_of(name) == BUCKET:  # the first that a run makes
-            await runs(link)  # raises where shared streams of older builds are in the way
         await _write(link, "CREATE", wanted)
         return f"created {name}"
     changes = differences(current, wanted)
@@ -281,17 +279,8 @@ async def delete(link: ServerLink, name: str) -> None:
 
 
 async def runs(link: ServerLink) -> list[str]:
-    """Return the runs that have streams on the server, in order.
-
-    Raises `ConfigError` where it has shared ones.
-    """
-    names = await _names(link, ">")
-    shared = [name for name in names if name in STREAMS]
-    if shared:
-        overlapping = await _names(link, "rl.>")
-        if shared := [name for name in shared if name in overlapping]:
-            raise ConfigError(_old_layout(shared))
-    found = {run_of_stream(name) for name in names if kind_of(name) in STREAMS}
+    """Return the runs that have streams on the server, in order."""
+    found = {run_of_stream(name) for name in await _names(link, ">") if kind_of(name) in STREAMS}
     return sorted(run for run in found if run is not None)
 
 
@@ -349,21 +338,9 @@ async def _overlap(link: ServerLink, definition: dict[str, Any], error: Subjects
     for subject in definition["subjects"]:
         found.update(await _names(link, subject))
     found.discard(definition["name"])
-    if found & STREAMS.keys():
-        return ConfigError(_old_layout(sorted(found)))
     return ConfigError(
         f"stream {definition['name']} cannot be made: {', '.join(sorted(found)) or 'another stream'} stores the same "
         f"subjects ({error}); use another account or server"
-    )
-
-
-def _old_layout(names: Sequence[str]) -> str:
-    return (
-        f"the server has streams that all runs share ({', '.join(sorted(names))}), as older builds of Lachesis made "
-        "them; this build gives each run streams of its own. To move: with the older build, `lachesis export` each run "
-        "that is to be kept; then use another server or account (where the server is the run's own: another "
-        "folder), or delete these streams with `nats stream rm`; then `lachesis init` and `lachesis "
-        "import` with this build"
     )
 
 

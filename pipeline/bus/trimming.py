@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_su
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError, DamagedError
-from lachesis.schemas.subjects import BLOB_KINDS, all_blobs, kind_of, old_blob
+from lachesis.schemas.subjects import BLOB_KINDS, blob, kind_of
 
 __all__ = ["Note", "delete_all", "delete_orphan_chunks", "trim"]
 
@@ -65,9 +65,9 @@ async def delete_orphan_chunks(
     kind = next((kind for kind, owner in BLOB_KINDS.items() if owner == kind_of(stream)), None)
     if kind is None:
         raise ConfigError(f"stream {stream} holds no chunks")
-    if not await stored_subjects(link, stream, [all_blobs(kind, run)]):
+    if not await stored_subjects(link, stream, [blob(kind, run)]):
         return 0
-    ends = {chunk.subject: chunk for chunk in await _headers(link, blobs, stream, [all_blobs(kind, run)])}
+    ends = {chunk.subject: chunk for chunk in await _headers(link, blobs, stream, [blob(kind, run)])}
     old = {subject: chunk.seq for subject, chunk in ends.items() if chunk.time_ns < before_ns}
     if not old:
         return 0
@@ -79,7 +79,7 @@ async def delete_orphan_chunks(
     loose -= await _listed(link, blobs, stream, heads, start=seen)
     if not loose:
         return 0
-    chunks = await _headers(link, blobs, stream, [all_blobs(kind, run)])
+    chunks = await _headers(link, blobs, stream, [blob(kind, run)])
     await note([chunk.seq for chunk in chunks if chunk.subject in loose])
     return sum([await _purge(link, stream, {"filter": subject}) for subject in sorted(loose)])
 
@@ -114,8 +114,7 @@ async def _may_be_large(link: ServerLink, stream: str, subject: str) -> bool:
     """Whether there are chunks in `stream` that could belong to messages on `subject`."""
     if kind_of(stream) not in BLOB_KINDS.values():
         return False
-    _, kind, run, *_ = subject.split(".")
-    return bool(await stored_subjects(link, stream, [chunks_subject(subject), old_blob(kind, run)]))
+    return bool(await stored_subjects(link, stream, [chunks_subject(subject)]))
 
 
 async def _purge(link: ServerLink, stream: str, request: dict[str, str | int]) -> int:

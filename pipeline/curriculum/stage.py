@@ -159,7 +159,6 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         if self.learner.moved:
             log.warning("%s: %s", self.env, self.learner.moved)
             self.service.set_note(f"{self.env} pool", f"{self.env}: {self.learner.moved}")
-        # those of older builds name items by their places
         for delta in () if restored.has_gap else restored.deltas:
             self.learner.apply_delta(delta)
         self._changed.set()

@@ -7,6 +7,7 @@ earlier life may have granted has run out or was renewed. A lease ends unused on
 One governor a run: its term is written to the log, and a later one ends it.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Mapping
@@ -114,7 +115,10 @@ class _Term:
         subject = subjects.state(service.run, "governor", service.revision, "0")
         last, seq = await _read_term(service.bus, subject)
         index = last.index + 1 if last else 0
-        event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
+        state = service.instance.encode()
+        event = StateSnapshot(
+            stage="governor", index=index, covers=0, cursors={}, state=state, sha256=hashlib.sha256(state).digest()
+        )
         msg_id = commit_id(f"term.{subject}.{service.instance}")
         seq = await service.bus.commit(subject, encode(event), expected=seq, msg_id=msg_id)
         return cls(service, subject, seq, has_predecessor=last is not None)

@@ -238,7 +238,7 @@ class GarbageCollector:
     async def _headers(self, stream: str, names: Sequence[str]) -> AsyncGenerator[StoredHeader]:
         """Yield what is stored on `names`, in order; a large message counts with its chunks, which come before it."""
         kind = next((kind for kind, owner in subjects.BLOB_KINDS.items() if owner == stream), None)
-        blobs = [subjects.all_blobs(kind, self._config.run)] if kind else []
+        blobs = [subjects.blob(kind, self._config.run)] if kind else []
         chunks: dict[str, int] = {}
         filters = list(dict.fromkeys([*names, *blobs]))
         async with self._bus.read(stream, filters, headers_only=True, follow=False) as messages:

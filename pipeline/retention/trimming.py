@@ -85,7 +85,7 @@ class HistoryTrimmer:
         if now - self._sweep_s >= orphans_s:
             before_ns = await self._bus.server_time_ns() - int(orphans_s * 1e9)
             for kind, stream in subjects.BLOB_KINDS.items():
-                if not (await self._bus.extent(stream, subjects.all_blobs(kind, run))).messages:
+                if not (await self._bus.extent(stream, subjects.blob(kind, run))).messages:
                     continue
                 await self._bus.delete_orphan_chunks(
                     stream, before_ns=before_ns, note=partial(self._list_orphans, stream)

@@ -10,6 +10,7 @@ that follows (garbage, an old commit once more) is passed over; where a commit i
 recovery noted that LEDGER lost newer snapshots: the commits that these covered may be trimmed.
 """
 
+import hashlib
 import logging
 import zlib
 from collections.abc import Callable
@@ -151,7 +152,7 @@ class CommitLog(Generic[E]):
                                 f"follows: commits are gone from the stream. {recovery_hint(run)}"
                             )
                         has_gap = True
-                    if commit.crc32 is not None and zlib.crc32(commit.delta) != commit.crc32:
+                    if zlib.crc32(commit.delta) != commit.crc32:
                         raise LedgerError(
                             f"{subject}: the change of state in commit {commit.index} at sequence {message.seq} is not "
                             f"what was stored. {RESTORE_HINT}"
@@ -204,6 +205,7 @@ class CommitLog(Generic[E]):
             covers=self._last,
             cursors=cursors,
             state=state,
+            sha256=hashlib.sha256(state).digest(),
             read=self.marks.newest,
         )
         try:

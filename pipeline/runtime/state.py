@@ -71,7 +71,7 @@ class StateStore:
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
             snapshot = snapshot.replace(state=await store._join(snapshot))
-        if snapshot is not None and snapshot.sha256 and hashlib.sha256(snapshot.state).digest() != snapshot.sha256:
+        if snapshot is not None and hashlib.sha256(snapshot.state).digest() != snapshot.sha256:
             raise LedgerError(
                 f"{subject}: {len(snapshot.state)} bytes that are not the state that was stored (LEDGER, sequence "
                 f"{store.snapshot_seq}). {RESTORE_HINT}"
@@ -93,7 +93,6 @@ class StateStore:
         Raises `FencedError` when another writer has taken over, `DataError` for a state that is too large.
         """
         state = event.state
-        event = event.replace(sha256=hashlib.sha256(state).digest())
         if len(state) > PART_BYTES:
             if len(state) > MAX_STATE_BYTES:
                 raise DataError(f"{self._subject}: a state of {len(state)} bytes where {MAX_STATE_BYTES} may be stored")

@@ -140,10 +140,7 @@ class StreamWatch:
 
     @classmethod
     async def open(cls, service: Service) -> "StreamWatch":
-        """Return the watch.
-
-        Without a record, as in a run that an older build began, there is nothing to compare.
-        """
+        """Return the watch. Without a record there is nothing to compare."""
         return cls(service, await read_store_record(service.bus, service.run))
 
     def check(self, found: Mapping[str, StreamUsage]) -> None:

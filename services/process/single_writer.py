@@ -71,7 +71,7 @@ async def _refuse_beside(bus: Bus, config: RunConfig, service: str, replaces: Wr
         if other.revision != config.revision or (replaces is not None and _is_replaced(other, replaces)):
             return
         if other.state != "draining" or anyio.current_time() > until_s:
-            place = f"pid {other.pid} on {other.host}, in {other.folder}" if other.host else "of an older build"
+            place = f"pid {other.pid} on {other.host}, in {other.folder}"
             mend = "a supervisor started it: stop that" if other.supervised else "stop it first"
             raise StartupError(
                 f"another {service} of run {config.run} runs already, and a run has one: {place}; {mend}, or give this "

@@ -72,7 +72,7 @@ async def fill(bus: NatsBus, groups: int) -> list[str]:
         )  # fmt: skip
         reward = RewardEvent(
             run="r", env="sums", revision="live", advantage="grpo",
-            commit=Commit(term="t", index=first, cursors={}, delta=b""),
+            commit=Commit(term="t", index=first, cursors={}, delta=b"", crc32=0),
             groups=[
                 GroupReward(**one, verdict="trainable", scores=scores, rewards=scores, advantages=scores, snapshot="s",
                             mean=0.5, std=0.5, range=1.0, n_valid=8) for one in about

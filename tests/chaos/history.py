@@ -82,7 +82,7 @@ async def read_history(bus: Bus, run: str, trainer: str = "main") -> History:
         history.rollouts.append(Rollout(message.seq, message.subject.rsplit(".", 1)[-1], plan, message.time_ns))
         if LARGE_HEADER in message.headers:
             history.heads.add(message.headers[LARGE_HEADER])
-    async for message in _all(bus, subjects.ROLLOUTS, subjects.all_blobs("rollout", run), headers_only=True):
+    async for message in _all(bus, subjects.ROLLOUTS, subjects.blob("rollout", run), headers_only=True):
         history.chunks.add(message.subject)
     async for message in _all(bus, subjects.EVENTS, f"rl.*.{run}.{subjects.LIVE}.*"):
         seen[subjects.EVENTS].add(message.seq)

@@ -1,6 +1,7 @@
 """A valid example of every event, with every optional field in use: what the fuzzer starts from."""
 
 import math
+import zlib
 from collections.abc import Iterator
 
 import msgspec
@@ -71,7 +72,7 @@ __all__ = ["EXAMPLES", "GROUP", "floats", "group"]
 
 GROUP = "0199" + "0" * 28
 POLICY = "3-first-abcdef012345"
-_COMMIT = Commit(term="1-ab", index=0, cursors={"ROLLOUTS": 1, "EVENTS": 1}, delta=b"\x80")
+_COMMIT = Commit(term="1-ab", index=0, cursors={"ROLLOUTS": 1, "EVENTS": 1}, delta=b"\x80", crc32=zlib.crc32(b"\x80"))
 _STAMP = Stamp("scorer", 1, 2, 3, 1)
 
 
@@ -206,6 +207,7 @@ EXAMPLES: list[Event] = [
         place="scorer 1-ab",
         time_ns=1,
         trace_id=GROUP,
+        leased=True,
     ),
     EvalEvent(
         **_NAMES, policy_version=POLICY, policy_step=3, items=4, k=2, temperature=1.0, avg=0.5, pass_at_k=0.75,
@@ -228,12 +230,13 @@ EXAMPLES: list[Event] = [
     EpochRecord(
         order="4-ab", epoch=1, next=2, claims=[EpochClaim(epoch=1, place=1, holder="p", life=1, since_ns=1, failures=1)]
     ),
-    StateSnapshot(stage="normalizer", index=0, covers=1, cursors={"ROLLOUTS": 1}, state=b"\x80"),
+    StateSnapshot(stage="normalizer", index=0, covers=1, cursors={"ROLLOUTS": 1}, state=b"\x80", sha256=b"0" * 32),
     StateSnapshot(
         stage="curriculum", index=1, covers=2, cursors={}, state=b"", parts=[1, 2], slot=1, sha256=b"0" * 32
     ),
     StatePart(stage="curriculum", index=1, data=b"\x80"),
     Heartbeat(
+        host="h", schema_version=1,
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},
         stage=StageVitals(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),
     ),

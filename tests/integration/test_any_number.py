@@ -82,8 +82,8 @@ async def store(bus: NatsBus, counter: int, rewards: list[float]) -> int:
     return ack.seq
 
 
-async def store_score_of_an_older_build(bus: NatsBus, n: int, value: float) -> None:
-    """Older builds let every finite score through; their events are still in the stream."""
+async def store_score_beyond_all_bounds(bus: NatsBus, n: int, value: float) -> None:
+    """No scorer gives one, but the wire lets every finite number through."""
     score = GroupScore(
         group=f"{n + 1:032x}", seq=1_000_000 + n, item="7", policy_step=0, scores=[value, -value],
         ratings={name: [value, -value] for name in ("a", "b", "c")}, lengths=[3, 3], success=value,
@@ -103,7 +103,7 @@ async def test_every_stage_outlives_every_finite_reward(nats_bus: NatsBus) -> No
             rewards = [0.25, 0.75] if counter % 2 else rng.choice([[value, -value], [value, value], [value, 0.5]])
             given[await store(nats_bus, counter, rewards)] = rewards
             if counter % 8 == 0:
-                await store_score_of_an_older_build(nats_bus, counter, value)
+                await store_score_beyond_all_bounds(nats_bus, counter, value)
         with anyio.fail_after(120):
             while True:
                 ended: dict[int, str] = {}

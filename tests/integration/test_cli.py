@@ -228,6 +228,7 @@ async def test_a_server_that_was_frozen_is_named_with_the_way_out(run: Run, comm
 
 async def speak(bus: NatsBus, pid: int) -> None:
     event = Heartbeat(
+        schema_version=1,
         run="demo", service="scorer", instance=f"{pid}-a", pid=pid, time_ns=0, stage=ServiceMetrics().report(),
         replica="gpu-1", host="gpu-1",
     )  # fmt: skip
@@ -238,7 +239,16 @@ async def speak(bus: NatsBus, pid: int) -> None:
 
 async def beat(bus: NatsBus, vitals: ServiceMetrics) -> None:
     while True:
-        event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=vitals.report())
+        event = Heartbeat(
+            host="h",
+            schema_version=1,
+            run="demo",
+            service="scorer",
+            instance="1-a",
+            pid=1,
+            time_ns=0,
+            stage=vitals.report(),
+        )
         await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-a"), encode(event))
         await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-b"), b"\xff no heartbeat")
         await anyio.sleep(0.2)
@@ -303,6 +313,7 @@ async def test_dead_letters_are_listed_and_shown_with_their_message(run: Run) ->
     await run.lachesis("init")
     bad = await run.publish(subjects.rollout("demo", "words"), b"no rollout", "bad")
     letter = DeadLetter(
+        leased=True,
         run="demo", env="words", revision="live", stage="scorer", kind="data", stream="ROLLOUTS", seq=bad, group=None,
         reason="SchemaError: bad", place="scorer 1", time_ns=1,
     )  # fmt: skip

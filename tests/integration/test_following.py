@@ -81,7 +81,14 @@ class World:
     async def speak(self) -> None:
         """Send heartbeats until cancelled."""
         event = Heartbeat(
-            run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=ServiceMetrics().report()
+            host="h",
+            schema_version=1,
+            run="demo",
+            service="scorer",
+            instance="1-a",
+            pid=1,
+            time_ns=0,
+            stage=ServiceMetrics().report(),
         )
         while True:
             await self.bus.broadcast(subjects.heartbeat("demo", "scorer", "1-a"), encode(event))

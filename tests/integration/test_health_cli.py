@@ -74,7 +74,7 @@ class World:
                 n_valid=len(scores),
             )
             names = {"run": "demo", "env": "words", "revision": "live"}
-            commit = Commit(term="t", index=self.told, cursors={}, delta=b"")
+            commit = Commit(term="t", index=self.told, cursors={}, delta=b"", crc32=0)
             for kind, event in (
                 ("score", ScoreEvent(**names, ensemble="e", raters={}, groups=[score])),
                 ("reward", RewardEvent(**names, advantage="centred", commit=commit, groups=[reward])),

@@ -143,7 +143,7 @@ def test_health_judges_every_window_and_its_state_comes_back(numbers):
             continue
         event = AlertEvent(
             run="r", env="e", revision="live", window=0, groups=monitor.groups, source="groups", results=found,
-            standing=monitor.standing, commit=Commit(term="t", index=0, cursors={}, delta=b""),
+            standing=monitor.standing, commit=Commit(term="t", index=0, cursors={}, delta=b"", crc32=0),
         )  # fmt: skip
         assert decode(AlertEvent, encode(event)).results == found
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))

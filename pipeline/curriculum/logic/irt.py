@@ -41,10 +41,9 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.features import DifficultyPredictor, is_precision
-from lachesis.pipeline.curriculum.logic.posterior import Evidence, evidence_of_normal, integrate
+from lachesis.pipeline.curriculum.logic.posterior import Evidence, integrate
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy, finite_sigmoid, sigmoid
-from lachesis.schemas.columns import as_bytes, view
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.columns import as_bytes
 
 __all__ = ["OnlineIRT"]
 
@@ -182,21 +181,10 @@ class OnlineIRT(Strategy):
         one = self._predictor
         return {} if one is None else dict(zip(_PREDICTOR, (one.precision, one.pull, one.errors), strict=True))
 
-    def upgraded(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Add evidence to a state that has a normal posterior alone: with that mode and curvature."""
-        arrays = dict(saved)
-        if {"difficulty", "variance"} <= saved.keys() and saved.keys().isdisjoint(_EVIDENCE):
-            mean, variance = (
-                view(saved[name], "float64", self.items.count, f"curriculum state, {name}")
-                for name in ("difficulty", "variance")
-            )
-            if not (np.isfinite(mean).all() and (variance > 0).all()):
-                raise SchemaError("curriculum state: difficulty or variance holds what cannot be; start a revision")
-            columns = evidence_of_normal(self._prior, self._deviation, mean, variance)
-            arrays |= {name: as_bytes(column, "float64") for name, column in zip(_EVIDENCE, columns, strict=True)}
-        for name, array in self._predictor_arrays().items():  # an older build learned nothing of features
-            arrays.setdefault(name, as_bytes(np.zeros(array.size), "float64"))
-        return arrays
+    def completed(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Predict from nothing where the tasks told their difficulty when the state was saved."""
+        nothing = {name: as_bytes(np.zeros(array.size), "float64") for name, array in self._predictor_arrays().items()}
+        return nothing | dict(saved)
 
     def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
         """Say so, too, of a variance that is not above 0, counts that cannot be and times below 0."""

@@ -128,7 +128,7 @@ class PoolLearner:
         """
         found = unpack("curriculum delta", delta)
         keys = self.strategy.items.keys
-        if keys is None or not isinstance(found, dict):  # of an older build, by places
+        if keys is None:
             for feedback in shaped("curriculum delta", list[ItemFeedback], found):
                 self.strategy.observe(feedback)
             return
@@ -156,7 +156,7 @@ class PoolLearner:
         """
         found = unpack("curriculum state", state)
         keys = self.strategy.items.keys
-        if keys is None or not (isinstance(found, dict) and "keys" in found):
+        if keys is None:
             self.strategy.load_state_dict(found)
             return
         saved = shaped("curriculum state", _PoolState, found)

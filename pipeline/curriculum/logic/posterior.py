@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.logic.strategy import finite_sigmoid
 
-__all__ = ["Evidence", "Posterior", "evidence_of_normal", "integrate"]
+__all__ = ["Evidence", "Posterior", "integrate"]
 
 _REACH = 9.0
 """Prior deviations from the mode: beyond, the density is below e^-34 of the mode's even without a result."""
@@ -86,18 +86,6 @@ def integrate(mean: float, deviation: float, *evidence: Evidence) -> Posterior:
     step = (high - low) / (len(x) - 1)
     integral = float(np.exp(log - top).sum()) * step / (deviation * math.sqrt(2.0 * math.pi))
     return Posterior(mode, 1.0 / _curvature(mode, deviation, told), top + math.log(integral))
-
-
-def evidence_of_normal(
-    prior: NDArray[np.float64], deviation: float, mean: NDArray[np.float64], variance: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], ...]:
-    """Return evidence, as columns, whose posterior has its mode at `mean`.
-
-    Its curvature there is 1 / `variance`. Where no evidence pulls that hard at such a curvature, the pull counts.
-    """
-    told = np.maximum(1.0 / np.minimum(variance, deviation**2) - 1.0 / deviation**2, 0.0)
-    pull = (mean - prior) / deviation**2
-    return np.maximum(2.0 * told - pull, 0.0), mean.copy(), np.maximum(2.0 * told + pull, 0.0), mean.copy()
 
 
 def _mean_of(weight: float, mean: float, more: float, value: float) -> tuple[float, float]:

@@ -151,8 +151,8 @@ class Strategy:
         """Return the arrays that are this strategy's state, by name; they are saved, and restored in place."""
         return {}
 
-    def upgraded(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the arrays of a saved state, those of an older build by the names `arrays` has now."""
+    def completed(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return the arrays of a saved state, with those that it had no use for as its pool was then."""
         return dict(saved)
 
     def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
@@ -261,7 +261,7 @@ class Strategy:
         """
         saved = shaped("curriculum state", _SavedStrategy, state)
         if saved.strategy == type(self).__name__ and saved.items == self.items.count:
-            saved.arrays = self.upgraded(saved.arrays)
+            saved.arrays = self.completed(saved.arrays)
         change = self._change(saved)
         if change is not None:
             raise SettingsChangedError(change)

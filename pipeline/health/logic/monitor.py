@@ -152,7 +152,7 @@ class EnvMonitor:
 
         A message that was not generated under a lease counts against nobody: anybody may have stored it.
         """
-        if not letter.ends_rollout or letter.kind == "deadline" or letter.leased is False:
+        if not letter.ends_rollout or letter.kind == "deadline" or not letter.leased:
             return
         if self._counts(letter.seq):
             self._open.dead.append(letter.group or f"at sequence {letter.seq}")

@@ -192,7 +192,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(run: str, a: ComparedRevision, b: ComparedRevision, *, disputed: int = 5) -> Comparison:
     """Return what differs, with the `disputed` samples that differ most, at most one a group.
 
-    Scores, ratings and rewards beyond +-1e12, which only older builds let through, count as missing.
+    Scores, ratings and rewards beyond +-1e12, which no scorer gives, count as missing.
     """
     a, b = _within_bounds(a), _within_bounds(b)
     both = sorted(group for group in a.groups.keys() & b.groups.keys() if _alike(a.groups[group], b.groups[group]))

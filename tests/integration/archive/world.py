@@ -138,7 +138,7 @@ class World:
             changed = [msgspec.structs.replace(one, scores=[s + turn for s in one.scores]) for one in scores]
             made = ScoreEvent(**event, ensemble="e", raters={"length": "1"}, groups=changed)
             await self.bus.publish(subjects.event("score", RUN, "live", "sums"), encode(made), msg_id=f"score {turn}")
-        commit = Commit(term="t", index=0, cursors={}, delta=b"")
+        commit = Commit(term="t", index=0, cursors={}, delta=b"", crc32=0)
         reward = RewardEvent(**event, advantage="rloo", commit=commit, groups=rewards[:-1])
         await self.bus.publish(subjects.event("reward", RUN, "live", "sums"), encode(reward), msg_id="reward")
         (first, one), (second, other), *_ = stored.items()

@@ -118,7 +118,7 @@ class World:
             env=ENV,
             revision="live",
             advantage="grpo",
-            commit=Commit(term="t", index=self.rewards, cursors={}, delta=b""),
+            commit=Commit(term="t", index=self.rewards, cursors={}, delta=b"", crc32=0),
             groups=items,
         )
         subject = subjects.event("reward", self.run, "live", ENV)

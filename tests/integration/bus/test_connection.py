@@ -241,16 +241,6 @@ async def test_each_run_has_streams_of_its_own(nats_bus: NatsBus, nats_server: E
     assert (await nats_bus.get(ROLLOUTS, 1)).data == b"ours"
 
 
-async def test_streams_of_older_builds_are_named_and_never_passed_over(fresh_server: EmbeddedServer) -> None:
-    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token) as bus:
-        await bus.client.jetstream().add_stream(name="EVENTS", subjects=["mine.>"])  # somebody else's
-        assert await bus.runs() == []
-        await bus.client.jetstream().add_stream(name="ROLLOUTS", subjects=STREAMS[ROLLOUTS])
-        for looks in (bus.runs(), bus.ensure_streams(SMALL)):
-            with pytest.raises(ConfigError, match=r"streams that all runs share \(ROLLOUTS\).*`lachesis export`"):
-                await looks
-
-
 async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> None:
     async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token, config=SHORT) as bus:
         with pytest.raises(InfrastructureError, match=r"there is no stream lachesis_run_ROLLOUTS: .*`lachesis init`"):

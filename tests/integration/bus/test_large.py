@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.bus import blobs, trimming
+from lachesis.pipeline.bus import trimming
 from lachesis.pipeline.bus.api import Bus, PubAck
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -27,7 +27,7 @@ SIZE = 5 << 20
 
 
 async def chunks(bus: Bus) -> int:
-    async with bus.read(ROLLOUTS, [subjects.all_blobs("rollout", "run")], headers_only=True, follow=False) as reader:
+    async with bus.read(ROLLOUTS, [subjects.blob("rollout", "run")], headers_only=True, follow=False) as reader:
         return len([m async for m in reader])
 
 
@@ -35,7 +35,7 @@ async def test_a_lost_chunk_is_bad_data_and_blocks_nobody(nats_bus: NatsBus) -> 
     await nats_bus.publish_large(MATH, os.urandom(SIZE), msg_id="1")
     await nats_bus.publish(MATH, b"next", msg_id="2")
     await nats_bus._link.nc.jetstream().purge_stream(
-        stream_name("run", ROLLOUTS), subject=subjects.all_blobs("rollout", "run"), seq=4
+        stream_name("run", ROLLOUTS), subject=subjects.blob("rollout", "run"), seq=4
     )
     with pytest.raises(DataError, match="a chunk is gone"):
         await nats_bus.get(ROLLOUTS, 11)
@@ -68,7 +68,7 @@ async def test_chunks_go_with_their_head(nats_bus: NatsBus) -> None:
 
 async def test_a_forged_head_takes_nothing_of_others_with_it(nats_bus: NatsBus) -> None:
     large = await nats_bus.publish_large(MATH, os.urandom(SIZE), msg_id="1")
-    (real,) = await nats_bus.stored_subjects(ROLLOUTS, [subjects.all_blobs("rollout", "run")])
+    (real,) = await nats_bus.stored_subjects(ROLLOUTS, [subjects.blob("rollout", "run")])
     forged = (
         "rl.rollout.run.*", "rl.blob.rollout.run.*", "rl.blob.rollout.run.math.*", ">",
         "rl.blob.rollout.other." + 32 * "0", real, real.replace(".math.", ".code."), real.replace(".math.", "."),
@@ -89,23 +89,6 @@ async def test_a_head_where_none_can_be_is_bad_data_and_ends_no_reader(nats_bus:
             await nats_bus.get(EVENTS, ack.seq)
     async with nats_bus.read(EVENTS, [], follow=False) as reader:
         assert ["Lachesis-Broken" in m.headers async for m in reader] == [True, True]
-
-
-async def test_large_messages_of_older_builds_are_read_and_trimmed(
-    nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their chunks lay beside those of all other environments."""
-    data = [os.urandom(SIZE) for _ in range(3)]
-    with monkeypatch.context() as older:
-        older.setattr(blobs, "chunks_subject", lambda _, name: subjects.old_blob("rollout", "run", name))
-        old = [(await nats_bus.publish_large(MATH, d, msg_id=str(i))).seq for i, d in enumerate(data[:2])]
-    assert all(name.count(".") == 4 for name in await nats_bus.stored_subjects(ROLLOUTS, ["rl.blob.>"]))
-    new = (await nats_bus.publish_large(MATH, data[2], msg_id="new")).seq
-    assert [m.data async for m in nats_bus.fetch(ROLLOUTS, [*old, new])] == data
-    assert await sweep(nats_bus) == 0
-    assert await nats_bus.trim(ROLLOUTS, [ALL], before=old[1]) == 1
-    assert await chunks(nats_bus) == 20
-    assert [m.data async for m in nats_bus.fetch(ROLLOUTS, [old[1], new])] == data[1:]
 
 
 async def test_logprobs_may_be_large_in_their_own_stream(nats_bus: NatsBus) -> None:

@@ -1,5 +1,7 @@
 """A broker whose store is damaged while it is down: nobody takes what cannot be read for what never was."""
 
+import hashlib
+
 import anyio
 import msgspec
 import pytest
@@ -197,7 +199,10 @@ async def test_a_stage_whose_newest_commit_is_damaged_does_not_begin_anew(server
 async def test_a_stage_whose_snapshot_is_damaged_does_not_begin_anew(server, bus):
     subject = subjects.state(RUN, "curriculum", LIVE, "words")
     store, _ = await StateStore.open(bus, subject, "c", "a")
-    await store.write(StateSnapshot(stage="c", index=0, covers=1, cursors={}, state=b"the-whole-state"))
+    state = b"the-whole-state"
+    await store.write(
+        StateSnapshot(stage="c", index=0, covers=1, cursors={}, state=state, sha256=hashlib.sha256(state).digest())
+    )
     await damage_message(server, LEDGER, b"the-whole-state")
     with pytest.raises(DamagedError, match=r"counts 1 messages on rl\.state"):
         await StateStore.open(bus, subject, "c", "b")

@@ -75,7 +75,9 @@ async def test_a_foreign_snapshot_hides_neither_the_last_one_nor_any_commit(bus:
     await log.snapshot({}, b"state of 1")
     await commit(log, b"2")
     await bus.publish(STATE, b"nonsense", msg_id="foreign")
-    other = StateSnapshot(stage="normalizer", index=9, covers=1, cursors={}, state=b"no state of this stage")
+    other = StateSnapshot(
+        stage="normalizer", index=9, covers=1, cursors={}, state=b"no state of this stage", sha256=bytes(32)
+    )
     await bus.publish(STATE, encode(other), msg_id="foreign too")
     log, deltas, state = await open_log(bus, "b")
     assert (state, deltas) == (b"state of 1", [b"2"])

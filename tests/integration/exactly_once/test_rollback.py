@@ -245,6 +245,7 @@ async def test_annotations_that_went_back_and_grew_again_are_refused_by_the_batc
     async with await broker.connect("batcher") as bus:
         for number in range(200):
             letter = DeadLetter(
+                leased=True,
                 run=RUN, env=ENV, revision="live", stage="scorer", kind="data", stream=subjects.EVENTS, seq=1,
                 group=None, reason="a test", place="here", time_ns=number, trace_id=None,
             )  # fmt: skip

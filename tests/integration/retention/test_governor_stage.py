@@ -111,7 +111,7 @@ async def reward(bus: Bus, counter: int, seq: int, group: str, sequences: int) -
         range=1.0,
         n_valid=sequences,
     )
-    commit = Commit(term="t", index=counter, cursors={}, delta=b"")
+    commit = Commit(term="t", index=counter, cursors={}, delta=b"", crc32=0)
     event = RewardEvent(run=RUN, env="words", revision="live", advantage="grpo", commit=commit, groups=[item])
     await bus.publish(subjects.event("reward", RUN, "live", "words"), encode(event), msg_id=f"reward.{group}")
 

@@ -29,7 +29,8 @@ async def main():
         print("ready", flush=True)
         while True:
             state = bytes([index % 251]) * {SIZE}
-            event = StateSnapshot(stage="curriculum", index=index, covers=index + 1, cursors={{}}, state=state)
+            event = StateSnapshot(stage="curriculum", index=index, covers=index + 1, cursors={{}}, state=state,
+                                  sha256=hashlib.sha256(state).digest())
             await store.write(event)
             print(index, flush=True)
             index += 1

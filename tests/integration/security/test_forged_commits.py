@@ -1,5 +1,6 @@
 """Commits and snapshots forged with a stateful service's own key: its start names the one command that leads back."""
 
+import hashlib
 import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -91,9 +92,13 @@ async def forge(bus: NatsBus, stage: str, how: Callable[[int], Commit] | str, in
     elif how == "newer":
         await bus.publish(subject, msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1}), msg_id="forged")
     else:
-        snapshot = StateSnapshot(stage=stage, index=index, covers=0, cursors={}, state=GARBAGE)
+        snapshot = StateSnapshot(
+            stage=stage, index=index, covers=0, cursors={}, state=GARBAGE, sha256=hashlib.sha256(GARBAGE).digest()
+        )
         if how == "far snapshot":
-            snapshot = snapshot.replace(state=b"", read={LEDGER: StreamMark(10**12, 1)})
+            snapshot = snapshot.replace(
+                state=b"", sha256=hashlib.sha256(b"").digest(), read={LEDGER: StreamMark(10**12, 1)}
+            )
         await bus.publish(state, encode(snapshot), msg_id="forged")
 
 

@@ -28,7 +28,7 @@ JUNK = (b"", b"\xc1", b"x", b"{}", b"\x80", msgspec.msgpack.encode({"v": SCHEMA_
 REPORT = next(one for one in EXAMPLES if isinstance(one, TrainReport))
 POLICY = next(one for one in EXAMPLES if isinstance(one, PolicyRecord))
 LETTER = DeadLetter(
-    run="one", env="words", revision="live", stage="scorer", kind="data", stream="x", seq=1, group=None,
+    leased=True, run="one", env="words", revision="live", stage="scorer", kind="data", stream="x", seq=1, group=None,
     reason="schema version 4 is newer", place="here", time_ns=1,
 )  # fmt: skip
 PLANTED: dict[str, tuple[list[str], list[bytes], list[list[str]]]] = {

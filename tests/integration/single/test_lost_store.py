@@ -82,7 +82,7 @@ async def test_what_is_gone_is_named_and_nothing_is_made_in_its_place(
 async def test_a_stream_that_was_made_again_is_another(bus: NatsBus, config: RunConfig) -> None:
     await make_streams(bus, config)
     await bus.delete_stream(EVENTS)
-    await bus.ensure_streams(config.streams)  # as `nats stream add` or an older build does
+    await bus.ensure_streams(config.streams)  # as `nats stream add` does
     with pytest.raises(HistoryLostError, match=r"other streams are there .*lachesis_r_EVENTS"):
         await make_streams(bus, config)
 

@@ -57,6 +57,7 @@ def make_reward(n: int, seq: int, verdict: Verdict = "trainable", samples: int =
 
 def make_letter(seq: int, stage: str = "scorer", kind: DeadKind = "data", stream: str = "ROLLOUTS") -> DeadLetter:
     return DeadLetter(
+        leased=True,
         run="r",
         env="e",
         revision="live",

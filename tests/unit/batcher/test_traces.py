@@ -45,7 +45,8 @@ async def store(lab, n, verdict, *, group=None):
         range=1.0, n_valid=2, stamps=[Stamp("scorer", 1_000, 3_000, 4_000)],
     )  # fmt: skip
     event = RewardEvent(
-        run="r", env="sums", revision="live", advantage="grpo", commit=Commit(term="t", index=n, cursors={}, delta=b""),
+        run="r", env="sums", revision="live", advantage="grpo",
+        commit=Commit(term="t", index=n, cursors={}, delta=b"", crc32=0),
         groups=[reward],
     )  # fmt: skip
     await lab.bus.publish(subjects.event("reward", "r", "live", "sums"), encode(event), msg_id=f"w{n}")

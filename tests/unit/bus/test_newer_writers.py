@@ -79,7 +79,7 @@ async def test_a_heartbeat_that_is_itself_of_the_version_says_so_too(bus):
         ("environment-sums", {"v": 1, "service": "scorer", "schema_version": NEWER}, "r"),  # in another's name
         ("scorer", {"v": 1, "schema_version": NEWER}, "other"),
         ("scorer", {"v": 1, "schema_version": SCHEMA_VERSION}, "r"),
-        ("scorer", {"v": 1}, "r"),  # an older build
+        ("scorer", {"v": 1}, "r"),  # nothing of versions
         ("scorer", {"v": 1, "schema_version": "4"}, "r"),
     ],
 )

@@ -63,13 +63,13 @@ def test_columns_are_summarised_or_shown_in_full() -> None:
 
 
 def test_a_delta_is_decoded_in_full_and_survives_being_no_msgpack() -> None:
-    good = Commit(term="t", index=0, cursors={}, delta=msgspec.msgpack.encode({"n": 1}))
+    good = Commit(term="t", index=0, cursors={}, delta=msgspec.msgpack.encode({"n": 1}), crc32=0)
     assert plain_values(good, full=True)["delta"] == {"n": 1}
-    assert plain_values(Commit(term="t", index=0, cursors={}, delta=b"\xc1"), full=True)["delta"] == "wQ=="
+    assert plain_values(Commit(term="t", index=0, cursors={}, delta=b"\xc1", crc32=0), full=True)["delta"] == "wQ=="
 
 
 def test_replayed_annotations_are_told_apart() -> None:
-    commit = Commit(term="t", index=0, cursors={}, delta=b"\x80")
+    commit = Commit(term="t", index=0, cursors={}, delta=b"\x80", crc32=0)
     event = RescoreEvent(
         run="r", env="words", revision="v2", ensemble="e", raters={}, advantage="grpo", commit=commit, digest="d",
         scores=SCORES.groups, rewards=[],

@@ -27,7 +27,7 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     for m in range(MESSAGES):
         event = RewardEvent(
             run="r", env="sums", revision=subjects.LIVE, advantage="grpo",
-            commit=Commit(term="t", index=m, cursors={}, delta=b""),
+            commit=Commit(term="t", index=m, cursors={}, delta=b"", crc32=0),
             groups=[reward(m * GROUPS + n) for n in range(GROUPS)],
         )  # fmt: skip
         await lab.bus.publish(subjects.event("reward", "r", subjects.LIVE, "sums"), encode(event), msg_id=str(m))

@@ -81,7 +81,7 @@ def test_constant_features_predict_nothing():
     assert np.isfinite(strategy.weights()).all()
 
 
-def test_the_state_goes_on_alike_and_an_older_one_starts_without_predictions():
+def test_the_state_goes_on_alike_and_one_of_told_difficulties_starts_without_predictions():
     whole, first, second, old = make(), make(), make(), make()
     teach(whole, range(120))
     teach(first, range(60))

@@ -162,7 +162,7 @@ def test_a_state_of_another_strategy_and_a_malformed_one_are_refused():
 async def publish(lab, rewards, msg_id):
     event = RewardEvent(
         run="r", env="shop", revision="live", advantage="grpo", groups=rewards,
-        commit=Commit(term="t", index=0, cursors={}, delta=b""),
+        commit=Commit(term="t", index=0, cursors={}, delta=b"", crc32=0),
     )  # fmt: skip
     await lab.bus.publish(subjects.event("reward", "r", "live", "shop"), encode(event), msg_id=msg_id)
 

@@ -7,7 +7,7 @@ import pytest
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
-from lachesis.pipeline.curriculum.logic.posterior import Evidence, evidence_of_normal, integrate
+from lachesis.pipeline.curriculum.logic.posterior import Evidence, integrate
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 
 STEP = 0.005
@@ -89,15 +89,3 @@ def test_any_evidence_has_a_posterior(evidence, deviation):
     found = integrate(0.0, deviation, Evidence(*evidence))
     assert np.isfinite(found).all()
     assert 0.0 < found.variance <= deviation**2 * (1 + 1e-9)
-
-
-def test_evidence_of_a_normal_posterior_has_its_mode_and_curvature():
-    rng = np.random.default_rng(0)
-    mean, variance = rng.normal(0.0, 2.0, 20), rng.uniform(0.02, 2.0, 20)
-    passes, at, failures, same = evidence_of_normal(np.zeros(20), 5.0, mean, variance)
-    assert (at == same).all()
-    p = 0.5  # at the mode, where the abilities lie
-    assert -mean / 25.0 - passes * (1 - p) + failures * p == pytest.approx(np.zeros(20), abs=1e-12)
-    assert 1 / 25.0 + (passes + failures) * p * (1 - p) == pytest.approx(1 / variance)
-    untouched = evidence_of_normal(np.zeros(1), 5.0, np.zeros(1), np.full(1, 25.0))
-    assert [column[0] for column in untouched] == [0.0] * 4

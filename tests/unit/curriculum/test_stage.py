@@ -42,7 +42,7 @@ def a_reward(n, **changes):
 async def publish(lab, rewards, msg_id):
     event = RewardEvent(
         run="r", env="sums", revision="live", advantage="grpo", groups=rewards,
-        commit=Commit(term="t", index=0, cursors={}, delta=b""),
+        commit=Commit(term="t", index=0, cursors={}, delta=b"", crc32=0),
     )  # fmt: skip
     await lab.bus.publish(subjects.event("reward", "r", "live", "sums"), encode(event), msg_id=msg_id)
 

@@ -193,24 +193,6 @@ def test_irt_weighs_results_that_contradict_each_other_alike(first):
     assert strategy.success()[0] == pytest.approx(0.5)
 
 
-def test_irt_goes_on_from_a_state_that_has_a_normal_posterior_alone():
-    strategy, again = make("irt"), make("irt")
-    for feedback in history():
-        strategy.observe(feedback)
-    state = strategy.state_dict()
-    added = ("passes", "passes_ability", "failures", "failures_ability")
-    older = {name: value for name, value in state["arrays"].items() if name not in added}
-    again.load_state_dict({**state, "arrays": older})
-    assert again.snapshot().id == strategy.snapshot().id
-    for one in (strategy, again):
-        for i in range(4):
-            one.observe(result(f"after{i}", 7, 0.25 * i, step=30))
-    assert again.success() == pytest.approx(strategy.success(), abs=0.05)
-    assert again.arrays()["variance"] == pytest.approx(strategy.arrays()["variance"], rel=0.1)
-    with pytest.raises(SchemaError, match="holds what cannot be"):
-        again.load_state_dict({**state, "arrays": {**older, "variance": np.full(60, -1.0).tobytes()}})
-
-
 def test_irt_expects_what_p_times_1_minus_p_is_on_average_under_the_error_of_a_difficulty():
     strategy = make("irt", ItemPool(50), explore=0.0, sharpness=1.0, chance=0.0)
     arrays = strategy.arrays()

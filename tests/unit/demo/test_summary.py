@@ -56,7 +56,9 @@ def ledger(seq: int, groups: Sequence[str], outcomes: Sequence[Outcome] = ()) ->
 
 def beat(service: str, pid: int, instance: str, handled: int, waits: Sequence[float] = ()) -> Heartbeat:
     vitals = StageVitals(handled=handled, wait=Histogram.of(waits).pack(), process=Histogram().pack())
-    return Heartbeat(run="r", service=service, instance=instance, pid=pid, time_ns=handled, stage=vitals)
+    return Heartbeat(
+        host="h", schema_version=1, run="r", service=service, instance=instance, pid=pid, time_ns=handled, stage=vitals
+    )
 
 
 def summary(
@@ -244,7 +246,7 @@ def test_progress_is_one_line_whatever_is_known_yet() -> None:
     assert "step 0/2 | reward - | held out -" in progress_line(observed, 3.0)
     observed = with_evaluations(evaluation(0, 0.25), evaluation(2, 0.5))
     trainer = Heartbeat(
-        run="r", service="trainer", instance="1-a", pid=1, time_ns=1, stage=StageVitals(),
+        host="h", schema_version=1, run="r", service="trainer", instance="1-a", pid=1, time_ns=1, stage=StageVitals(),
         metrics={"train/step": 2.0, "reward/mean": 0.5, "staleness/mean": 1.5, "latency/e2e/p99": 2.0},
     )  # fmt: skip
     observed.heartbeat(trainer)
@@ -257,7 +259,9 @@ def test_progress_is_one_line_whatever_is_known_yet() -> None:
 
 def test_progress_names_what_a_health_check_has_stopped_until_it_goes_on() -> None:
     observed = RunObservation(CONFIG)
-    health = Heartbeat(run="r", service="health", instance="1-a", pid=1, time_ns=1, stage=StageVitals())
+    health = Heartbeat(
+        host="h", schema_version=1, run="r", service="health", instance="1-a", pid=1, time_ns=1, stage=StageVitals()
+    )
     observed.heartbeat(health.replace(stopped={"words": ["halted"], "sums": []}))
     line = progress_line(observed, 3.0)
     assert "step 0/2 | words halted by a health check: lachesis health --run r | reward" in line

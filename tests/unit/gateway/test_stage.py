@@ -24,7 +24,7 @@ pytestmark = pytest.mark.outside
 async def outstanding(world, sequences):
     """Say, as the governor, how much is outstanding."""
     beat = Heartbeat(
-        run="r", service="governor", instance="i", pid=1, time_ns=1, stage=StageVitals(),
+        host="h", schema_version=1, run="r", service="governor", instance="i", pid=1, time_ns=1, stage=StageVitals(),
         metrics={"flow/outstanding": float(sequences)},
     )  # fmt: skip
     await world.bus.broadcast(subjects.heartbeat("r", "governor", "i"), encode(beat))

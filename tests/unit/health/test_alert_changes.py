@@ -9,7 +9,8 @@ from lachesis.schemas.annotations import Commit
 
 def event(results: dict[str, Severity], standing: EnvironmentStanding | None = None, **changes: object) -> AlertEvent:
     made = AlertEvent(
-        run="r", env="sums", revision="live", commit=Commit(term="t", index=0, cursors={}, delta=b""), window=3,
+        run="r", env="sums", revision="live", commit=Commit(term="t", index=0, cursors={}, delta=b"", crc32=0),
+        window=3,
         groups=64, source="groups", standing=standing or EnvironmentStanding(),
         results=[Alert(check=check, severity=severity, reason="why") for check, severity in results.items()],
     )  # fmt: skip

@@ -16,10 +16,10 @@ WARM_UP = 6
 """Healthy windows before a fault begins."""
 
 
-def letter(n, **more):
+def letter(n, *, leased=True):
     return DeadLetter(
         run="r", env="sums", revision="live", stage="scorer", kind="data", stream="ROLLOUTS", seq=100_000 + n,
-        group=f"{n:032x}", reason="NaN", place="x", time_ns=1, **more,
+        group=f"{n:032x}", reason="NaN", place="x", time_ns=1, leased=leased,
     )  # fmt: skip
 
 
@@ -418,7 +418,7 @@ def test_missing_and_nan_are_never_healthy(groups, monitor, value):
 
 
 def test_a_score_beyond_all_bounds_is_never_healthy(groups, monitor):
-    """Older builds let 1e155 through, the square of which is no number."""
+    """The wire lets 1e155 through, the square of which is no number."""
     groups.windows(monitor, 2)
 
     def one(i):

@@ -145,7 +145,7 @@ AGREE = Mismatch(0.01, 0.001, 1.0, 0.95, 0.004, 1.8)
         (AGREE, Mismatch(0.5, 1.4, 1.0, 0.2, 0.004, 1.8), 1, ("ok", "halt")),  # small steps explain nothing
         (Mismatch(0.5, 1.4, 1.0, 0.2, 0.6, 1.8),) * 2 + (1, ("warn", "halt")),  # it never agreed
         (AGREE, Mismatch(0.01, 0.001, 1.0, 0.95, 0.6, 1.8), 1, ("warn", "ok")),
-        (Mismatch(0.01, 0.001, 1.0, 0.95),) * 2 + (1, ("idle", "ok")),  # reports of an older trainer
+        (Mismatch(0.01, 0.001, 1.0, 0.95),) * 2 + (1, ("idle", "ok")),  # the step was not measured
     ],
 )
 def test_steps_too_large_are_told_apart_from_tokens_of_another_policy(groups, first, later, lag, found):

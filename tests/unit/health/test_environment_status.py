@@ -14,7 +14,7 @@ BUS = MemoryBus()
 
 def stored(seq, standing, env="sums"):
     event = AlertEvent(
-        run="r", env=env, revision="live", commit=Commit(term="t", index=seq, cursors={}, delta=b""), window=0,
+        run="r", env=env, revision="live", commit=Commit(term="t", index=seq, cursors={}, delta=b"", crc32=0), window=0,
         groups=1, source="groups", results=[], standing=standing,
     )  # fmt: skip
     return StoredMessage("EVENTS", f"rl.alert.r.live.{env}", seq, encode(event), 0)

@@ -20,7 +20,18 @@ RAISES = Notice(key="unrated", source="scorer", what="rater mine: KeyError")
 
 def beat(lab, service: str, *notices: Notice) -> bytes:
     stage = StageVitals(notices=list(notices))
-    return encode(Heartbeat(run=lab.run, service=service, instance="1-a", pid=1, time_ns=time.time_ns(), stage=stage))
+    return encode(
+        Heartbeat(
+            host="h",
+            schema_version=1,
+            run=lab.run,
+            service=service,
+            instance="1-a",
+            pid=1,
+            time_ns=time.time_ns(),
+            stage=stage,
+        )
+    )
 
 
 @pytest.mark.parametrize(("service", "notices"), [("supervisor", (FROZEN, HALTED)), ("scorer", (RAISES,))])

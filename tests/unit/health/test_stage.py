@@ -49,7 +49,8 @@ async def publish(lab, groups, score, n, *, env="sums"):
     event = ScoreEvent(run="r", env=env, revision="live", ensemble="e", raters={}, groups=[score])
     await lab.bus.publish(subjects.event("score", "r", "live", env), encode(event), msg_id=f"s{n}{env}")
     event = RewardEvent(
-        run="r", env=env, revision="live", advantage="grpo", commit=Commit(term="t", index=n, cursors={}, delta=b""),
+        run="r", env=env, revision="live", advantage="grpo",
+        commit=Commit(term="t", index=n, cursors={}, delta=b"", crc32=0),
         groups=[groups.reward(score)],
     )  # fmt: skip
     await lab.bus.publish(subjects.event("reward", "r", "live", env), encode(event), msg_id=f"w{n}{env}")

@@ -54,7 +54,8 @@ async def publish(lab, *severities: Severity) -> None:
         last = await lab.bus.last(subjects.EVENTS, subjects.event("alert", "r", "live", "sums"))
         seq = last.seq if last else 0
         event = AlertEvent(
-            run="r", env="sums", revision="live", commit=Commit(term="t", index=seq, cursors={}, delta=b""), window=seq,
+            run="r", env="sums", revision="live", commit=Commit(term="t", index=seq, cursors={}, delta=b"", crc32=0),
+            window=seq,
             groups=64, source="groups", results=[Alert(check="collapse", severity=severity)],
             standing=EnvironmentStanding(),
         )  # fmt: skip

@@ -119,6 +119,7 @@ class SimulatedRun:
             in_flight=one.in_flight,
         )
         return Heartbeat(
+            schema_version=1,
             run="r",
             service=one.service,
             instance=f"{one.pid}-{one.life}",

@@ -88,7 +88,7 @@ async def judge(lab, group, seq: int, scores: list[float | None]) -> None:
         **about, verdict="trainable", scores=scores, rewards=scores, advantages=[-2.0, 1.0][: len(scores)],
         snapshot="s", mean=0.5, std=0.5, range=1.0, n_valid=2,
     )  # fmt: skip
-    commit = Commit(term="t", index=seq, cursors={}, delta=b"")
+    commit = Commit(term="t", index=seq, cursors={}, delta=b"", crc32=0)
     event = RewardEvent(run="r", env=group.env, revision="live", advantage="grpo", commit=commit, groups=[reward])
     await lab.bus.publish(subjects.event("reward", "r", "live", group.env), encode(event), msg_id=f"w{seq}")
 

@@ -66,7 +66,7 @@ class World:
             advantages=[0.5], snapshot="s", mean=0.0, std=1.0, range=1.0, n_valid=1, shaping=list(shaping),
             stamps=self.stamps(group)[:2],
         )  # fmt: skip
-        commit = Commit(term="t", index=0, cursors={}, delta=b"")
+        commit = Commit(term="t", index=0, cursors={}, delta=b"", crc32=0)
         await self.event(
             RewardEvent(run="r", env="a", revision="live", advantage="grpo", commit=commit, groups=[item]), "reward"
         )
@@ -207,6 +207,7 @@ async def test_a_void_batch_and_other_outcomes_say_why(world: World) -> None:
 async def test_a_dead_one_says_who_gave_it_up_and_why(world: World) -> None:
     group = await world.rollout()
     letter = DeadLetter(
+        leased=True,
         run="r", env="a", revision="live", stage="scorer", kind="poison", stream="ROLLOUTS", seq=world.seqs[group],
         group=group, reason="it kills", place="scorer 7", time_ns=1, attempts=5,
     )  # fmt: skip

@@ -8,7 +8,17 @@ from lachesis.services.observe.services import merge
 
 def beat(instance: str, **vitals: object) -> Heartbeat:
     stage = StageVitals(**vitals)  # type: ignore[arg-type]
-    return Heartbeat(run="r", service="scorer", instance=instance, pid=1, time_ns=0, stage=stage, metrics={})
+    return Heartbeat(
+        host="h",
+        schema_version=1,
+        run="r",
+        service="scorer",
+        instance=instance,
+        pid=1,
+        time_ns=0,
+        stage=stage,
+        metrics={},
+    )
 
 
 def test_every_state_has_its_place() -> None:

@@ -27,6 +27,7 @@ class Stage:
             self.process.record(seconds)
         told = StageVitals(process=self.process.pack(), **vitals)  # type: ignore[arg-type]
         beat = Heartbeat(
+            host="h", schema_version=1,
             run="r", service=self.service, instance=self.instance, pid=1, time_ns=int(at_s * S), stage=told,
             metrics=dict(metrics or {}),
         )  # fmt: skip

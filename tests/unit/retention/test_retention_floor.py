@@ -112,6 +112,7 @@ class World:
         if self.unscored:
             seq, (env, plan) = next(iter(self.unscored.items()))
             letter = DeadLetter(
+                leased=True,
                 run="r", env=env, revision="live", stage="batcher", kind="deadline", stream=ROLLOUTS, seq=seq,
                 group=plan.group, reason="late", place="p", time_ns=1,
             )  # fmt: skip

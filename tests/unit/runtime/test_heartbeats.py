@@ -8,7 +8,16 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 
-BEAT = Heartbeat(run="r", service="health", instance="1-a", pid=1, time_ns=1, stage=ServiceMetrics().report())
+BEAT = Heartbeat(
+    host="h",
+    schema_version=1,
+    run="r",
+    service="health",
+    instance="1-a",
+    pid=1,
+    time_ns=1,
+    stage=ServiceMetrics().report(),
+)
 
 
 def test_a_heartbeat_counts_on_the_subject_of_its_service_alone() -> None:

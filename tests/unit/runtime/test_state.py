@@ -1,5 +1,7 @@
 """A state larger than a message: in parts, killed between any two of them, against another writer, and damaged."""
 
+import hashlib
+
 import msgspec
 import pytest
 
@@ -40,7 +42,14 @@ class Mortal:
 
 
 def snapshot(index, state):
-    return StateSnapshot(stage="s", index=index, covers=index + 1, cursors={"IN": index}, state=state)
+    return StateSnapshot(
+        stage="s",
+        index=index,
+        covers=index + 1,
+        cursors={"IN": index},
+        state=state,
+        sha256=hashlib.sha256(state).digest(),
+    )
 
 
 async def stored(bus):

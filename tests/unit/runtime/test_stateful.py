@@ -1,5 +1,7 @@
 """The stateful runtime: what a commit holds after any death, what becomes of bad messages, and of two writers."""
 
+import hashlib
+
 import anyio
 import msgspec
 import pytest
@@ -223,7 +225,8 @@ async def test_a_drain_while_the_broker_is_away_leaves_the_burst_to_the_next_sta
 
 async def snapshot_with(lab, state, **changes):
     """Store a snapshot as the listing stage would, with that state."""
-    event = StateSnapshot(stage="listing", index=0, covers=0, cursors={}, state=state, **changes)
+    whole = {"state": state, "sha256": hashlib.sha256(state).digest()} | changes
+    event = StateSnapshot(stage="listing", index=0, covers=0, cursors={}, **whole)
     await lab.bus.publish(subjects.state("r", "listing", subjects.LIVE, "sums"), encode(event), msg_id="snapshot")
 
 

@@ -1,5 +1,6 @@
 import base64
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def reward() -> RewardEvent:
         advantages=[0.5, None], snapshot="s", mean=0.5, std=None, range=None, n_valid=1,
         stamps=[Stamp("scorer", 1, 2, 3)],
     )  # fmt: skip
-    commit = Commit(term="t", index=0, cursors={"EVENTS": 4}, delta=b"\x80")
+    commit = Commit(term="t", index=0, cursors={"EVENTS": 4}, delta=b"\x80", crc32=zlib.crc32(b"\x80"))
     return RewardEvent(run="r", env="words", revision="live", advantage="grpo", commit=commit, groups=[group])
 
 

@@ -344,7 +344,17 @@ def test_ledger_entries_that_do_not_add_up() -> None:
 def test_declared_numbers_are_finite(value: float) -> None:
     for event in (
         LeaseReply(granted=True, expires_s=value),
-        Heartbeat(run="r", service="s", instance="i", pid=1, time_ns=1, stage=StageVitals(), metrics={"m": value}),
+        Heartbeat(
+            host="h",
+            schema_version=1,
+            run="r",
+            service="s",
+            instance="i",
+            pid=1,
+            time_ns=1,
+            stage=StageVitals(),
+            metrics={"m": value},
+        ),
         SMALL.replace(difficulty=value),
     ):
         with pytest.raises(SchemaError, match="float"):

@@ -35,7 +35,18 @@ def report(step: int) -> bytes:
 
 def beat(service: str) -> bytes:
     stage = ServiceMetrics().report()
-    return encode(Heartbeat(run="r", service=service, instance=f"{service}-1-a", pid=1, time_ns=0, stage=stage))
+    return encode(
+        Heartbeat(
+            host="h",
+            schema_version=1,
+            run="r",
+            service=service,
+            instance=f"{service}-1-a",
+            pid=1,
+            time_ns=0,
+            stage=stage,
+        )
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ async def test_what_is_batched_and_not_trained_is_unfinished_and_what_is_dead_is
     seq = await lab.store(groups[4])
     await report(lab, first)
     letter = DeadLetter(
-        run="r", env="sums", revision="live", stage="scorer", kind="poison", stream="ROLLOUTS", seq=seq,
+        leased=True, run="r", env="sums", revision="live", stage="scorer", kind="poison", stream="ROLLOUTS", seq=seq,
         group=groups[4].id, reason="it kills", place="scorer 7", time_ns=1, attempts=5,
     )  # fmt: skip
     await lab.bus.publish(subjects.event("dead", "r", "live", "sums"), encode(letter), msg_id="dead")

@@ -6,6 +6,8 @@ from lachesis.schemas.control import Heartbeat, StageState, StageVitals
 
 def beat(service: str, instance: str = "1-a", *, sent_s: float = 0.0, handled: int = 0) -> Heartbeat:
     return Heartbeat(
+        host="h",
+        schema_version=1,
         run="r",
         service=service,
         instance=instance,
@@ -70,6 +72,7 @@ def named(instance: str, replica: str = "gpu-1", *, service: str = "scorer", sta
     vitals = StageVitals(state=state)
     pid, _, _ = instance.partition("-")
     return Heartbeat(
+        schema_version=1,
         run="r",
         service=service,
         instance=instance,

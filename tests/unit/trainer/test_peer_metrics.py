@@ -9,6 +9,7 @@ def beat(service, instance="1-a", *, at_s=0.0, metrics=None, **vitals):
     time_ns = int(at_s * 1e9) + 10**9
     stage = StageVitals(**vitals)
     return Heartbeat(
+        host="h", schema_version=1,
         run="r", service=service, instance=instance, pid=1, time_ns=time_ns, stage=stage, metrics=metrics or {}
     )  # fmt: skip
 

@@ -17,7 +17,14 @@ REFUSED = Notice(key=REFUSED_POLICY, source="x", what="its weights are cut off",
 
 def beat(service: str, *notices: Notice, time_ns: int = 1 << 60) -> Heartbeat:
     return Heartbeat(
-        run="r", service=service, instance="1", pid=1, time_ns=time_ns, stage=StageVitals(notices=list(notices))
+        host="h",
+        schema_version=1,
+        run="r",
+        service=service,
+        instance="1",
+        pid=1,
+        time_ns=time_ns,
+        stage=StageVitals(notices=list(notices)),
     )
 
 

@@ -26,7 +26,7 @@ def reward(ref, **changes) -> GroupReward:
 async def publish(lab, rewards, promoted=None):
     event = RewardEvent(
         run="r", env="sums", revision="live", advantage="centred", promoted=promoted, groups=rewards,
-        commit=Commit(term="t", index=0, cursors={}, delta=b""),
+        commit=Commit(term="t", index=0, cursors={}, delta=b"", crc32=0),
     )  # fmt: skip
     await lab.bus.publish(subjects.event("reward", "r", "live", "sums"), encode(event), msg_id=new_group_id())
 
