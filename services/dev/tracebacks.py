@@ -22,7 +22,9 @@ from lachesis.pipeline.common.user_code import FAILURE_LOG
 __all__ = ["abandoned_calls", "awaited_calls", "call_under_way", "print_failures", "stack_of", "user_traceback"]
 
 _PACKAGE = f"{Path(lachesis.__file__).parent}{os.sep}"
-_CALLERS = tuple(f"{_PACKAGE}pipeline{os.sep}{folder}{os.sep}" for folder in ("environment", "evaluator", "normalizer", "scorer"))
+_CALLERS = tuple(
+    f"{_PACKAGE}pipeline{os.sep}{folder}{os.sep}" for folder in ("environment", "evaluator", "normalizer", "scorer")
+)
 """Folders of what calls a user's code."""
 _WORKER = "AnyIO worker thread"
 """Name of the threads in which stages call plain functions."""

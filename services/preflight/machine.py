@@ -329,7 +329,7 @@ def ports(config: RunConfig) -> Iterator[DoctorFinding]:
         wanted |= {"training.tinker.port": config.training.tinker.port} if config.training.tinker.port else {}
     if config.nats is None and config.server.port:
         wanted["server.port"] = config.server.port
-    if any(row.service == "gateway" for row in plan(config)) and config.gateway.port:
+    if any(row.service == "gateway" for row in planned_processes(config)) and config.gateway.port:
         wanted["gateway.port"] = config.gateway.port
     if not wanted:
         yield ok("ports", "none is fixed; free ones are used")
