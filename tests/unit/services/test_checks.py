@@ -255,7 +255,6 @@ def test_an_identity_that_has_its_readers_used_up_is_named() -> None:
         ("rl.rollout.one.words", "environment-words"),
         ("rl.rollout.one.far", "gateway or environment-far"),
         (f"rl.blob.rollout.one.words.{'0' * 32}", "environment-words"),
-        (f"rl.blob.rollout.one.{'0' * 32}", "governor"),
         ("$KV.lachesis_one.attempts.scorer=one=live.7", "scorer"),
         ("rl.state.one.normalizer.live.x", "normalizer"),
         ("rl.logprobs.one.live.words", "teacher"),

@@ -52,7 +52,16 @@ async def test_leases_of_a_held_process_are_renewed_from_outside(monkeypatch: py
 
 def test_a_held_process_is_named_after_seconds() -> None:
     board = NoticeBoard(ExpectedRun())
-    beat = Heartbeat(run="r", service="environment-sums", instance="i", pid=7, time_ns=0, stage=StageVitals(state="ok"))
+    beat = Heartbeat(
+        run="r",
+        service="environment-sums",
+        instance="i",
+        pid=7,
+        time_ns=0,
+        host="h",
+        schema_version=3,
+        stage=StageVitals(state="ok"),
+    )
     board.hear(beat, 100.0)
     fact: dict[str, Any] = {"name": "environment-sums", "service": "environment-sums", "pid": 7, "started_s": 0.0}
     board.see_processes([ProcessFact(**fact, state="R")])

@@ -1,6 +1,7 @@
 """What `lachesis up` says of a run's beginning, and leaves of its end."""
 
 import errno
+import os
 import time
 from pathlib import Path
 
@@ -58,13 +59,11 @@ def test_an_end_does_not_wait_for_room_and_leaves_no_summary_of_an_earlier_one(
     figures = {"train/step": 41.0, "train/time": time.time(), "reward/mean": 0.5}
     (tmp_path / "metrics.jsonl").write_bytes(msgspec.json.encode(figures) + b"\n")
     assert "summary in" in list(one.conclude([], [], {}))[1]
-    write = Path.write_bytes
 
-    def full(path: Path, data: bytes) -> int:
-        write(path, data[:2])
-        raise OSError(errno.ENOSPC, "no space", str(path))
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     headline, *said = one.conclude([], [], {})
     assert headline.startswith("run r stopped")
     assert [line.partition(": the disk is full, at least ")[0] for line in said] == [
