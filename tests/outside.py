@@ -1,4 +1,4 @@
-"""Fails a unit test that starts a process or uses a socket and is not marked `outside`.
+"""Fails a test of `make unit` that starts a process or uses a socket.
 
 `make unit` runs the tests of `tests/unit` that are marked neither `outside` nor `costly` nor `slow`.
 """
@@ -14,6 +14,7 @@ import pytest
 __all__ = ["OutsideError", "mark_below", "pytest_runtest_setup", "pytest_runtest_teardown"]
 
 _EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind", "socket.connect"}
+_LEFT_OUT = ("outside", "costly", "slow")
 _tried: list[str] | None = None
 """What the test that runs now has tried. None: it may."""
 _spawn = multiprocessing.util.spawnv_passfds
@@ -49,7 +50,7 @@ multiprocessing.util.spawnv_passfds = _look_and_spawn
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Forbid both from the test's first fixture on."""
     global _tried  # noqa: PLW0603 - an audit hook stays for the life of the process, so what it looks at is global
-    _tried = None if item.get_closest_marker("outside") else []
+    _tried = None if any(item.get_closest_marker(name) for name in _LEFT_OUT) else []
     return (yield)
 
 

@@ -27,6 +27,7 @@ FORBIDDEN_ARGUMENTS = {"shell": False, "trust_remote_code": False, "allow_pickle
 """Arguments that may have one value only."""
 IMPORTERS = {
     "pipeline/tasks/gym_datasets.py",  # reasoning_gym, if it is there
+    "pipeline/tasks/packed_files.py",  # pyarrow, if it is there
     "pipeline/tasks/rows.py",  # datasets and pyarrow, if they are there
     "pipeline/environment/atropos/child.py",  # the class that the configuration names, in a process of its own
     "pipeline/common/user_code.py",  # an environment, a rater or a strategy that the configuration names

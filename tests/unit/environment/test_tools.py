@@ -154,7 +154,7 @@ async def test_time_in_which_the_loop_is_held_is_not_that_of_the_tools(monkeypat
     monkeypatch.setattr(tools, "HOOKS", hooks)
 
     async def look(held_s: float) -> str:
-        hooks._record("Sums.reward", 0.0, held_s)  # another sample's
+        hooks.record("Sums.reward", 0.0, held_s)  # another sample's
         await anyio.sleep(0.2)
         return "found"
 
