@@ -39,6 +39,7 @@ class InterpreterHolds:
     def watched(self) -> Iterator[None]:
         """Watch the interpreter from a thread, until the context ends."""
         self._note, ended = SharedNote(_NOTE), threading.Event()
+        self._arm(self._note)  # before anything can hold the interpreter
         thread = threading.Thread(target=self._watch, args=(self._note, ended), name="watches Python", daemon=True)
         thread.start()
         try:
@@ -55,10 +56,13 @@ class InterpreterHolds:
             faulthandler.cancel_dump_traceback_later()
             if note.size:
                 self._record(note)
-            self._armed_s = time.monotonic()
-            faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
+            self._arm(note)
             if ended.wait(_ARM_S):
                 return
+
+    def _arm(self, note: SharedNote) -> None:
+        self._armed_s = time.monotonic()
+        faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
     def _record(self, note: SharedNote) -> None:
         self._ended_s = time.monotonic()

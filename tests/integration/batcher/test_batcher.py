@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -312,9 +313,9 @@ async def test_a_second_batcher_ends_the_first(bus: Bus) -> None:
             async with anyio.create_task_group() as later:
                 second = Service(bus, "batcher", RUN)
                 later.start_soon(run_batcher, second, make_config())
-                await world.reward(*[await world.rollout() for _ in range(2)])
-                await read_until(bus, batches=2)
-                await anyio.sleep_forever()  # one of the two is refused
+                for batches in count(2):  # once both read along, one of the two is refused
+                    await world.reward(*[await world.rollout() for _ in range(2)])
+                    await read_until(bus, batches=batches)
 
 
 async def test_what_cannot_be_read_gets_an_outcome_and_a_letter_and_the_rest_goes_on(bus: Bus) -> None:
