@@ -52,24 +52,23 @@ class InterpreterHolds:
             self._note = None
 
     def _watch(self, note: SharedNote, ended: threading.Event) -> None:
-        while True:
-            faulthandler.cancel_dump_traceback_later()
-            if note.size:
-                self._record(note)
+        while not ended.wait(_ARM_S):
+            armed_s = self._armed_s
             self._arm(note)
-            if ended.wait(_ARM_S):
-                return
+            if note.size:
+                self._record(note, armed_s)
 
     def _arm(self, note: SharedNote) -> None:
+        """Start the time anew, in one call: between two of them another thread could take the interpreter."""
         self._armed_s = time.monotonic()
         faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
-    def _record(self, note: SharedNote) -> None:
+    def _record(self, note: SharedNote, armed_s: float) -> None:
         self._ended_s = time.monotonic()
         place = holding_place(note.read().decode(errors="replace"))
         note.write(b"")
         if place is not None:
-            self._slow.record(place, self._ended_s, self._ended_s - self._armed_s)
+            self._slow.record(place, self._ended_s, self._ended_s - armed_s)
 
     def was_held_since(self, began_s: float) -> bool:
         """Return whether the interpreter was held after `began_s` of `time.monotonic`."""
