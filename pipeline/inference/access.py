@@ -1,7 +1,7 @@
-"""Access to an inference server: a key opens what samples, a token what changes its state.
+"""Checks access to an inference server: sampling needs a key, changing its state a token.
 
-Pure, on the standard library alone: vLLM's own process imports it, too. Guarantees that both are compared in constant
-time and are in no sentence that is returned.
+Pure, and on the standard library alone, because vLLM's own process imports it too. Guarantees that key and token are
+compared in constant time and that no returned sentence contains them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CONTROL_PATHS = frozenset(
         "/finish_weight_update",
     }
 )
-"""What changes a server's state as a run needs it, and so takes a token."""
+"""Paths that change a server's state for a run; they need the token."""
 _OPEN_PATHS = frozenset({"/health"})
-"""What everybody may ask: whoever watches over a process has neither key nor token."""
+"""Paths that need no key: a supervisor of the process has neither key nor token."""
 VLLM_CALLERS_PATHS = frozenset(
     {
         "/detokenize",
@@ -49,8 +49,8 @@ VLLM_CALLERS_PATHS = frozenset(
         "/weight_info",
     }
 )
-"""What of vLLM's routes samples, reads text or tells something, and changes nothing. It has a few dozen others, more
-with each version, some of which run any method of its workers."""
+"""vLLM's routes that sample, read text or report something, and change nothing. vLLM has a few dozen others, more with
+each version; some of them run any method of its workers."""
 
 _NEEDS_TOKEN = "this may change the server's state, which processes of its run alone may do"  # noqa: S105 - a sentence
 _NEEDS_KEY = (
@@ -62,12 +62,12 @@ _NEEDS_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """What requests must bear. The token opens what the key opens."""
+    """The credentials that requests must carry. The token also opens every path that the key opens."""
 
     token: str | None = None
-    """For what changes the server's state. None: nothing."""
+    """Needed to change the server's state. None: no token is needed."""
     key: str | None = None
-    """For all else but /health. None: nothing."""
+    """Needed for everything else except /health. None: no key is needed."""
     callers: frozenset[str] | None = None
     """The paths that do not take the token. None: all but `CONTROL_PATHS`."""
 

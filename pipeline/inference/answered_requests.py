@@ -1,7 +1,7 @@
-"""Remembers an answered request of each route, to tell whose fault a refusal is. Pure.
+"""Remembers an answered request of each route, to see if a refusal is the server's fault. Pure.
 
-A status of 4xx says that the request is bad. From a server that refuses what it has answered before, or what stands
-before it now, it says nothing about the request.
+A status of 4xx says that the request is bad. If the server, or a proxy before it, now refuses a request that was
+answered before, the status says nothing about the request.
 """
 
 __all__ = ["AnsweredRequests"]

@@ -1,11 +1,11 @@
-"""Client of a text-only server: any one with OpenAI's `/chat/completions`.
+"""Client of a text-only server: any server with OpenAI's `/chat/completions`.
 
 For tests of an environment, never for training.
 
-In: chat messages. Out: the text of an answer and how many tokens it had, if the server counts them. `ChatInference`
-lets an environment play against such a server through the interface of a token server: a conversation is spelled in
-ids of its own (a character an id), which only this module reads. They are no token ids of the model, and the logprobs
-beside them are 0, so nothing may be trained on them.
+`ChatClient` sends chat messages and returns the text of an answer, with its number of tokens if the server counts them.
+`ChatInference` lets an environment play against such a server through the interface of a token server: it spells a
+conversation in ids of its own (one id a character), which only this module reads. These are not the model's token ids,
+and their logprobs are 0, so nothing may be trained on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,8 +115,8 @@ class ChatClient:
     ) -> ChatReply:
         """Return one answer of `model`. `chat_template_kwargs`: as servers of open models take them.
 
-        Raises InfrastructureError when the server is away or too slow, DataError when it refuses the request or sends
-        no answer.
+        Raises InfrastructureError when the server is unavailable or too slow, DataError when it refuses the request or
+        sends no answer.
         """
         body: dict[str, Any] = {
             "model": model,

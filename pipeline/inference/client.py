@@ -1,11 +1,11 @@
 """Client of an inference server (the reference server or real vLLM), without torch.
 
-In: token ids or chat messages. Out: samples with token ids, logprobs and the weights each token came from. Guarantees:
-token ids are never made from text that was generated; every sample has one finite logprob for each token, and version
-spans that cover it; an answer has come whole within the time limit, and within bytes that what was asked for may take.
-Errors are sorted into InfrastructureError (timeout, connection, 5xx, 429, an answer that breaks these guarantees:
-retry) and DataError (other 4xx: do not retry); 401 is ApiKeyError: nothing else will be answered. With a guard, nothing
-is sent over a new connection before it has compared the server.
+It takes token ids or chat messages, and returns samples with token ids, logprobs and the weights of each token.
+Guarantees: token ids are never made from generated text; every sample has one finite logprob for each token, and
+version spans that cover it; an answer arrives whole within the time limit and within the size that its request allows.
+Errors are InfrastructureError (timeout, connection, 5xx, 429, an answer that breaks these guarantees: retry), DataError
+(other 4xx: do not retry) or ApiKeyError (401: the server will refuse every other request too). With a guard, nothing is
+sent over a new connection before the guard has compared the server.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ __all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogpr
 T = TypeVar("T")
 MAX_QUOTED = 1000
 MAX_SHOWN_CHARS = 100
-"""Characters of an answer that makes no sense which an error repeats."""
+"""Characters of an unreadable answer that an error repeats."""
 _ANSWER_BYTES = 4 << 20
-"""Bytes of an answer, beyond those for the tokens that were asked for."""
+"""Bytes of an answer, beyond those for the requested tokens."""
 _TOKEN_BYTES = 2048
 """Bytes of an answer for each token: id, logprob and experts that processed it."""
 _LOGPROB_BYTES = 256
@@ -107,11 +107,11 @@ class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: NDArray[np.int16] | None = None
     """int16 [rows, layers * k]: experts that processed the first tokens of prompt and sample; None: not recorded."""
     sampling_mask: MaskRows | None = None
-    """The ids among which each token was sampled; None: not asked for, or not known to the server."""
+    """The ids among which each token was sampled; None: not requested, or not known to the server."""
 
 
 class PromptTopLogprobs(NamedTuple):
-    """What a model thinks of given tokens, nats, at temperature 1.
+    """A model's logprobs of given tokens, nats, at temperature 1.
 
     `logprobs` float32 [T]: of each token given those before it, 0 at 0. `ids` int32 [T, k] and `top` float32 [T, k]:
     the likeliest tokens, -1 and -inf where there are fewer, as at 0.
@@ -155,11 +155,11 @@ class _WorkerReplies(msgspec.Struct):
 
 
 class _NoSuchRouteError(DataError):
-    """Raised when a server does not have what was asked for."""
+    """Raised when a server does not have the requested object."""
 
 
 class _NotServedError(UnreadableAnswerError):
-    """Raised when a server does not serve what every sample needs: it is another server, or has another model."""
+    """Raised when a server cannot serve what every sample needs: it is another server, or has another model."""
 
 
 def is_on_this_machine(url: str) -> bool:
@@ -179,8 +179,8 @@ class InferenceClient:
         transport: httpx.AsyncBaseTransport | None = None,
         requested: Callable[[CallRecord], None] | None = None,
     ) -> None:
-        """`token` is what requests bear: the server's key, or what it wants of who changes its state. `requested` is
-        told of every request for tokens or logprobs once it has ended; its items are samples.
+        """`token` goes with each request: the server's key, or the token that it requires to change its state.
+        `requested` is notified of every request for tokens or logprobs once it has ended; its items are samples.
         """
         self.config = config
         self.times = RequestTimes()
@@ -355,14 +355,15 @@ class InferenceClient:
     async def update_weights(self, path: str, version: str) -> str | None:
         """Load a weights file that the server can reach, with generation paused meanwhile.
 
-        Samples in flight go on under the new weights, their spans saying so. Once begun it is done to its end, a
-        cancellation notwithstanding. Then vLLM is asked for the digest of the weights that it computes with. Returns
-        why it could not be compared with the version's; None: it was, or the server is the reference server, which
-        computes with what it has compared itself.
+        Samples in flight go on under the new weights, and their spans say so. An update that has begun is completed
+        even if it is cancelled. Then vLLM is queried for the digest of the weights that it computes with. Returns why
+        this digest could not be compared with the version's. Returns None if it was compared, or if the server is the
+        reference server, which compares the weights itself.
 
-        Raises DataError when the weights are refused: the old ones go on. Generation is resumed but for one case: the
-        server holds other weights than these, or an exchange that broke off leaves open which (InfrastructureError).
-        Tokens must not come from them under a wrong name; update again.
+        Raises DataError when the server refuses the weights; it then goes on with the old ones. Generation is resumed
+        except in one case: the server holds other weights than these, or the exchange broke off and it is not known
+        which ones it holds (InfrastructureError). Tokens must not come from such weights under a wrong name; update
+        again.
         """
         not_compared: str | None = None
         with anyio.CancelScope(shield=True):
@@ -417,7 +418,7 @@ class InferenceClient:
         return None
 
     async def _begin_update(self) -> None:
-        """Open an update, dropping one that somebody else began and did not finish."""
+        """Open an update; drop one that another client began and did not finish."""
         await self._request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
         try:
             await self._request("POST", "/start_weight_update")
@@ -428,7 +429,8 @@ class InferenceClient:
     async def probe(self, sampling: SamplingParams | None = None) -> Capabilities:
         """Find out whether the server can serve a trainer, by generating one token.
 
-        `sampling`: how it is to sample; the mask of what top_p leaves must come if it is asked for.
+        `sampling`: how the server is to sample. If it requests the mask of the tokens that top_p leaves, the answer
+        must have one.
 
         Raises StartupError saying what is missing (a generic OpenAI-compatible server has no token ids),
         InfrastructureError when the server cannot be reached.
@@ -566,9 +568,9 @@ class InferenceClient:
     ) -> bytes:
         """Return the answer of a route that a server of the run has.
 
-        `control`: a smaller request that the server answers if it answers this one. Raises DataError where the request
-        is at fault, and UnreadableAnswerError where the server also refuses what it has answered before, or has the
-        route no more: it may have it again.
+        `control`: a smaller request that the server answers if it answers this one. Raises DataError if the request is
+        at fault. Raises UnreadableAnswerError if the server also refuses a request that it has answered before, or no
+        longer has the route: it may have it again later.
         """
         try:
             answer = await self._request("POST", path, content=content, **arguments)
@@ -650,7 +652,7 @@ class InferenceClient:
         return body
 
     def _refusal(self, path: str, status: int, body: bytes, *, is_html: bool) -> LachesisError:
-        """Return what an answer means that is no success."""
+        """Return the error that an unsuccessful answer means."""
         said = body.decode(errors="replace")
         text = f"{self.where} answered {path} with {status}: {said[:MAX_QUOTED]}"
         if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN} and not is_html:
@@ -688,7 +690,7 @@ class InferenceClient:
 
 
 def _shown(answer: bytes) -> str:
-    """Return the beginning of an answer that makes no sense."""
+    """Return the beginning of an unreadable answer."""
     return repr(answer[: 4 * MAX_SHOWN_CHARS].decode(errors="replace")[:MAX_SHOWN_CHARS])
 
 

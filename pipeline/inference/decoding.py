@@ -1,8 +1,9 @@
-"""Decoding a changing set of sequences: the next token's logits after each, whatever joins and leaves.
+"""Decodes a changing set of sequences: computes the next token's logits of each.
 
-In: token sequences. Out: next-token logits [rows, V] after each of them. Rows join by being read in (`prefill`), leave
-by `select_rows`, advance together by `append_tokens`. The logits of a row agree with those of its sequence alone up to
-rounding (1e-5 in float32). There are four ways, from the fastest to the one that every causal model can go:
+Given token sequences, it returns next-token logits [rows, V]. Rows join when they are read in (`prefill`), leave by
+`select_rows`, and advance together by `append_tokens`. The logits of a row agree with those of its sequence alone up to
+rounding (1e-5 in float32). There are four ways to decode, from the fastest to the one that works for every causal
+model:
 
 - `PaddedBatch`: one cache, prompts read together. Rows are aligned at their right end: padding stands on the left and
   is masked, positions are counted from each row's first real token. Attention of every kind.
@@ -11,7 +12,7 @@ rounding (1e-5 in float32). There are four ways, from the fastest to the one tha
 - `SeparateRows`: a cache for each row, made by the model, and a pass for each row and token.
 - `WholeSequences`: no cache; each token costs a pass over its whole sequence.
 
-`decoding_choice` finds the way that a model can go. Nothing here knows requests or sampling.
+`decoding_choice` finds the fastest way that works for a model. Nothing here knows requests or sampling.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ class UnpaddedBatch(PaddedBatch):
 class SeparateRows(DecodingBatch):
     """A cache of the model's own for each row.
 
-    `rereads_at`: tokens at which a sequence is read anew, because the model computes positions in another way from
-    there on.
+    `rereads_at`: numbers of tokens at which a sequence is read again, because the model computes positions in another
+    way from there on.
     """
 
     about = "row by row, each with a cache of its own: slow"

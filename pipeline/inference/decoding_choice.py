@@ -1,8 +1,8 @@
-"""Finds the fastest way of decoding by which a model gives the logits of its plain forward pass.
+"""Finds the fastest way to decode that gives the same logits as a model's plain forward pass.
 
 Families differ in caches, masks and positions, and a wrong one raises nothing: it gives other logits. So each way is
-tried on the model itself before the first request (`DecodingTrial`). A model whose cached pass is known to leave out
-what its plain pass does is not decoded by a cache, whatever a trial finds.
+tried on the model itself before the first request (`DecodingTrial`). If a model's cached pass is known to leave out a
+part of its plain pass, the model is decoded without a cache, whatever a trial finds.
 """
 
 from __future__ import annotations

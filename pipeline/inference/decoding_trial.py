@@ -1,9 +1,9 @@
 """Compares a way of decoding a model with its plain pass, across every boundary of its layers.
 
-Layers read in pieces: convolutions have kernels, linear attention and state-space models chunks, attention windows. On
-either side of such a length a model takes other paths, and so may a cache. Guarantees that rows of unequal lengths
-which join, leave and share a prompt were compared on both sides of each, as far as the model's size allows; `left_out`
-says what was not.
+Layers read tokens in pieces: kernels of convolutions, chunks of linear attention and state-space models, windows of
+attention. A model takes one path below such a length and another above it, and so may a cache. Guarantees that rows of
+unequal lengths which join, leave and share a prompt were compared on both sides of each length, as far as the model's
+size allows; `left_out` names the lengths that were not compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests of other servers' clients: OpenAI's routes, and `/generate` of vLLM and of SGLang.
 
-What would change the answer and cannot be done is refused by its name; what changes nothing (`user`, say) is accepted.
-No torch here.
+A field that would change the answer and is not supported is refused by name; a field that changes nothing (for example
+`user`) is accepted. No torch here.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     top_k: Any = None
 
     def _params(self, max_tokens: int | None, seed: int | None, **logprobs: int | None) -> SamplingParams:
-        """Return what the engine is asked for. Raises `DataError` for what is out of range or not served."""
+        """Return the request for the engine. Raises `DataError` for a value that is out of range or not served."""
         for name, neutral in _NEUTRAL.items():
             value = getattr(self, name, None)
             if value is not None and value not in neutral:
@@ -157,7 +157,7 @@ class ChatRequest(_OpenAiRequest, frozen=True, kw_only=True):
 
     @property
     def usable_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of."""
+        """The tools that the model may call."""
         return None if self.tool_choice == "none" else self.tools or None
 
 

@@ -1,10 +1,11 @@
-"""Where the inference servers of a run are.
+"""Finds the inference servers of a run.
 
-Each registers its URL under (run, role), and clients look it up.
+Each server registers its URL under (run, role), and clients look it up.
 
-Guarantees that a client made by `open_role` follows a server that moved: a call that fails for infrastructure reasons
-is answered by the next look-up, so callers only retry. Of several servers of one role the last to register is asked;
-once it is gone, one that stayed registers again, so a role is never left to a server that ended.
+Guarantees that a client made by `open_role` follows a server that moved: after a call that fails for infrastructure
+reasons the client looks the URL up again, so callers only retry. If several servers have one role, clients use the one
+that registered last; once it is gone, one of the others registers again, so a role is never left to a server that
+ended.
 """
 
 import logging
@@ -119,7 +120,7 @@ async def _until_gone(registered: bytes) -> None:
         url = registered.decode()
         check_url(url)
     except (ConfigError, UnicodeDecodeError):
-        return  # nobody could find a server by that
+        return  # no client could find a server by that
     async with InferenceClient(ClientConfig(url=url, timeout=_SILENT_S)) as client:
         while await client.ready():  # noqa: ASYNC110 - the other process offers nothing to wait on
             await anyio.sleep(_POLL_S)
@@ -134,7 +135,7 @@ class InferenceDirectory:
     def __init__(self, timeout_s: float, *, requested: Callable[[CallRecord], None] | None = None) -> None:
         """`requested`: see `InferenceClient`."""
         self.guard = IdentityGuard()
-        """Compares the servers that its clients ask with the run's, once it is told of these."""
+        """Compares the servers of its clients with the run's identity, once that is known."""
         self.times = RequestTimes()
         self.answered = AnsweredRequests()
         self._timeout_s = timeout_s
@@ -210,11 +211,12 @@ async def open_role(
     requested: Callable[[CallRecord], None] | None = None,
     report_slow: Callable[[str | None], None] | None = None,
 ) -> AsyncIterator[InferenceDirectory]:
-    """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus.
+    """Yield the directory of one role: of the server at `url`, or of those that register on the bus.
 
-    `key`: what they want of who samples (`sampling_key`). `token`: what the run's own servers want of who changes their
-    state (`control_token`), which opens what the key opens; a server at `url` is not told. `requested`: see
-    `InferenceClient`. `report_slow` is told again and again which server is far slower than usual; None: none is.
+    `key`: needed to sample (`sampling_key`). `token`: needed to change the state of the run's own servers
+    (`control_token`); it opens every path that the key opens, and is never sent to a server at `url`. `requested`: see
+    `InferenceClient`. `report_slow` is called repeatedly with the server that is far slower than usual; None: no server
+    is.
     """
     async with InferenceDirectory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:

@@ -1,6 +1,7 @@
 """The engine: one thread owns the model, batches all requests and decodes them together.
 
-In: `submit` (prompt token ids, sampling parameters), from any thread. Out: a future of `GenerationResult`. Guarantees:
+Any thread may call `submit` with prompt token ids and sampling parameters; it gets a future of `GenerationResult`.
+Guarantees:
 
 - Requests join and leave at token boundaries; the samples of one request share the reading of its prompt.
 - Every token's logprob is that of the weights it was sampled with, and spans name those weights exactly. New weights
@@ -129,7 +130,7 @@ class Engine:
     def submit(
         self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
     ) -> Future[GenerationResult]:
-        """Queue a request. Cancel the future to drop its work. `listener` is told each token.
+        """Queue a request. Cancel the future to drop its work. `listener` is called with each token.
 
         Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
         the engine does not run.

@@ -1,7 +1,7 @@
-"""Answers in pieces: tokens as the engine samples them, and server-sent events to a client.
+"""Streams answers: tokens as the engine samples them, as server-sent events to a client.
 
-Guarantees that what a stream holds is bounded by its request's tokens, that a failure amid it is told as an event, and
-that the engine's work ends when the client hangs up.
+Guarantees that a stream buffers no more than its request's tokens, that a failure within the stream is sent as an
+event, and that the engine's work ends when the client hangs up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`POST /generate`, by which clients of vLLM's API server and of SGLang sample, over any server.
+"""`POST /generate`, the route of vLLM's API server and of SGLang, over any server.
 
-A request that has `input_ids`, `text` or `sampling_params` is SGLang's; one that has `prompt` is vLLM's. Of each sample
-come the token ids and logprobs as they were sampled. No torch here: real vLLM's own process answers it by this, too.
+A request that has `input_ids`, `text` or `sampling_params` is SGLang's; one that has `prompt` is vLLM's. Each sample
+has the token ids and logprobs as they were sampled. No torch here: real vLLM's own process uses this module too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class TextSample(Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     """The stop token included."""
     logprobs: list[float]
-    """Nats, one for each token; empty where none were asked for."""
+    """Nats, one for each token; empty if none were requested."""
     top_logprobs: list[list[tuple[int, float]]]
-    """At each token the likeliest ones, as many as were asked for."""
+    """At each token the likeliest ones, as many as were requested."""
     finish_reason: str | None
     stop_reason: int | str | None
     """The stop token or the stop string that ended it; None: the end-of-sequence token, or neither."""
@@ -51,7 +51,7 @@ class GenerateBackend(Protocol):
     async def sample(
         self, prompt: list[int], params: SamplingParams
     ) -> tuple[list[TextSample], list[dict[str, PromptLogprob] | None] | None]:
-        """Return `params.n` samples, and the prompt's logprobs if they are asked for."""
+        """Return `params.n` samples, and the prompt's logprobs if they are requested."""
 
 
 async def answer_generate(given: dict[str, Any], backend: GenerateBackend) -> Any:

@@ -52,7 +52,7 @@ class GraphPool:
         self._graphs: WeakSet[Any] = WeakSet()
 
     def capture(self, call: Callable[[], Any]) -> tuple[Any, Any]:
-        """Record `call`; return the graph and what the call gave, which each replay fills anew.
+        """Record `call`; return the graph and the call's result, which each replay overwrites.
 
         Raises `CaptureError`.
         """

@@ -1,7 +1,7 @@
 """Removes the shared memory that a group of processes has left.
 
-That is: names that they had mapped, once all of them are gone. Python's own tracker removes them as a rule; it is a
-process of the group and may be killed with it.
+It removes the names that the processes had mapped, once all of them are gone. Python's own tracker usually does that,
+but it is a process of the group and may be killed with it.
 """
 
 import os
@@ -16,7 +16,7 @@ _FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lies
 _OWN = ("psm_", "sem.mp-")
 """What Python's `multiprocessing` calls its memory and semaphores. Other names may be meant to stay."""
 _MAPPED = re.compile(rf" (\d+) +{_FOLDER}/", re.MULTILINE)
-"""The inode: whoever makes a semaphore has it mapped under a name of the moment."""
+"""The inode: a process that makes a semaphore has it mapped under a temporary name."""
 
 
 def shared_names(group: int) -> set[str]:

@@ -1,4 +1,4 @@
-"""Serves an application for a role of the run: registered, on the newest policy, counted. No torch."""
+"""Serves an application for a role of the run: registers it, updates its policy, counts. No torch."""
 
 from __future__ import annotations
 

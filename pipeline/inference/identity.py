@@ -1,9 +1,9 @@
 """Compares what an inference server says and does with the server that a run expects.
 
-Guarantees that a request is sent over a new connection only after the server behind it has been compared, and that
-what was generated can be compared once more before it is stored. Tokenizer, model and engine are compared by what the
-server reports, the tokenizer also by the text that the server makes of known token ids; policy versions by those that
-the run's trainer has published. A server that differs is named in a notice until it is right again.
+Guarantees that a request is sent over a new connection only after the server behind it has been compared, and that what
+was generated can be compared once more before it is stored. Tokenizer, model and engine are compared by what the server
+reports; the tokenizer also by the text that the server makes of known token ids. Policy versions are compared with
+those that the run's trainer has published. A notice names a server that differs until it is right again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ class ObservedServer(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_hash: str | None
     weight_version: str | None = None
     text: str | None = None
-    """The text that it makes of the probe's token ids; None: not asked."""
+    """The text that it makes of the probe's token ids; None: not requested."""
 
 
 class Observable(Protocol):
@@ -57,7 +57,7 @@ class IdentityGuard:
     """
 
     def __init__(self, report: Callable[[str | None], None] | None = None) -> None:
-        """`report` is told what differs, None once nothing does."""
+        """`report` is called with what differs, and with None once nothing does."""
         self.report: Callable[[str | None], None] = report or (lambda _: None)
         self.model: str | None = None
         self.engine: str | None = None
@@ -93,10 +93,10 @@ class IdentityGuard:
         return with_template_parameters(observed or expected, parameters)
 
     async def check(self, server: Observable, *, version: bool = False) -> None:
-        """Compare the server as it is now. One comparison serves all that asked for one before it began.
+        """Compare the server as it is now. A comparison serves all callers that came before it began.
 
         `version`: compare the weights that it holds, too. Raises `WrongServerError`; `InfrastructureError` when it
-        cannot be asked.
+        cannot be reached.
         """
         if self.record is None:
             return

@@ -1,9 +1,9 @@
 """OpenAI's routes over the engine: chat completions and completions, whole or streamed.
 
-Guarantees that `return_token_ids` and `logprobs` are those of the tokens as they were sampled, never of a text that was
-read again; that a stream's pieces are the text of the answer in one piece; and that the work of a client that hangs up
-is dropped. Tools are told to the model by its chat template, and calls are read as `<tool_call>{...}</tool_call>`,
-unless they were only thought of or shown.
+Guarantees that `return_token_ids` and `logprobs` are those of the tokens as they were sampled, never of text that was
+tokenized again; that the pieces of a stream add up to the text of an answer that is not streamed; and that the work of
+a client that hangs up is dropped. The chat template names the tools to the model. Calls are read as
+`<tool_call>{...}</tool_call>`, unless the model only thinks of them or shows them.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class _Answer:
     def chat_chunk(self, token: SampledToken, text: GrowingText, prompt: list[int] | None) -> dict[str, Any]:
         """Return the choice of the event that one token makes; `prompt` with a sample's first.
 
-        With tools, what is written is told at the end.
+        With tools, the text is sent at the end.
         """
         piece = self._piece(token, text)
         delta: dict[str, Any] = {} if prompt is None else {"role": "assistant", "content": ""}

@@ -1,10 +1,10 @@
-"""Loads new policy versions into an inference server; of several only the newest.
+"""Loads new policy versions into an inference server; if there are several, only the newest.
 
-Works with any server that speaks vLLM's weight-update routes. The trainer never waits for it, unless weights are in
-shared memory: of those it changes none before the server has the last ones. Guarantees that a version counts as loaded
-only once the server names it as its own and, where it is vLLM, computes with weights that have its digest (else it
-stays paused, and is updated again); and that a server that has fallen so far behind that its samples would be too stale
-to train on is paused until it has newer weights.
+Works with any server that speaks vLLM's weight-update routes. The trainer waits for it only if weights are in shared
+memory: then the trainer changes no weights before the server has the last ones. Guarantees that a version counts as
+loaded only once the server reports it and, if the server is vLLM, computes with weights that have its digest; until
+then the server stays paused, and is updated again. Guarantees too that a server whose samples would be too stale to
+train on is paused until it has newer weights.
 """
 
 import logging
@@ -187,10 +187,10 @@ class _PolicyFollower:
         if self._paused or self._max_behind is None or self._step is None or self._newest is None:
             return
         behind = self._newest.policy_version.step - self._step
-        if behind <= self._max_behind or self._server.locked():  # an update is under way, which asks again at its end
+        if behind <= self._max_behind or self._server.locked():  # an update is under way and checks this at its end
             return
         async with self._server:
-            with suppress(AccessError, DataError, InfrastructureError):  # it serves nobody, or is asked again
+            with suppress(AccessError, DataError, InfrastructureError):  # it samples nothing now, or is paused later
                 await (await self._directory.current()).pause("keep")
                 self._paused = True
                 text = f"paused: its weights are {behind} steps behind, and {self._max_behind} may be trained on"

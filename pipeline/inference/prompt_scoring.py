@@ -1,6 +1,6 @@
-"""Prompt logprobs: what the model thought of tokens it was given, at temperature 1.
+"""Computes prompt logprobs: the model's logprobs of given tokens, at temperature 1.
 
-Pure but for the model's pass.
+Pure except for the model's pass.
 """
 
 from __future__ import annotations

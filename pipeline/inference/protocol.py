@@ -148,7 +148,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     """Of a mixture-of-experts model, if the server records them: base64 of a numpy file, integers [rows, layers, k], a
     row for each token that was processed, from the first of the prompt on."""
     sampling_mask: str | None = None
-    """If it was asked for: the ids among which each token was sampled, as `sampling_mask.encode_mask` writes them."""
+    """If requested: the ids among which each token was sampled, as `sampling_mask.encode_mask` writes them."""
 
 
 class PromptLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -179,7 +179,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: str | None = None
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
-    """Functions that the chat template tells the model of, as OpenAI's routes name them."""
+    """Functions that the chat template names to the model, as OpenAI's routes name them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Parameters of the chat template, as enable_thinking."""
     add_generation_prompt: bool = True

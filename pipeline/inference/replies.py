@@ -1,9 +1,9 @@
 """Replies of the HTTP server.
 
-Values as JSON, errors as vLLM's error bodies, who is answered at all, and waiting for the engine.
+It sends values as JSON and errors as vLLM's error bodies, decides which clients are answered, and waits for the engine.
 
-Guarantees that every error this package raises on purpose has one status code, and that work is cancelled when the one
-who waits for it is gone.
+Guarantees that every error this package raises on purpose has one status code, and that work is cancelled when the
+client that waits for it is gone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         except DataError as error:
             return _error(400, "BadRequestError", error)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody is there to read it; 499 is what proxies log
+            return Response(status_code=499)  # the client is gone; 499 is what proxies log
 
     return endpoint
 

@@ -16,7 +16,7 @@ class RequestTimes:
         self._usual: dict[str, UsualTimes] = {}
 
     def begin(self, request: object, where: str, route: str, now_s: float) -> None:
-        """Note that a request to the server called `where` was sent; sent once more, it begins anew."""
+        """Note that a request to the server called `where` was sent; sending it again restarts its time."""
         self._under_way[request] = where, route, now_s
 
     def end(self, request: object, now_s: float, *, answered: bool) -> None:

@@ -1,4 +1,4 @@
-"""Requests in the engine: what was asked, the rows (samples) it became, and the result they end as.
+"""Requests in the engine: a prompt with its parameters, its rows (samples) and their result.
 
 A row knows when it ends, names the weights of each of its tokens, and owns its random numbers; a request settles its
 future once. No model and no thread here.
@@ -38,7 +38,7 @@ class SampleResult:
     """The stop token or the stop string that ended it; None: the end-of-sequence token, or neither."""
     weight_versions: list[WeightVersionSpan]
     allowed: list[list[int]] | None = None
-    """For each token the ids among which it was sampled, none where nothing was excluded; None: not asked for."""
+    """For each token the ids among which it was sampled, none if no token was excluded; None: not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class SampledToken:
 
 
 TokenListener = Callable[[SampledToken], None]
-"""Is told each token of a request in the engine's thread; it must neither wait nor raise."""
+"""Called with each token of a request in the engine's thread; it must neither wait nor raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The samples of one request, and its prompt's logprobs if they were asked for.
+    """The samples of one request, and its prompt's logprobs if they were requested.
 
     When it was queued, joined the batch (None: never) and ended, by `time.perf_counter_ns`.
     """
@@ -91,7 +91,8 @@ def top_logprobs_of(prompt: Sequence[int], params: SamplingParams, limit: int) -
 class GenerationRequest:
     """A prompt with its sampling parameters, `params.n` rows and the future of its result.
 
-    `limit`: new tokens of a row at most. `stop`: of `params`, None if there are none. `listener`: is told each token.
+    `limit`: new tokens of a row at most. `stop`: of `params`, None if there are none. `listener`: is called with each
+    token.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ _MIN_ROOM, _MAX_ROOM = 32, 512
 
 
 class UnknownCacheError(TypeError):
-    """Raised when a model's cache has layers whose rows cannot be told apart here."""
+    """Raised when a model's cache has layers whose rows cannot be separated here."""
 
 
 class _GrowingKeys:

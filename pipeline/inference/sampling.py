@@ -19,7 +19,7 @@ __all__ = ["Draw", "RowSettings", "allowed_tokens", "draw", "read_draw", "row_se
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
 _GREEDY_AND_BROAD = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
-"""Settings of a row that nobody asked for."""
+"""Settings of a row that belongs to no request."""
 
 
 class RowSettings(NamedTuple):

@@ -1,4 +1,4 @@
-"""The interface of what samples behind the HTTP routes: the engine here, or a service elsewhere."""
+"""The interface behind the HTTP routes: implemented by the engine here, or by a service elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SamplingEngine(Protocol):
     def submit(
         self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
     ) -> Future[GenerationResult]:
-        """Queue a request. Cancel the future to drop its work. `listener` is told each token.
+        """Queue a request. Cancel the future to drop its work. `listener` is called with each token.
 
         Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
         it does not run.

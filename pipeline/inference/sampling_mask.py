@@ -1,7 +1,7 @@
 """The mask of a sample on the wire: for each of its tokens the ids among which it was sampled.
 
-In: rows of token ids, empty where nothing was excluded. Out: text, and back. Guarantees that what is read has a row for
-each token and that each token is in its row. No torch.
+Encodes rows of token ids as text, and decodes them; a row is empty if no token was excluded. Guarantees that a decoded
+mask has a row for each token and that each token is in its row. No torch.
 """
 
 from __future__ import annotations

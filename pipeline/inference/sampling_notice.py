@@ -1,8 +1,8 @@
 """Names clients of the text routes that sample from another distribution than the trainer computes.
 
-Whoever samples for a run by OpenAI's routes chooses temperature and top_p, and the group that comes of it does not say
-so. Guarantees that what such a client asks for is named within one of its answers, and no longer once clients have
-asked `FORGOTTEN` times as the trainer computes. Greedy requests are evaluations, and left alone. No torch.
+A client of OpenAI's routes chooses temperature and top_p, and the resulting group does not record them. Guarantees that
+such a client's settings are named once it has an answer, and no longer once clients have sent `FORGOTTEN` requests with
+the settings of the trainer. Greedy requests are evaluations, and are ignored. No torch.
 """
 
 from __future__ import annotations

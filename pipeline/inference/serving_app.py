@@ -1,9 +1,9 @@
-"""The HTTP face of what samples: an application with vLLM's routes and fields. No torch.
+"""Serves an engine over HTTP: an application with vLLM's routes and fields. No torch.
 
 Guarantees: a request that can never succeed gets 4xx, a full queue 503 with Retry-After, a failed engine 503; the work
-of a client that hangs up is dropped; no web page's script is
-answered; what changes the server's state takes a token, and all but /health a key if there is one; and text is read in
-a thread of its own, no more of it than the context can hold.
+of a client that hangs up is dropped; no web page's script is answered; routes that change the server's state need a
+token, and all except /health need a key if there is one; and text is tokenized in a thread of its own, no more of it
+than the context can hold.
 
     GET  /health  /v1/models  /is_paused  /weight_info
     POST /inference/v1/generate  /v1/chat/completions  /v1/completions  /generate  /tokenize  /detokenize

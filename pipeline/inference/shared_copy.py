@@ -1,7 +1,7 @@
 """Copies a policy's weights out of the trainer's segment of memory, for the reference server.
 
-Guarantees that what is returned is of one version, to the bit: the trainer cannot change the weights while they are
-copied. On one GPU that is a copy within its memory.
+Guarantees that the copy is of one version, to the bit: the trainer cannot change the weights while they are copied. On
+one GPU the copy stays within its memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An inference server as a service: the reference server, or vLLM as a child.
 
-Register its URL, follow the policy.
+It registers its URL and follows the policy.
 
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """

@@ -1,9 +1,9 @@
 """Decoding with keys, masks and positions at fixed addresses, so that a step can be one CUDA graph.
 
-Rows join and leave as in `PaddedBatch`. Between that, their cache lies in buffers of a few sizes, rows and tokens both
+Rows join and leave as in `PaddedBatch`. In between, their cache lies in buffers of a few sizes, rows and tokens both
 rounded up: a step writes the new token's keys into one column, the same for all rows, and attends to all columns under
-a mask. Nothing in a step depends on a value, but on sizes alone. A row that leaves keeps its place, unread, until half
-of the places are empty.
+a mask. A step depends on sizes alone, never on a value. A row that leaves keeps its place, unread, until half of the
+places are empty.
 
 Guarantees that logits agree with those of `PaddedBatch` up to rounding. It is for caches that keep all tokens in every
 layer and are masked by one mask; layers with windows, states or shared keys are refused.
@@ -49,7 +49,7 @@ class _StaticLayer(cache_utils.DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Return how many tokens stand before the new one, as far as sizes tell."""
+        """Return how many tokens stand before the new one, as far as sizes show."""
         return int(self.keys.shape[-2]) - 1
 
 

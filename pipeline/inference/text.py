@@ -1,7 +1,7 @@
-"""Texts of samples in the making: where a stop string ends one, and what of a growing text is certain.
+"""Decodes growing samples: finds where a stop string ends one, and which part of the text is certain.
 
-In: a sample's token ids, as they come. Out: text. Guarantees that the pieces of a stream together are the text that an
-answer in one piece has: no half of a character is shown, and no beginning of a stop string. Pure.
+It takes a sample's token ids one by one and returns text. Guarantees that the pieces of a stream add up to the text of
+an answer that is not streamed: no half of a character is shown, and no beginning of a stop string. Pure.
 """
 
 from __future__ import annotations

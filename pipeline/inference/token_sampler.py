@@ -1,6 +1,6 @@
 """Draws the next token of each row, on a GPU by one CUDA graph for each number of rows.
 
-Guarantees what `sampling.draw` gives: it is what is recorded.
+Guarantees the results of `sampling.draw`: the graphs record that function.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The reference server's part in a trace.
+"""Exports the reference server's part of a trace.
 
-A request, its wait for a place in the batch, its generation.
+It has spans for a request, its wait for a place in the batch, and its generation.
 
-The request's span lies below the client's, which its `traceparent` header names, as real vLLM's does; requests without
-one, or of groups that are not sampled, are not traced.
+The request's span lies below the client's, which the `traceparent` header names, as with real vLLM. Requests without
+that header, or of groups that are not sampled, are not traced.
 """
 
 from collections.abc import Container, Iterable

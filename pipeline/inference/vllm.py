@@ -1,11 +1,11 @@
-"""Real vLLM as a child process.
+"""Runs real vLLM as a child process.
 
-How it is started for a role of the run, when it is ready, how it ends.
+Starts it for a role of the run, waits until it is ready, and stops it.
 
-Guarantees: its routes for weights take a token that the run's own processes alone have, the others a key if there is
-one; it may read weights from the run's folder alone, it sees none of the run's secrets, its log is the service's own,
-and it ends with the service, however that ends. No torch here: vLLM may live in an environment of its own, which needs
-nothing of this project installed.
+Guarantees: its routes for weights need a token that only the run's own processes have, the others a key if there is
+one; it may read weights only from the run's folder; it sees none of the run's secrets; its output is in the service's
+log; and it ends with the service, however that ends. No torch here: vLLM may live in an environment of its own, which
+needs nothing of this project installed.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class Vllm:
         self._memory |= await anyio.to_thread.run_sync(shared_names, self.pid)
 
     async def _until_group_ends(self) -> None:
-        while await anyio.to_thread.run_sync(has_processes, self.pid):  # noqa: ASYNC110 - nothing tells of it
+        while await anyio.to_thread.run_sync(has_processes, self.pid):  # noqa: ASYNC110 - there is no event to wait for
             await anyio.sleep(_GROUP_POLL_S)
 
     def _check_running(self) -> None:

@@ -1,8 +1,7 @@
 """`/generate` on real vLLM: its own routes are called inside its process, by no socket.
 
-Guarantees that token ids and logprobs are those that vLLM's `/v1/completions` answers, that what it refuses is answered
-in its words, and that the work of a client that hangs up is dropped. Runs inside vLLM's process, on msgspec and the
-standard library.
+Guarantees that token ids and logprobs are those of vLLM's `/v1/completions`, that a refusal has vLLM's own text, and
+that the work of a client that hangs up is dropped. Runs inside vLLM's process, on msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ async def answer_by_vllm(app: App, scope: Message, receive: Callable[[], Awaitab
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise DataError("the client has hung up")  # nobody is there to read it
+            raise DataError("the client has hung up")  # the client is gone
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise DataError(f"the body has more than {MAX_BODY_BYTES} bytes.")
@@ -136,7 +135,7 @@ class _VllmRoutes:
             answered.append(message)
 
         await self._app(inner, receive, keep)
-        status = answered[0]["status"] if answered else 499  # nothing is answered to one who has hung up
+        status = answered[0]["status"] if answered else 499  # no answer is sent to a client that has hung up
         whole = b"".join(message.get("body", b"") for message in answered[1:])
         if status != 200:
             raise VllmRefusal(status, whole)

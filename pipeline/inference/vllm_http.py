@@ -1,9 +1,9 @@
 """ASGI middleware of vLLM's server: it answers as the reference server does.
 
-/generate is answered; /v1/models also tells the tokenizer's hash; what may change the server's state takes a token, all
-but /health a key if there is one; scripts of web pages are not answered; weights that a worker refused are the caller's
-error (400), where vLLM has one status for all that goes wrong in a worker; and after a 500 the connection stays open.
-Guarantees that everything else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
+It answers /generate and adds the tokenizer's hash to /v1/models. Requests that may change the server's state need a
+token, all others except /health a key if there is one. Scripts of web pages are refused. Weights that a worker refused
+are the caller's error (400), while vLLM has one status for every error in a worker. After a 500 the connection stays
+open. Guarantees that everything else passes unchanged. Runs inside vLLM's process, on msgspec and the standard library.
 """
 
 from __future__ import annotations

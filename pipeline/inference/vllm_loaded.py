@@ -1,7 +1,7 @@
 """Reads the weights that vLLM's model holds, by the names and shapes of its checkpoint. Pure.
 
-vLLM joins some tensors of a checkpoint into one parameter (query, key and value) and pads others (the embedding). What
-is read here are the parameters that it computes with, not what was sent to it.
+vLLM joins some tensors of a checkpoint into one parameter (query, key and value) and pads others (the embedding). This
+reads the parameters that vLLM computes with, not the tensors that were sent to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def loaded_weights(
     dtype: str,
     as_held: str | None,
 ) -> LoadedWeights:
-    """Return what is to be told of the weights that `model` holds.
+    """Return the report on the weights that `model` holds.
 
     `expected` has the names, shapes and dtypes of the checkpoint's tensors, in which they are digested. `dtype` is what
     they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of what was delivered.

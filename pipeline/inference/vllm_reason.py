@@ -1,4 +1,4 @@
-"""Finds in vLLM's output why it ended: its own last line says no more than "see root cause above"."""
+"""Finds in vLLM's output why it ended, because its last line says no more than "see root cause above"."""
 
 import os
 import re

@@ -1,12 +1,12 @@
-"""vLLM computes with the trainer's own weights in shared memory (one copy for both).
+"""Lets vLLM compute with the trainer's own weights in shared memory (one copy for both).
 
-In: a pointer to the segment and a policy version. Guarantees: nothing of the segment is served until every tensor of
-the checkpoint is in it with its shape and dtype, the digest of the content is the version's, the rotary embedding is
-the trainer's, and every parameter has, to the bit, the values that vLLM's own loader makes of the segment's tensors;
-afterwards no parameter is left outside of the segment, none is a meta tensor, and nothing in the model holds what its
-parameters were before. A forward pass computes with the version that was named to the server, from its first layer to
-its last, or ends the process: the trainer cannot change the weights meanwhile, and weights that have changed since are
-not served under the old name. Runs inside vLLM's process.
+It takes a pointer to the segment and a policy version. Guarantees: nothing of the segment is served until every tensor
+of the checkpoint is in it with its shape and dtype, the digest of the content is the version's, the rotary embedding is
+the trainer's, and every parameter has, to the bit, the values that vLLM's own loader makes of the segment's tensors.
+Afterwards no parameter is left outside of the segment, none is a meta tensor, and nothing in the model holds its
+parameters' former memory. A forward pass computes with the version that was named to the server, from its first layer
+to its last, or ends the process: the trainer cannot change the weights meanwhile, and weights that have changed since
+are not served under the old name. Runs inside vLLM's process.
 """
 
 from __future__ import annotations

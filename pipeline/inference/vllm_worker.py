@@ -2,14 +2,14 @@
 
 Runs inside vLLM's own processes.
 
-In: the path and version of a policy record. Out: the model under those weights: copied from a file, or, where the path
-is that of a pointer to shared memory, the trainer's own (`vllm_shared_memory`). Guarantees: a file is taken only from
-the run's weights folder, and only if it has the version's digest and every tensor of the checkpoint that vLLM was
-started with, in its shape and in float32 (vLLM rounds to the dtype it serves); until all of that holds nothing is
-touched; a load that fails half-way ends the process, so half-loaded weights never answer.
+Given the path and version of a policy record, it loads these weights: copied from a file, or, if the path is a pointer
+to shared memory, the trainer's own (`vllm_shared_memory`). Guarantees: a file is taken only from the run's weights
+folder, and only if it has the version's digest and every tensor of the checkpoint that vLLM was started with, in its
+shape and in float32 (vLLM rounds to the dtype it serves). The old weights stay untouched until all of that holds. A
+load that fails half-way ends the process, so half-loaded weights never answer.
 
-vLLM imports this as its worker extension, before the model is loaded, in an environment that holds of this project
-only the source: torch, safetensors, msgspec and blake3, which come with vLLM, are all it may need.
+vLLM imports this as its worker extension, before the model is loaded, in an environment that has only the source of
+this project. So it may need only torch, safetensors, msgspec and blake3, which come with vLLM.
 """
 
 from __future__ import annotations

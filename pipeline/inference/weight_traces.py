@@ -1,4 +1,4 @@
-"""Traces weights after the optimizer step that made them: stored by the trainer, loaded by servers."""
+"""Traces weights after the optimizer step that made them: their storage and their loading."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

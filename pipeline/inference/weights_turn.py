@@ -1,8 +1,8 @@
-"""A turn to pause the policy's server and to resume it.
+"""A lock (turn) for pausing and resuming the policy's server.
 
-Trainer and inference service take turns where trainer and server compute with the same weights in memory. Guarantees
-that no update resumes a server that the trainer has paused to change the weights. A process that ends gives its turn
-back, however it ends.
+Trainer and inference service take turns if trainer and server compute with the same weights in memory. Guarantees that
+no update resumes a server that the trainer has paused to change the weights. A process that ends gives its turn back,
+however it ends.
 """
 
 import fcntl
