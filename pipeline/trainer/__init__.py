@@ -1,4 +1,4 @@
-"""Learning side: the policy model, batches, loss, optimizer steps and checkpoints.
+"""The learning side: the policy model, batches, loss, optimizer steps and checkpoints.
 
 Needs the `train` extra (torch).
 """

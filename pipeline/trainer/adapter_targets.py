@@ -1,7 +1,7 @@
-"""Whether the modules of `training.lora.targets` can have adapters, before any is made.
+"""Checks that the modules of `training.lora.targets` can have adapters, before any is made.
 
-Guarantees that a target without a module, a tensor that two modules share, and a rank that no layer has are named:
-peft passes over the first, and the second would change one module of two, so that no server could take the merged
+Guarantees an error that names a target without a module, a tensor that two modules share, or a rank that no layer has.
+peft ignores the first. With the second, only one of the two modules would change, and no server could take the merged
 weights.
 """
 

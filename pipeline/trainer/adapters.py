@@ -149,7 +149,7 @@ def _peft_config(settings: LoraConfig) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself what peft's use of transformers is warned of, which is nobody's to mend here."""
+    """Suppress the warnings about peft's use of transformers, which cannot be fixed here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", ".*(fan_in_fan_out|rank_pattern|alpha_pattern)")

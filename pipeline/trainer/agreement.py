@@ -1,4 +1,4 @@
-"""The loss of recorded sequences in float32 and bfloat16, on one model."""
+"""Computes the loss of recorded sequences in float32 and bfloat16, on one model."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""Batches: from the numpy arrays of single sequences to right-padded torch tensors.
+"""Packs the numpy arrays of single sequences into right-padded torch tensors.
 
-In: `TrainingSequence`s, checked one by one. Out: `PackedBatch`. Guarantees that a value at a position the mask leaves
-out (prompt, padding) is 0, that nothing non-finite passes, and that row order is the order given.
+It checks each `TrainingSequence` and returns a `PackedBatch`. Guarantees that a value at a position the mask leaves out
+(prompt, padding) is 0, that every value is finite, and that rows keep the given order.
 
 Dimension suffixes: B sequences, b some of them, T tokens (the longest sequence), K the teacher's likeliest
 tokens at a position, C = K + 1 with all others as one, V vocabulary.
@@ -132,7 +132,7 @@ class PackedBatch:
             start, tokens = end, 0
 
     def on(self, device: torch.device, *, in_one_row: bool, always: bool = False) -> PackedBatch:
-        """Return the batch on `device`, its tokens in one row if that is asked for and spares enough padding.
+        """Return the batch on `device`, its tokens in one row if requested and if that spares enough padding.
 
         `always`: also where it spares none, so that a model sees rows in no other form.
         """

@@ -267,12 +267,12 @@ class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
       or top-k kept.
     - images: attachments go through the model's own image processor."""
     columns: list[str] | None = None
-    """Further columns of rollouts that your own reads; other services leave out what nobody reads, without importing
-    it. Default None: none; the built-in ones read those that they are called after."""
+    """Further columns of rollouts that your own class reads; the other services leave out columns that no input reads,
+    without importing your class. Default None: none; the built-in ones read those that they are called after."""
     attachments: bool | None = None
     """Whether your own reads attachments. Default None: it does not; of the built-in ones only images does."""
     params: CodeParams = {}
-    """Arguments of your own class, besides the model."""
+    """Arguments of your own class, in addition to the model."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -1,7 +1,8 @@
-"""How far logprobs of rollouts and training are apart, by environment, in a report of bounded size.
+"""Measures how far logprobs of rollouts and training are apart, by environment, in bounded size.
 
-Pure, and without torch: a trainer elsewhere sums up its own. `sums` are five of each row, group or environment: its
-trainable tokens and, with w = p_train / p_rollout, the sums of -ln w, of w - 1 - ln w, of w and of w^2.
+Pure, and without torch, so that a trainer elsewhere can sum up its own. `sums` are five of each row, group or
+environment: its trainable tokens and, with w = p_train / p_rollout, the sums of -ln w, of w - 1 - ln w, of w and of
+w^2.
 """
 
 from __future__ import annotations

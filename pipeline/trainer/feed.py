@@ -1,10 +1,10 @@
 """The feed: a trainer's side of the ledger.
 
-Batches in, policy records and reports of durable progress out.
+It reads batches, and writes policy records and reports of durable progress.
 
-What `lachesis.batches` and the trainer service share. A position is the number of ledger entries consumed and the
-digest of the last of them; following verifies the chain from there on. Reports and policy records are fenced: of two
-trainers under one name the later one wins and the other is told (`FencedError`).
+`lachesis.batches` and the trainer service share it. A position is the number of ledger entries consumed and the digest
+of the last of them; following the ledger verifies the chain from there on. Reports and policy records are fenced: if
+two trainers have one name, the later one wins and the other gets `FencedError`.
 """
 
 from __future__ import annotations

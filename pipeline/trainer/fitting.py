@@ -1,10 +1,11 @@
-"""Decides how a step is divided once memory ran out. Pure.
+"""Decides how a step is divided after memory ran out. Pure.
 
-Micro-batches get smaller, down to one sequence; then layers are computed again. Those that only had to get smaller
-because the device had no memory left between its passes grow again after some steps with room, each time later.
+Micro-batches get smaller, down to one sequence; then layers are computed again in the backward pass. If micro-batches
+had to get smaller only because the device had no memory left between its passes, they grow again after some steps with
+room, each time later.
 
-Guarantees that ranks which are given the same wishes decide alike, and that there are finitely many attempts: each has
-fewer tokens in a micro-batch than the one that failed, or is the first that computes layers again.
+Guarantees that ranks with the same requests decide alike, and that there are finitely many attempts: each has fewer
+tokens in a micro-batch than the one that failed, or is the first that computes layers again.
 """
 
 from __future__ import annotations

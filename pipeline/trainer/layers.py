@@ -1,4 +1,4 @@
-"""How a model's decoder layers compute: again in the backward pass, or compiled."""
+"""Sets how a model's decoder layers compute: again in the backward pass, or compiled."""
 
 from __future__ import annotations
 

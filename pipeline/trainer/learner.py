@@ -1,11 +1,11 @@
-"""The learner: one batch in, one optimizer step, one record of it out.
+"""The learner: takes one optimizer step for a batch and returns a record of the step.
 
 Guarantees: a step changes the weights completely or not at all (a batch without trainable tokens, or with a gradient
-that is not finite, raises DataError before the optimizer moves anything); the result does not depend on the
-micro-batch size, nor on the number of ranks, beyond rounding; on CPU with one thread the same weights and batches give
-the same bits. Of several ranks each has its share of the batch; all take the same step or raise the same error.
-Where a pass runs out of memory, the step begins again from the same weights in smaller micro-batches, which stay so.
-Between the first pass and the optimizer the processor never waits for a GPU.
+that is not finite, raises DataError before the optimizer moves anything); the result does not depend on the micro-batch
+size, nor on the number of ranks, beyond rounding; on CPU with one thread the same weights and batches give the same
+bits. With several ranks each has its share of the batch; all take the same step or raise the same error. If a pass runs
+out of memory, the step begins again from the same weights in smaller micro-batches, and later steps keep the smaller
+size. Between the first pass and the optimizer the processor never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Learner:
         self.sharded = sharded
         self.trained = model if sharded is None else sharded.model
         self.inputs = ModelInputs()
-        """What the model is given besides text tokens; `load_inputs` makes it for the model that is trained."""
+        """The model's inputs other than text tokens; `load_inputs` makes them for the model that is trained."""
         self.gathered: dict[str, dict[str, torch.Tensor]] | None = None
         """AdamW's state, made whole on rank 0 by `gather_optimizer` for a checkpoint; None: it was not."""
         self.device = next(self.trained.parameters()).device

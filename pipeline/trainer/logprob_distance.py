@@ -1,4 +1,4 @@
-"""Sums of how far the logprobs of the policy are from those of the rollout, for each row of a batch.
+"""Sums up how far the policy's logprobs are from the rollout's, for each row of a batch.
 
 Guarantees that the sums of rows add up to those of `LossSums`, whatever micro-batches they were computed in.
 """

@@ -1,6 +1,6 @@
 """Recognises that memory ran out, and says how much is missing and which setting helps.
 
-torch tells of it by the text of an error: `OutOfMemoryError` on a GPU, a plain `RuntimeError` on a CPU.
+torch reports it by the text of an error: `OutOfMemoryError` on a GPU, a plain `RuntimeError` on a CPU.
 """
 
 from __future__ import annotations

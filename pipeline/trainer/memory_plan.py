@@ -1,10 +1,10 @@
-"""Says beforehand how many bytes an optimizer step takes, by running it on tensors without memory.
+"""Predicts how many bytes an optimizer step takes, by running it on tensors without memory.
 
 The model is made of its configuration, and passes and AdamW run in torch's fake mode: each operation gives tensors of
 the right shape and no data, and every byte that would be allocated is counted while it lives. So a plan needs no
-weights, no device and little memory, and knows whatever the model's own code keeps for the backward pass.
+weights, no device and little memory, and counts everything that the model's own code keeps for the backward pass.
 
-What is counted is torch's tensors. The process, its libraries and on a GPU the context and what the allocator rounds up
+Only torch's tensors are counted. The process, its libraries and, on a GPU, the context and the allocator's rounding
 come on top.
 """
 

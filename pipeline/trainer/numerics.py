@@ -1,4 +1,4 @@
-"""Numerics of an optimizer step besides weights and batch: versions, machine, settings."""
+"""Records what an optimizer step's numerics depend on: versions, machine, settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def microbatch_at(numerics: Numerics, step: int) -> int:
 
 
 def _processor() -> str:
-    """Return the model of the processor, or as much of it as the system tells."""
+    """Return the model of the processor, or as much of it as the system reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

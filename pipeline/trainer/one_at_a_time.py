@@ -1,7 +1,7 @@
 """Runs jobs in the background of a task group, one after the other. No torch.
 
-Guarantees that a job begins once the one before it has ended, and that a job that fails ends the group, and with it
-whoever waits here; so what a job has begun to publish is never overtaken by the next one.
+Guarantees that a job begins once the one before it has ended, so the next job never overtakes what a job publishes. A
+job that fails ends the group, and with it every task that waits here.
 """
 
 from __future__ import annotations

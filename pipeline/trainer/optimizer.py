@@ -1,4 +1,4 @@
-"""AdamW by the device: whether it has one fused kernel, and where its step counters are then."""
+"""Chooses AdamW by the device: whether it has one fused kernel, and where its step counters are."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Decides whether a model's rows are computed in one row, without padding.
+"""Decides whether sequences are computed in one row, without padding.
 
-Guarantees that they are only where this gives what padded rows give. Two things have to hold: by its form nothing but
-attention mixes the tokens of a row, and a comparison on a few short rows finds the same logprobs and gradients. Either
-alone would not do: a part that starts at zero shows in no comparison, and a form says nothing of how it is computed.
+Guarantees that this happens only if it gives the same results as padded rows. Two conditions must hold: in the model's
+form only attention mixes the tokens of a row, and a comparison on a few short rows finds the same logprobs and
+gradients. One condition is not enough: a comparison does not show a part that starts at zero, and the form does not
+show how the model is computed.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _needs_of_form(model: Any) -> Iterator[str]:
 
 
 def predict_packing(setting: bool | Literal["auto"], model: Any, inputs: Sequence[ModelInputConfig]) -> str:
-    """Say how a trainer will compute rows, as far as the settings and the model's form tell."""
+    """Say how a trainer will compute rows, as far as the settings and the model's form determine it."""
     padding = next((one.input for one in inputs if one.input not in INPUTS_FOR_ONE_ROW), None)
     reason = why_padded_by_form(model) if padding is None else needs_padded_rows(padding)
     if setting is False or reason is not None:

@@ -1,7 +1,7 @@
 """Collects the newest metrics of the other services from their heartbeats, for the trainer's log.
 
-For people to look at beside the loss. Nothing depends on them, so one that is missed is missed; what they are derived
-from is in the streams.
+People read them beside the loss. Nothing depends on them, so a lost one is not requested again; the data they are
+derived from is in the streams.
 """
 
 import logging
@@ -28,7 +28,7 @@ _PREFIXES = {
     "normalizer": ("reliability/", "reward_norm/", "reward_shaping/"),
     "scorer": ("reward/",),
 }
-"""By service what is taken from it: nobody else can say it in its place."""
+"""The metrics taken from each service; no other service can send them in its place."""
 _MAX_FIGURES = 2000
 """Figures that are taken from one process."""
 _MAX_NAME_CHARS = 200
@@ -61,9 +61,10 @@ class PeerMetrics:
             log.warning("%s", shared)
 
     def figures(self) -> dict[str, float]:
-        """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,
-        `reward/*`, `reward_norm/*` and `reward_shaping/*` as the services said them, and
-        `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their redeliveries together.
+        """Return the services' figures. They are `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`,
+        `health/*`, `reliability/*`, `reward/*`, `reward_norm/*` and `reward_shaping/*` as the services reported them,
+        and `queue/{service}/{lag,redelivered}`: the largest lag that an instance reported, and the sum of their
+        redeliveries.
         """
         found: dict[str, float] = {}
         for service in self._log.services():

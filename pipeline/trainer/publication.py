@@ -1,9 +1,9 @@
 """Publishes the trainer's weights while the next step is taken.
 
-In: the policy after a step. Out: its weights where inference servers find them, and then the policy record that names
-them. Guarantees: the weights are those of the step, whatever is trained meanwhile, since they are copied at once (or,
-in shared memory, left as they are until a server has them); a record is published once its weights are stored; and the
-published policy is at most one version behind, since the next one is copied only once this one is out.
+After a step it stores the policy's weights where inference servers find them, and then publishes the policy record that
+names them. Guarantees: the weights are those of the step, whatever is trained meanwhile, since they are copied at once
+(or, in shared memory, left unchanged until a server has them); a record is published only after its weights are stored;
+and the published policy is at most one version behind, since the next one is copied only once this one is published.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ class PolicyPublisher:
             await self._sender.expire()
 
     async def _store_and_announce(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Store the weights, or name them where they are shared, and tell the run; inference servers follow.
+        """Store the weights, or name them if they are shared, and announce them; inference servers follow.
 
-        Of shared weights only the evaluations' server needs files, of the policies that it is to evaluate.
+        If weights are shared, only the evaluations' server needs files, and only of the policies that it is to
+        evaluate.
         """
         drain_s = self._config.services.drain_s
         sent: tuple[PolicyVersion, str] | None = None

@@ -1,7 +1,7 @@
-"""Publishes the newest policy again where no inference server can load it.
+"""Publishes the newest policy again if no inference server can load it.
 
-Its file is damaged, or gone. Without that, a run whose first policy is damaged after it was stored would wait for ever,
-since there is no next one.
+Then its file is damaged or missing. Without this, a run whose first policy is damaged after it was stored would wait
+for ever, since no next policy comes.
 """
 
 import logging

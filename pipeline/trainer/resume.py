@@ -1,9 +1,9 @@
-"""Where a trainer goes on: its newest checkpoint, compared with the ledger and with what was reported.
+"""Finds where a trainer goes on: its newest checkpoint, compared with the ledger and the reports.
 
-Or at step 0.
+Without a checkpoint it begins at step 0.
 
-Guarantees that a trainer begins only where the three agree. What does not is refused before anything is published, and
-the text says how to fix it: a broker that was rolled back is the usual reason.
+Guarantees that a trainer begins only if the three agree. Otherwise it is refused before anything is published, and the
+text says how to fix it; the usual reason is a broker that was rolled back.
 """
 
 import logging

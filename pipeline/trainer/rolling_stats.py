@@ -1,4 +1,4 @@
-"""Latencies and rates over the newest batches: what one batch alone is too small to tell. Pure."""
+"""Latencies and rates over the newest batches, since one batch is too small a sample. Pure."""
 
 from __future__ import annotations
 

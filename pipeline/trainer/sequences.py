@@ -1,8 +1,8 @@
-"""From a batch's groups to training sequences: which tokens, which advantage, which teacher logprobs.
+"""Turns a batch's groups into training sequences: tokens, advantages and teacher logprobs.
 
 Pure. A sample whose advantage is None, or that its environment excludes, is left out. Guarantees that a group which
-this trainer cannot use is left out with a reason, never in silence, and costs no other group of its batch; that the
-same groups give the same choice; and that the advantages of the others stay as they are.
+this trainer cannot use is left out with a reason and costs no other group of its batch; that the same groups give the
+same choice; and that the advantages of the other groups stay as they are.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def select_trainable(
 ) -> TrainableBatch:
     """Return the sequences of the groups that can be used, in the order given, and why the others cannot.
 
-    `inputs`: what the model is given besides text tokens. `unfetched` are groups of the batch that could not even be
+    `inputs`: the model's inputs other than text tokens. `unfetched` are groups of the batch that could not even be
     read. `shuffle_seed`: see `shuffled`.
     """
     dropped = dict(unfetched or {})
@@ -149,7 +149,7 @@ def training_sequences(
 
 
 def _own_teacher(group: RolloutGroup) -> NDArray[np.float32] | None:
-    """Return the logprobs [T] of a teacher that the environment asked, NaN where it has none; None: no teacher."""
+    """Return the logprobs [T] of the environment's teacher, NaN where it has none; None: no teacher."""
     column = group.sequences.columns.get(TEACHER_COLUMN)
     if column is None:
         return None

@@ -1,8 +1,8 @@
-"""The trainer's weights in shared memory: the policy's server is paused while they change.
+"""Changes the trainer's weights in shared memory while the policy's server is paused.
 
-Guarantees that weights change only while a server that has the version before is paused, so that no token is sampled
-from weights in between, and none under a wrong name; and that a trainer that waits for the server says so, and stops
-waiting when it drains.
+Guarantees that weights change only while a server that has the previous version is paused, so that no token is sampled
+from half-changed weights or under a wrong name; and that a trainer that waits for the server says so, and stops waiting
+when it drains.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SharedWeights:
     def changing(self) -> Iterator[None]:
         """Change the weights in this context, in a worker thread.
 
-        The server goes on once it was told their version.
+        The server goes on once it has been sent their version.
 
         Raises `InfrastructureError` when the service drains before the server is ready for it.
         """

@@ -1,4 +1,4 @@
-"""Takes an optimizer step without the groups of a batch whose own gradient is not finite."""
+"""Takes an optimizer step that leaves out groups whose own gradient is not finite."""
 
 from __future__ import annotations
 

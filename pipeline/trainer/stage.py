@@ -1,12 +1,12 @@
 """The trainer as a service: one optimizer step a batch in ledger order, weights, checkpoints.
 
-Guarantees: a batch is trained in the order of the ledger and exactly once relative to the weights, since the
-checkpoint holds weights, optimizer and ledger position together; a step is reported as trained only once a checkpoint
-that contains it is on disk. Weights and checkpoints are copied after a step; they are stored, announced and reported
-while the next ones are taken, one at a time, and all of them before the trainer ends. A trainer that starts again goes
-on from its newest checkpoint under a new lineage, so two different weights never share a policy version. A group that
-cannot be used is dropped, with its reason in checkpoint and report, and the others of its batch are trained: the same
-ones after a crash. A batch of which nothing can be used is reported void and its step counted.
+Guarantees: a batch is trained in the order of the ledger and exactly once relative to the weights, since the checkpoint
+holds weights, optimizer and ledger position together; a step is reported as trained only once a checkpoint that
+contains it is on disk. Weights and checkpoints are copied after a step; they are stored, announced and reported while
+the next ones are taken, one at a time, and all of them before the trainer ends. A trainer that starts again goes on
+from its newest checkpoint under a new lineage, so two different weights never share a policy version. A group that
+cannot be used is dropped, with its reason in checkpoint and report, and the others of its batch are trained; after a
+crash they are the same ones. A batch without any usable group is reported void and its step is counted.
 """
 
 import logging
@@ -98,8 +98,8 @@ _MAX_SLOW_REPORTED = 5
 class OfflineRun:
     """An offline trainer: its ledger is complete, and its weights are not published.
 
-    `past` says what staleness is counted from; `trained` is told each step once it is done, `durable` the entry of the
-    last batch in a checkpoint.
+    `past` says what staleness is counted from. `trained` is called with each step once it is done, `durable` with the
+    entry of the last batch in a checkpoint.
     """
 
     past: OfflineStart
@@ -218,7 +218,7 @@ class _Trainer:
         self.unreported = UnreportedSteps(learner.steps)
         self.large_step: str | None = None  # what was said of the last step, if it was too large
         self.memory: str | None = None  # what was said of how steps are divided to fit into memory
-        self.large_step_reported = False  # whether a report of this life told of one
+        self.large_step_reported = False  # whether a report of this life named one
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
@@ -367,7 +367,7 @@ class _Trainer:
         )
 
     def _has_first_large_step(self) -> bool:
-        """Whether the last step was too large, was taken all the same, and no report tells of such a one."""
+        """Whether the last step was too large but was taken, and no report has named a large step yet."""
         taken = self.config.training.learner.on_large_step == "warn"
         return taken and self.large_step is not None and not self.large_step_reported
 

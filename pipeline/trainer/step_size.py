@@ -1,13 +1,13 @@
-"""How far an optimizer step moves the policy, and what to do about a step that is too large.
+"""Measures how far an optimizer step moves the policy, and limits a step that is too large.
 
 The distance is KL(before || after), nats a token, estimated by the mean of w - 1 - log w with w = after / before over
 sampled tokens of the step's own batch (k3, http://joschu.net/blog/kl-approx.html). It is never negative. Measuring it
 takes one forward pass over whole rows taken evenly over the batch.
 
-Where the distance decides how far a step goes (`on_large_step` is shorten or refuse), these are at most `PROBE_TOKENS`
-padded tokens. Where it only warns, they are a `SMALL_PROBE_PART`th of the batch's, between `SMALL_PROBE_TOKENS`: some
-2 % of a step's work, every few steps. Shortening halves the step until it is within the bound, as the line search of
-TRPO does (arXiv:1502.05477).
+If the distance decides how far a step goes (`on_large_step` is shorten or refuse), these rows have at most
+`PROBE_TOKENS` padded tokens. If it only warns, they have a `SMALL_PROBE_PART`th of the batch's tokens, within the
+bounds `SMALL_PROBE_TOKENS`: some 2 % of a step's work, every few steps. Shortening halves the step until it is within
+the bound, as the line search of TRPO does (arXiv:1502.05477).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def trace_step(
             seq=ref.seq,
             sequences=ref.sequences,
             policy_step=ref.policy_step,
-            started_ns=started_ns.get(ref.group, stored_ns),  # of a payload that is lost: as far as stamps tell
+            started_ns=started_ns.get(ref.group, stored_ns),  # of a lost payload: the time of its stamps
             ended_ns=times[1],
             outcome="dropped" if reason else "trained",
             cause="void" if reason else None,

@@ -1,7 +1,6 @@
 """Hands changes of health alerts to the trackers: in order, each at least once, also after kills.
 
-How far it has come is in a file of the run's folder. A run that gets a tracker only later does not send what was
-before.
+A file in the run's folder holds how far it has come. A run that gets a tracker only later does not send earlier alerts.
 """
 
 import logging

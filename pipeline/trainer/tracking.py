@@ -1,8 +1,8 @@
 """Writes the figures of each step to the run's folder, and sends them to the configured trackers.
 
 Guarantees that the file holds each step once: a trainer that goes on from a checkpoint trains the steps after it again,
-and what a life before wrote of those is cut off first. Trackers get the same through outboxes, so that none delays a
-step.
+and first cuts off what an earlier life wrote of those steps. Trackers get the same figures through outboxes, so that
+none delays a step.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -141,7 +141,7 @@ async def open_tracking(
 def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:
     """Yield the configured trackers, or that of the name `only`.
 
-    `name` tells the run apart in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
+    `name` is the run's name in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
     """
     settings, name = config.training, name or config.run
     if settings.wandb.project is not None and only in {None, "wandb"}:

@@ -1,4 +1,4 @@
-"""One batch of the ledger trained: this rank's share selected, the step, what all ranks found.
+"""Trains one batch of the ledger: selects this rank's share, takes the step, agrees with all ranks.
 
 Guarantees that all ranks train the same batch or none of it: what is dropped, and why, is agreed before the step.
 """
@@ -81,7 +81,7 @@ def train_batch(
             batch.groups, limits, inputs=learner.inputs, unfetched=unfetched, shuffle_seed=shuffle_seed
         )
         batch, selected = _agree(learner.ranks, batch, own)
-        # Ranks that take a step anew would repeat collectives which others, with nothing to train, do not.
+        # Ranks that repeat a step would repeat collectives that others, with nothing to train, do not.
         repeatable = deterministic if learner.ranks.size == 1 else "always"
         step = partial(train_soundly, learner, selected, pad_id)
         selected, metrics, packed = take_repeatably(step, repeatable, log.warning)

@@ -42,7 +42,7 @@ async def train_batches(
 
 @asynccontextmanager
 async def prefetched_batches(feed: BatchFeed) -> AsyncIterator[MemoryObjectReceiveStream[LedgerBatch]]:
-    """Yield a stream of the feed's batches, of which the next one is fetched before it is asked for."""
+    """Yield a stream of the feed's batches; the next one is fetched ahead."""
     send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
 
     async def fetch() -> None:
@@ -95,10 +95,10 @@ async def _next_batch(
 async def publish_with_retries(
     service: Service, drain_s: float, what: str, tell: Callable[[], Awaitable[None]]
 ) -> None:
-    """Tell the bus something, however long that takes; once the service drains, for `drain_s` more.
+    """Publish, with retries until it succeeds; once the service drains, for `drain_s` more.
 
-    Raises `InfrastructureError` then: with the server gone as well, a drain would wait for it in vain and hold the
-    checkpoints against the trainer's own next life, which tells what is on disk.
+    Raises `InfrastructureError` then: if the server is gone as well, a drain would wait for it in vain and keep the
+    trainer's next life, which reports what is on disk, from the checkpoints.
     """
     published = False
 

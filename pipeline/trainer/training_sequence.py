@@ -39,7 +39,7 @@ class TrainingSequence:
     token of a span then has the teacher's logprob of the whole span, and the others 0."""
     teacher_topk: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
     """int32 [T, K] and float32 [T, K+1]: the teacher's likeliest tokens (-1: none), their logprobs and that of all
-    others together; None when it was not asked for any."""
+    others together; None when it was not requested."""
     prepared: tuple[Any, ...] = ()
     """For each of `training.inputs` what it made of the sequence's columns and attachments."""
     group_id: str = ""

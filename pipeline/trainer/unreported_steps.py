@@ -1,4 +1,4 @@
-"""Records a trainer's steps since its last report: when a checkpoint is due, and the next report."""
+"""Records a trainer's steps since its last report, for the next checkpoint and report."""
 
 from __future__ import annotations
 

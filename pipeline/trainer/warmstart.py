@@ -1,7 +1,7 @@
 """Supervised warm start: teach a fresh policy the format of the task, and the task itself imperfectly.
 
-In: a policy and (prompt, answer) pairs. Out: the same policy, trained in place for a fixed number of steps on the
-answer's tokens only (and the end token), and the loss of every step. The result is a function of (initial weights,
+Given a policy and (prompt, answer) pairs, it trains the policy in place for a fixed number of steps on the answer's
+tokens only (and the end token), and returns the loss of every step. The result is a function of (initial weights,
 pairs, configuration, number of torch threads).
 """
 

@@ -1,1 +1,1 @@
-"""Inputs of a model, or of its loss, besides text tokens: `training.inputs`."""
+"""Inputs of a model, or of its loss, other than text tokens: `training.inputs`."""

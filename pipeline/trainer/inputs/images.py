@@ -1,7 +1,7 @@
-"""Attached images, through the model's own image processor.
+"""Gives a model attached images, through its own image processor.
 
-The tokens of a rollout hold the model's placeholders already: an engine writes them where an image stands. So only the
-pixels are made here, and whether they are as many as the placeholders is checked for each sequence.
+The tokens of a rollout already hold the model's placeholders: an engine writes them where an image stands. So this
+makes only the pixels, and checks for each sequence that their number matches the placeholders.
 """
 
 from __future__ import annotations

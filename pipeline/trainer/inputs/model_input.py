@@ -1,7 +1,7 @@
 """The class to subclass for giving a model more than text tokens.
 
-In: columns and attachments of single sequences. Out: arguments of the model's forward pass, the tokens that a sampler
-left, or a change of how the model computes during a pass.
+A subclass reads columns and attachments of single sequences. It returns arguments of the model's forward pass or the
+tokens that a sampler left, or changes how the model computes during a pass.
 
 Dimension suffixes: T tokens of a sequence, B sequences of a micro-batch, W values a token.
 """

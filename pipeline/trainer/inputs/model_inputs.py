@@ -1,4 +1,4 @@
-"""All of `training.inputs` together: made for a model, asked for each sequence and for each pass.
+"""All of `training.inputs` together: made for a model, called for each sequence and for each pass.
 
 Guarantees that a sequence which an input cannot use is refused by the input's name, whatever its code raises.
 """

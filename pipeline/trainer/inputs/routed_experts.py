@@ -1,11 +1,11 @@
-"""The experts that a rollout was sampled with, used again in training: the column `routed_experts`.
+"""Trains with the experts that a rollout was sampled with: the column `routed_experts`.
 
 Engine and trainer round differently, so a router near a tie picks other experts, and the token's probability jumps.
 With the engine's choices replayed, both compute the same function (rollout routing replay, arXiv:2510.11370); the
 router's weights of the chosen experts are the trainer's own, with their gradient.
 
 A router picks by `torch.topk` over its experts, whatever the model; within a mixture-of-experts block that call returns
-the recorded experts. So any model of transformers whose blocks have a router is served, the dense ones are refused.
+the recorded experts. So this works for any model of transformers whose blocks have a router; dense models are refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Logprobs over the tokens that a sampler left: the column `sampling_mask`.
+"""Computes logprobs over the tokens that a sampler left: the column `sampling_mask`.
 
-With top-p or top-k an engine samples from fewer tokens than the model knows, and its logprobs are over those. A policy
-that is compared with them must be over the same tokens, or the ratio is wrong at every token, and tokens that could
-never be sampled are trained on ("keep sampling mask", DeepSeek-V3.2, arXiv:2512.02556).
+With top-p or top-k an engine samples from fewer tokens than the model knows, and its logprobs are over those. The
+policy's logprobs must be over the same tokens. Otherwise the ratio is wrong at every token, and tokens that could never
+be sampled are trained on ("keep sampling mask", DeepSeek-V3.2, arXiv:2512.02556).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One trainer on several devices: ranks that share a batch, and how they start, agree and end."""
+"""One trainer on several devices: ranks share a batch; here they start, agree and end."""

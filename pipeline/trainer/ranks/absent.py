@@ -1,4 +1,4 @@
-"""Says by a notice which ranks of the trainer stay away or have fallen silent."""
+"""Raises a notice that names the ranks that have not joined or no longer respond."""
 
 import time
 from collections.abc import Mapping

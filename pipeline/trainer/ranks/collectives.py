@@ -1,7 +1,8 @@
 """Exchanges sums, bytes and tensors between the ranks of one trainer.
 
-Guarantees that every rank gets the same result, to the bit, and that all travels as arrays of numbers: nothing that is
-received is unpickled. Each method but for `ALONE` is a collective: all ranks call it, in the same order.
+Guarantees that every rank gets the same result, to the bit, and that everything travels as arrays of numbers: nothing
+that is received is unpickled. Each method except those of `ALONE` is a collective: all ranks call it, in the same
+order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Makes whole, on rank 0, the weights and AdamW's state that a sharded learner has spread.
+"""Gathers on rank 0 the weights and AdamW's state of a sharded learner.
 
-Of a learner that is not sharded everything is whole already, and nothing is done.
+If the learner is not sharded, everything is whole already, and nothing is done.
 """
 
 from __future__ import annotations

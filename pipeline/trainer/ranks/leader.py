@@ -71,7 +71,7 @@ EXIT_RANK_LOST = 9
 EXIT_NO_MEMORY = 11
 _EXIT_STARTUP = 2
 _STOP_S = 10.0
-"""Seconds the other ranks have to end once they are told."""
+"""Seconds the other ranks have to end after the request to end."""
 
 
 @dataclass(slots=True)
@@ -174,9 +174,10 @@ class Leader:
 async def lead_ranks(
     service: Service, config: RunConfig, place: RankPlace, device: torch.device
 ) -> AsyncIterator[Leader]:
-    """Start the other ranks where nobody has, open the process group with them, and yield what leads them.
+    """Start the other ranks if necessary, open the process group, and yield their leader.
 
-    They are told to end where the body does, and are killed where it fails. Raises `RankLostError` and `StartupError`.
+    The other ranks are sent an end message when the body ends, and are killed when it fails. Raises `RankLostError` and
+    `StartupError`.
     """
     leader = Leader(config, device, starts_ranks=not place.started, expected=place.size)
     if place.size == 1:

@@ -1,6 +1,6 @@
-"""The rank of a trainer that a process is, by the environment that torchrun or rank 0 gave it.
+"""Reads which rank a process is from the environment that torchrun or rank 0 gave it.
 
-It needs no torch, so that a command line can ask before it imports any.
+It needs no torch, so that a command line can call it before it imports torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Opens torch's process group among the ranks, and ends this process where that cannot be waited for.
+"""Opens torch's process group among the ranks, and ends this process if a collective hangs.
 
 Collectives on a CPU go over gloo, those on GPUs over NCCL, or over gloo too if the settings say so. A call that waits
-in NCCL for a rank that has gone cannot be cancelled: a process ends without it. Nothing is lost by that, since what is
-durable was written in one piece.
+in NCCL for a lost rank cannot be cancelled, so the process ends without waiting for it. Nothing is lost, since durable
+files are written in one piece.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model with weights, gradients and optimizer state spread over the ranks (FSDP2, `fully_shard`).
 
-Guarantees that weights are gathered anew for each pass, so that none is computed with those before a step, and that
-what is gathered whole is on rank 0 alone, one tensor at a time on the others.
+Guarantees that weights are gathered again for each pass, so that no pass computes with weights from before a step. Only
+rank 0 holds the gathered whole; the others hold one tensor at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The SDK's client: awaitable calls, and the SDK's errors as the package's own.
+"""Wraps the SDK's client: awaitable calls, and the package's own errors.
 
-Guarantees that a step is asked for once: the SDK numbers its requests, and a server takes none of them twice. A batch
-that Tinker refuses for what it holds is told apart from a Tinker that is away.
+Guarantees that a step is requested once: the SDK numbers its requests, and a server takes none of them twice. A batch
+that Tinker refuses for its content and an unavailable Tinker raise different errors.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def open_client(settings: TinkerConfig, run: str) -> AsyncIterator[TinkerC
 
 
 class TinkerClient:
-    """What is asked of Tinker besides training."""
+    """Requests to Tinker other than training."""
 
     def __init__(self, service: tinker.ServiceClient) -> None:
         self._service = service

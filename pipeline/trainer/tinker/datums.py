@@ -1,10 +1,10 @@
-"""From training sequences to the SDK's datums, with provenance from the ledger.
+"""Turns training sequences into the SDK's datums, with provenance from the ledger.
 
 Pure. A datum's row t has token t as input and token t + 1 as target; its advantage is 0 where the policy did not sample
-the target. What follows the last trained token is left out, since nothing is learned there.
+the target. Tokens after the last trained one are left out, since nothing is learned there.
 
-Provenance: each run of sampled tokens is a turn of its own, whose request's prompt was all that lies before it, by the
-ledger. Its id is GROUP/SAMPLE.SEQUENCE.TURN: the group's id, and the places of sample, sequence and turn in it.
+Provenance: each run of sampled tokens is a turn of its own; by the ledger, its request's prompt is everything before
+it. Its id is GROUP/SAMPLE.SEQUENCE.TURN: the group's id, and the places of sample, sequence and turn in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The figures of one step at Tinker, under the names and by the definitions of the trainer here.
 
-Pure, and without torch. All are over the trained tokens, those of the loss masks, also where an advantage is 0. What
-Tinker does not tell is left out.
+Pure, and without torch. All are over the trained tokens, those of the loss masks, also where an advantage is 0. Figures
+that Tinker does not report are left out.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def tinker_figures(
 ) -> dict[str, float]:
     """Return the figures of step `number`, counted from 0. `mismatch`: as `mismatch_of` returns it.
 
-    `train/loss` is the mean over the trained tokens of the batch: of the loss that Tinker tells, or else of importance
-    sampling's -w A by the logprobs that it returned.
+    `train/loss` is the mean over the trained tokens of the batch: of the loss that Tinker reports, or else of
+    importance sampling's -w A by the logprobs that it returned.
     """
     tokens = sequence_figures(selected.sequences)
     figures = {

@@ -1,4 +1,4 @@
-"""The key for Tinker, from the environment. It is in no sentence that is returned."""
+"""Reads the key for Tinker from the environment. No returned sentence contains it."""
 
 from __future__ import annotations
 

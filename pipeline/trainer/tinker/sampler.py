@@ -1,7 +1,7 @@
 """Samples at Tinker behind the routes of an inference server.
 
 Guarantees that all tokens of a sample are of one version of the weights, which its span names; that a pause holds back
-what has not begun; and that after a failure the next request gets a session of its own.
+requests that have not begun; and that after a failure the next request gets a session of its own.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class TinkerSampler:
     def submit(
         self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
     ) -> Future[GenerationResult]:
-        """See `SamplingEngine`. Tinker answers a request whole, so `listener` is told all tokens at once."""
+        """See `SamplingEngine`. Tinker answers a request whole, so `listener` gets all tokens at once."""
         self._check(prompt, params)
         if len(self._running) >= _MAX_REQUESTS:
             raise EngineFullError(f"{len(self._running)} requests are at Tinker already; try again a little later.")

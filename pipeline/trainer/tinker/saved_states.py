@@ -1,10 +1,10 @@
-"""Keeps record of the states that a run has saved at Tinker, so that none outlives its checkpoint.
+"""Records the states that a run has saved at Tinker, so that none outlives its checkpoint.
 
 The record is a file beside the checkpoints.
 
-Guarantees that a state is on record before a checkpoint names it, and is forgotten only once Tinker has deleted it.
-What could not be deleted is tried again at the next checkpoint. A trainer that is killed between Tinker's answer and
-the record leaves one state that is on no record.
+Guarantees that a state is on record before a checkpoint names it, and is forgotten only once Tinker has deleted it. A
+deletion that fails is tried again at the next checkpoint. A trainer that is killed between Tinker's answer and the
+record leaves one state that is on no record.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The trainer at Tinker as a service: one step a batch in ledger order, and checkpoints.
 
-Guarantees, as of the trainer here: a batch is trained in the order of the ledger and exactly once relative to the
+Guarantees, as those of the trainer here: a batch is trained in the order of the ledger and exactly once relative to the
 weights, since a checkpoint names the state at Tinker and the ledger's position together; a step is reported as trained
 only once its checkpoint is on disk; a trainer that starts again loads that state, whatever was trained at Tinker since,
-and goes on under a new lineage. Unusable groups are dropped with reasons; a batch without a usable one is void. So is
-one that Tinker refuses, after which the trainer begins again at its newest checkpoint. A state is deleted at Tinker
-once no checkpoint names it.
+and goes on under a new lineage. Unusable groups are dropped with reasons; a batch without a usable group is void. A
+batch that Tinker refuses is void too; the trainer then begins again at its newest checkpoint. A state is deleted at
+Tinker once no checkpoint names it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _REFUSED = frozenset({"BAD_REQUEST", "INVALID_PARAMETER_VALUE"})
 class MlflowTracker:
     """A run of an MLflow experiment, found again by its tag `lachesis.run`. Raises `StartupError` without the package.
 
-    What MLflow has of a step is not sent again, so a trainer that trains steps anew adds no second point.
+    Figures of a step that MLflow already has are not sent again, so a trainer that repeats steps adds no second point.
     """
 
     name = "mlflow"

@@ -1,7 +1,8 @@
 """The interface of a tracker, and the outbox that keeps a slow one from holding up the trainer.
 
-Guarantees: each tracker gets what it is sent in order; one that is away delays neither training nor the other trackers;
-what waits for it is bounded in bytes, and what does not fit is dropped from the oldest on, counted and said.
+Guarantees: each tracker gets its messages in order; an unavailable one delays neither training nor the other trackers;
+the messages that wait for it are bounded in bytes, and if they do not fit, the oldest are dropped, counted and
+reported.
 """
 
 import logging

@@ -109,7 +109,7 @@ class WandbTracker:
         self._run.log({"samples": table, "train/step": step}, step=step)
 
     def log_alert(self, alert: AlertNotification, step: int) -> None:
-        """Raise an alert of wandb, which tells people by e-mail or Slack as they have set there."""
+        """Raise an alert of wandb, which notifies people by e-mail or Slack as they have set there."""
         stopped = alert.standing != "trained"
         firing = stopped or any(change.severity != "ok" for change in alert.changes)
         self._run.alert(
