@@ -1,7 +1,7 @@
 """Chat templates: rendering of messages, and what a template reads, by its own syntax tree. No torch.
 
-Guarantees that messages which a template refuses, tools that it would drop in silence, and parameters that are not its
-to take are errors with a text.
+Guarantees an error with a text for messages that a template refuses, tools that it would drop in silence, and
+parameters that it does not take.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares a model that transformers has loaded with what its files and its configuration describe.
 
-transformers draws what is missing at random, leaves out what it does not know and casts what it finds; it says so in a
-log. Guarantees that each such tensor is a fault here, and so is a value that is not finite. Values are read once, in
-the time of a copy.
+transformers draws missing tensors at random, ignores unknown ones and casts the others; it says so only in a log.
+Guarantees that each such tensor is a fault here, and so is a value that is not finite. Values are read once, which
+takes as long as a copy.
 """
 
 from __future__ import annotations
@@ -116,14 +116,14 @@ def add_tokenizer_faults(faults: ModelFaults, tokenizer: Any, rows: int) -> None
 
 
 def _head_name(model: Any) -> str | None:
-    """Return the name of the tensor that makes logits; None if the model does not tell."""
+    """Return the name of the tensor that makes logits; None if the model does not say."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     found = (name for name, module in model.named_modules() if module is head)
     return next((f"{name}.weight" for name in found), None)
 
 
 def _is_one(model: Any, target: str, source: str) -> bool:
-    """Return whether two tensors are one; True without weights, where it cannot be told."""
+    """Return whether two tensors are one; True without weights, when that is unknown."""
     first, second = model.get_parameter(target), model.get_parameter(source)
     return first is second or first.is_meta or first.data_ptr() == second.data_ptr()
 

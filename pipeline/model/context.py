@@ -1,6 +1,6 @@
-"""Reads from a model's configuration its context, and where its positions change. No torch.
+"""Reads a model's context length, and where its positions change, from its config. No torch.
 
-One rule for the engine, the trainer and the checks before a start, so that all speak of the same length.
+The engine, the trainer and the checks before a start share this rule, so that all use the same length.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Memory of a GPU that two processes compute with, by CUDA's interprocess handles.
+"""Shares memory of a GPU between two processes, by CUDA's interprocess handles.
 
-Run on one H100 between two processes of this project, and not with vLLM yet. The handle is CUDA's own and not torch's,
-whose counts of users are files that stay behind a killed process. Memory that is mapped so is gone with the process
-that allocated it; whoever has mapped it must stop computing then (see `SegmentReader.is_alive`). Runs inside vLLM's
-process too.
+Tested on one H100 between two processes of this project, and not yet with vLLM. The handle is CUDA's own and not
+torch's, because torch counts users in files that a killed process leaves behind. The memory is gone with the process
+that allocated it; a process that has mapped it must stop computing then (see `SegmentReader.is_alive`). Runs inside
+vLLM's process too.
 """
 
 from __future__ import annotations

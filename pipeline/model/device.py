@@ -1,4 +1,4 @@
-"""The device that a trainer computes on, and whether steps on it can be repeated to the bit."""
+"""Chooses a trainer's device, and decides whether its steps can be repeated to the bit."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def lacks_deterministic_form(error: BaseException) -> bool:
 def take_repeatably(step: Callable[[], T], deterministic: Determinism, note: Callable[[str], None]) -> T:
     """Return what `step` does. An operation without a deterministic form on this device is named.
 
-    "auto": `note` is called with the text, and the step is taken anew without determinism, as all after it are; so what
-    `step` changed before the error must not count. "always": raises `ConfigError`.
+    "auto": `note` is called with the text, and the step is repeated without determinism, as are all later ones; so
+    changes that `step` made before the error must not count. "always": raises `ConfigError`.
     """
     try:
         return step()

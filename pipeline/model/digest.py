@@ -4,8 +4,8 @@
     tensor   BLAKE3 of its label (name, dtype and shape, see `label`) and its pieces' digests, in order
     weights  "k", then the BLAKE3 of all tensors' digests, in the order of the tensors' names: 64 hex digits
 
-The "k" names this form, so that a later one can be told from it. Guarantees that the digest depends on names, dtypes,
-shapes and bytes alone, whatever the number of threads.
+The "k" names this form, so that a later form can be distinguished from it. Guarantees that the digest depends on names,
+dtypes, shapes and bytes alone, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class WeightsDigest(NamedTuple):
 
 
 def label(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return what is digested of a tensor besides its bytes; `dtype` as torch writes it ("torch.float32")."""
+    """Return what a tensor's digest covers beside its bytes; `dtype` as torch writes it ("torch.float32")."""
     return f"{name}\0{dtype}\0{shape}\0".encode()
 
 

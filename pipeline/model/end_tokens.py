@@ -1,7 +1,7 @@
-"""The tokens that end a sample: all of them, by what lies beside a model. No torch.
+"""Finds all tokens that end a sample, in the files beside a model. No torch.
 
 Chat models have several (end of turn, end of text, end of a tool call): `generation_config.json` lists them, and a
-tokenizer names one alone.
+tokenizer names only one.
 """
 
 from __future__ import annotations

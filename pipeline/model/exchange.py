@@ -1,7 +1,7 @@
 """Exchanges a model's tensors for others by name, without a copy where it can take them as they are.
 
-Guarantees that whatever computes with a tensor of the model sees the new values: a tensor in whose memory another one
-lies, of the model or kept by one of its modules, has the new values copied into it.
+Guarantees that every computation with a tensor of the model sees the new values: if another tensor, of the model or
+kept by one of its modules, lies in a tensor's memory, the new values are copied into that memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Collects what is wrong with a model, by kind, and passes over what a setting excepts.
+"""Collects the faults of a model by kind, and ignores those that a setting excepts.
 
-In: the names of tensors that are missing, unexpected, of another shape, quantized or not finite. Guarantees that a
-model with any of them is refused, with the first few names and the count of each kind, unless `model_exceptions` names
-them; and that tensors which other uses of the same files need (reward heads, prediction of several tokens, vision
+It is given the names of tensors that are missing, unexpected, of another shape, quantized or not finite. Guarantees
+that a model with any of them is refused, with the first few names and the count of each kind, unless `model_exceptions`
+names them; and that tensors which other uses of the same files need (reward heads, prediction of several tokens, vision
 towers of a model that is trained on text) are no fault. No torch.
 """
 

@@ -1,9 +1,9 @@
-"""Memory for tensors, and copies of tensors in memory that is kept from one copy to the next.
+"""Allocates memory for tensors, and copies tensors into memory that later copies use again.
 
-The owner of the tensors goes on changing them as soon as they are copied. From a GPU they go into pinned memory, at the
-speed of the bus; they are rounded before, where they travel rounded. Guarantees that a copy holds the tensors as they
-were when it was made, until as many further ones are made as there are `slots`; and that pinned memory takes their
-bytes and no more: torch's own is rounded up to a power of two, so ordinary memory is pinned here.
+The owner of the tensors may change them as soon as they are copied. From a GPU they go into pinned memory, at the speed
+of the bus; if they travel rounded, they are rounded before. Guarantees that a copy holds the tensors as they were when
+it was made, until as many further copies are made as there are `slots`; and that pinned memory takes their bytes and no
+more: torch rounds its own up to a power of two, so ordinary memory is pinned here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SPARE: deque[mmap.mmap] = deque(maxlen=2)
 
 
 class HostCopies:
-    """Memory for `slots` copies, used in turn: allocated with the first copy, and anew where the forms change."""
+    """Memory for `slots` copies, used in turn: allocated with the first copy, and again when the forms change."""
 
     def __init__(self, slots: int = 1) -> None:
         self._slots: list[dict[str, torch.Tensor]] = [{} for _ in range(slots)]

@@ -1,7 +1,7 @@
 """Decides how many logits are computed at once on a device, and whether they stay in memory.
 
-Pure, but for `DeviceMemory.now`. What a slice holds follows from the device alone, so that a step repeats to the bit on
-the same one; whether slices are kept or computed a second time follows from what is free, and changes no bit.
+Pure, except for `DeviceMemory.now`. The size of a slice depends on the device alone, so that a step repeats to the bit
+on the same device. Whether slices are kept or computed a second time depends on free memory, and changes no bit.
 """
 
 from __future__ import annotations

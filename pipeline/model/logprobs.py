@@ -1,10 +1,10 @@
-"""Logprobs and entropy of sampled tokens, a slice of the vocabulary's logits at a time.
+"""Computes logprobs and entropy of sampled tokens, a slice of the logits at a time.
 
-In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T], and the logprobs of other tokens if they
-are given. The logits of a whole micro-batch are never there at once: 16,384 tokens of a vocabulary of 150,000 would
-take 10 GB, and their softmax and gradients as much again each. The model's body runs once; its output head runs on the
-trained positions alone, a slice of logits at a time, and once more in the backward pass (activation checkpointing,
-arXiv:1604.06174), unless they fit into memory until then. `logit_memory` decides both.
+Given a causal language model and tokens [B,T], it returns logprobs and entropy [B,T], and the logprobs of other tokens
+if they are given. The logits of a whole micro-batch are never in memory at once: 16,384 tokens of a vocabulary of
+150,000 would take 10 GB, and their softmax and gradients as much again each. The model's body runs once; its output
+head runs on the trained positions alone, a slice of logits at a time, and once more in the backward pass (activation
+checkpointing, arXiv:1604.06174), unless they fit into memory until then. `logit_memory` decides both.
 
 A head that does more than multiply (soft caps, scales) is found by comparing both ways on a few tokens; such a model's
 logits are taken whole.
@@ -45,7 +45,7 @@ _EXCLUDED = -1e4
 
 
 class PassInputs(NamedTuple):
-    """What a pass takes besides tokens.
+    """Inputs of a pass other than tokens.
 
     `arguments`: further ones of the model's forward pass. `allowed`: int64 [B,T,W], ids of the tokens that could be
     sampled at each position, -1 for none; a position without any is over the whole vocabulary, and with None all are.
@@ -246,7 +246,7 @@ def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> t
 
 
 def _body_and_head(model: Any) -> tuple[Any, Any] | None:
-    """Return what gives the hidden states and what makes logits of them; None if the model does not tell."""
+    """Return the modules that give hidden states and make logits of them; None if the model does not say."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # that of a model with adapters
     body = getattr(inner, getattr(inner, "base_model_prefix", "") or "-", None)
     head = getattr(inner, "get_output_embeddings", lambda: None)()

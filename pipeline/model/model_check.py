@@ -1,7 +1,7 @@
 """Checks a model without loading it: names, shapes and dtypes of its tensors; of a small one, values.
 
-In: the name of a model whose files are on this machine. Guarantees the verdict that `load_model` would give, but for
-the values of a model beyond `VALUE_BYTES` and for one that is not downloaded yet, which the text says.
+It is given the name of a model with files on this machine. Guarantees the verdict that `load_model` would give, with
+two exceptions that the text names: the values of a model beyond `VALUE_BYTES`, and a model that is not downloaded yet.
 """
 
 from __future__ import annotations

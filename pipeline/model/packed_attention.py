@@ -1,9 +1,9 @@
-"""Attention over rows that lie one behind the other: each token sees those of its own row alone.
+"""Attention over rows that lie one behind the other: each token sees only tokens of its own row.
 
-transformers lets an attention function and one that makes masks be registered under a name. Those here bring queries,
-keys and values into grids of like rows, let the model's own attention work on these, and bring its output back, so a
-model computes what it computes on padded rows; without packed rows they are the model's own. Masks come from what the
-model says of them (a window, chunks), at a token's place in its own row.
+transformers allows an attention function and a mask function to be registered under a name. The functions here copy
+queries, keys and values into grids of rows of like length, call the model's own attention on the grids, and copy its
+output back, so a model computes the same as on padded rows. Without packed rows they call the model's own functions
+directly. Masks follow the model's rules (a window, chunks), by a token's place in its own row.
 
 Copies into grids and back are lookups by index in both directions, so they give the same bits twice on any device.
 """

@@ -1,7 +1,7 @@
 """Lays the tokens of several rows one behind the other, without padding, and says where each lies.
 
-Pure. Layers see one row of all tokens. Attention alone works on rows again: on a few grids of rows of like length, so
-that no token sees another sequence and none is computed with a mask as large as all tokens squared.
+Pure. Layers see one row of all tokens. Only attention works on separate rows: on a few grids of rows of like length, so
+that no token sees another sequence and no mask has the size of all tokens squared.
 
 Dimension suffixes: B rows, T tokens of the longest, N tokens of all rows, G places of all grids, b rows of one grid, t
 its width.

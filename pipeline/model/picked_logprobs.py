@@ -1,7 +1,7 @@
-"""Logprob and entropy of one token a row of logits, without a softmax of all rows at once.
+"""Computes logprob and entropy of one token a row of logits, without a softmax of all rows at once.
 
-In: logits [N,V] as the output head gives them, and a token for each row. What the backward pass needs besides is
-computed again from the logits, which are all that stays: on a CPU a few rows at a time, that fit into its caches; on a
+It takes logits [N,V] as the output head gives them, and a token for each row. Only the logits stay in memory; the
+backward pass computes everything else from them again: on a CPU a few rows at a time, that fit into its caches; on a
 GPU in one kernel that reads each logit once. Both give the same bits twice.
 
 Dimension suffixes: N positions, V vocabulary, n some of the positions.

@@ -1,8 +1,8 @@
 """The policy model: made locally, or loaded from a folder or a Hugging Face id.
 
-In: a seed, or a path or id. Out: `PolicyModel` (model in float32 in evaluation mode, tokenizer, tokenizer hash). Saved
-folders are ordinary Hugging Face folders: `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`
-load them, and no custom code travels with them.
+Given a seed, or a path or id, it returns a `PolicyModel` (model in float32 in evaluation mode, tokenizer, tokenizer
+hash). Saved folders are ordinary Hugging Face folders: `AutoModelForCausalLM.from_pretrained` and
+`AutoTokenizer.from_pretrained` load them, and no custom code travels with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Labels of a policy's weights file, and the check that a file is what its policy version says.
+"""Labels a policy's weights file, and checks that a file matches its policy version.
 
-Guarantees that no file passes in which a byte was altered, wherever it lies, and that the error names the tensors, as
-far as the file tells: it records the beginnings of its tensors' digests. No torch.
+Guarantees that a file with an altered byte never passes, and that the error names the altered tensors as far as the
+file shows: it records the beginnings of its tensors' digests. No torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights as plain bytes: safetensors files read, checked and written without torch.
 
-Services that carry weights, but compute nothing with them, need no torch for it. Guarantees: all digests here are what
-`tensors.weights_digest` gives for the same tensors; a file that is written here is one that `safetensors` reads; and
-bytes are digested in the pass that writes or copies them, on several threads.
+So services that carry weights but do not compute with them need no torch. Guarantees: digests here are those that
+`tensors.weights_digest` gives for the same tensors; `safetensors` can read a file that is written here; and bytes are
+digested in the pass that writes or copies them, on several threads.
 """
 
 from __future__ import annotations

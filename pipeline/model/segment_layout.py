@@ -1,8 +1,8 @@
 """Places the tensors of a policy in shared memory, for trainer and vLLM to compute with.
 
-vLLM computes queries, keys and values by one matrix whose rows are theirs one after the other, gate and up likewise,
-and it pads embedding and output head to a multiple of 64 rows. So tensors that it joins lie side by side here, in its
-order, and those of the vocabulary have zeros behind them. A server checks all this against its own loader.
+vLLM computes queries, keys and values by one matrix that holds their rows one after the other, and gate and up in the
+same way. It pads embedding and output head to a multiple of 64 rows. So tensors that it joins lie side by side here, in
+its order, and those of the vocabulary have zeros behind them. A server checks all this against its own loader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names the safetensors files that hold a model's weights, by the index in the model's folder.
 
-Guarantees that each is a file of that folder itself: an index comes with a model from elsewhere, and its names are
+Guarantees that each is a file directly in that folder: an index comes with a model from elsewhere, and its names are
 joined to paths. Imports neither torch nor transformers.
 """
 

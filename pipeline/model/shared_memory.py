@@ -1,15 +1,15 @@
-"""One copy of a policy's weights in memory, for the trainer and an inference server.
+"""Keeps one copy of a policy's weights in memory, for the trainer and an inference server.
 
     0      magic, generation, count of changes, policy version    (fixed places, see below)
     256    JSON: `SegmentHeader`, the place of each tensor
     ...    the tensors, float32, in the layout that vLLM computes with
 
-The segment is an anonymous file (memfd) of the trainer's process. Where the model is on a GPU, the tensors are there,
-in memory that CUDA shares, and the file has the rest. A pointer file in the run's folder says which one.
-Guarantees: the kernel frees the memory with the last process that uses it, however that ends, so nothing is left behind
-and no stale segment is ever found under a name; its size cannot change; readers cannot write; and weights that change
-can be told from weights at rest: the count of changes is odd meanwhile, a lock keeps readers out, and the version is
-empty until the next one is published. Runs inside vLLM's process too: torch and msgspec are all it needs.
+The segment is an anonymous file (memfd) of the trainer's process. If the model is on a GPU, the tensors are there, in
+memory that CUDA shares, and the file has the rest. A pointer file in the run's folder names the segment. Guarantees:
+the kernel frees the memory with the last process that uses it, however that ends, so nothing is left behind and no
+stale segment is ever found under a name; its size cannot change; readers cannot write; and changing weights can be
+distinguished from weights at rest: during a change the count of changes is odd, a lock keeps readers out, and the
+version is empty until the next one is published. Runs inside vLLM's process too: torch and msgspec are all it needs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class WeightSegment:
     def changing(self) -> Iterator[None]:
         """Change the weights in this context alone.
 
-        No reader computes meanwhile, and none with what comes out of it before `publish` names it.
+        No reader computes meanwhile, and none computes with the changed weights before `publish` names them.
 
         After a `DataError` the weights count as whole, as the learner leaves them; after another error as torn.
         """

@@ -1,8 +1,8 @@
 """Finds the model that a setting names: a local folder, or a repository of the Hugging Face hub.
 
-Guarantees an answer within seconds: a folder is looked at, its model never loaded, and the hub is asked once, without
-retries. A name that is neither is an error that names the nearest folder with a model. Imports neither torch nor
-transformers.
+Guarantees an answer within seconds: a folder is inspected but its model never loaded, and the hub is queried once,
+without retries. If a name is neither a folder nor a repository, the error names the nearest folder with a model.
+Imports neither torch nor transformers.
 """
 
 import difflib
@@ -39,7 +39,8 @@ HubAnswer = Literal["there", "absent", "refused", "unreachable", "unclear"]
 
 
 class ModelSource(NamedTuple):
-    """What to hand to `from_pretrained`. `local_files_only`: the hub cannot be asked, but the model is in its cache."""
+    """What to hand to `from_pretrained`. `local_files_only`: the hub cannot be reached, but the model is in its
+    cache."""
 
     name: str
     local_files_only: bool = False
@@ -80,7 +81,7 @@ def find_model(
 
 
 def stored_folder(name: str) -> Path | None:
-    """Return the folder with the files of a model that was found; None: the cache does not tell."""
+    """Return the folder with the files of a model that was found; None: it is not in the cache."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
@@ -97,9 +98,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _folder_problem(
     folder: Path, *, weights: bool, tokenizer: bool, template: bool, exceptions: Sequence[str]
 ) -> str | None:
-    """Return why a folder cannot be loaded, None where nothing is seen to be wrong.
+    """Return why a folder cannot be loaded, None if no fault is found.
 
-    Raises `ConfigError` when its index names weights outside of it, and for what the headers of its weights tell.
+    Raises `ConfigError` when its index names weights outside of it, and for faults in the headers of its weights.
     """
     if (folder / _ADAPTER_FILE).is_file():  # transformers would load the base that it names, and not this folder
         return (

@@ -1,4 +1,4 @@
-"""A policy's named tensors: what belongs to it, its digest, and copying into a model.
+"""A policy's named tensors: lists them, digests them, and copies them into a model.
 
 Guarantees: `policy_tensors` names every stored tensor exactly once (tied weights under the name a checkpoint has), the
 digest depends on names, dtypes, shapes and bytes alone, and `load_tensors` changes a model only after every name, shape

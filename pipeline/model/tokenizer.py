@@ -1,9 +1,9 @@
-"""Tokenizers: build the local character tokenizer, and name any tokenizer by a hash.
+"""Builds the local character tokenizer, and names any tokenizer by a hash.
 
-In: an alphabet, or a Hugging Face tokenizer. Out: a `PreTrainedTokenizerFast` with a chat template of its own, and
-`tokenizer_hash`, which every rollout carries. Two tokenizers share a hash exactly when they turn the same messages
-into the same token ids: the hash covers vocabulary, rules, special tokens and chat template, and leaves out padding
-and truncation, which calls change. Torch is not imported here.
+From an alphabet it makes a `PreTrainedTokenizerFast` with a chat template of its own. For any Hugging Face tokenizer it
+computes `tokenizer_hash`, which every rollout carries. Two tokenizers share a hash exactly when they turn the same
+messages into the same token ids: the hash covers vocabulary, rules, special tokens and chat template, and leaves out
+padding and truncation, which calls change. Torch is not imported here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Weights files: `<folder>/<version>.safetensors`, one for each policy version.
+"""Writes and reads weights files: `<folder>/<version>.safetensors`, one for each policy version.
 
 Guarantees: a file under its final name is complete and on disk (written under another name, synced, renamed);
 `read_weights` returns tensors only when the file is named, labelled and filled as the version says: its metadata, the
 digest of its content, and names, shapes and dtypes of every tensor; an error names the file, and the tensors that were
-altered. Bytes are read once on either side: they are digested as they are written, and as they are copied out of the
-mapped file.
+altered. Bytes are read once on either side: they are digested while they are written, and while they are copied out of
+the mapped file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Looks at a model's weights files without loading them: by their headers and their index.
+"""Checks a model's weights files without loading them, by their headers and their index.
 
-Guarantees that a file that is cut off, a shard that is not there, a tensor that is in no shard, and quantized weights
-are named before anything is loaded. Reads a few kilobytes of each file. Imports neither torch nor transformers.
+Guarantees that a truncated file, a missing shard, a tensor in no shard, and quantized weights are named before anything
+is loaded. Reads a few kilobytes of each file. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def check_weight_files(folder: Path, config: dict[str, Any], exceptions: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` that says what is wrong with the weights in `folder`.
+    """Raise `ConfigError` that says what is wrong with the weights in `folder`, by their headers.
 
-    As far as their headers tell. `config`: what its config.json says. `exceptions`: see `ModelFaults`.
+    `config`: what its config.json says. `exceptions`: see `ModelFaults`.
     """
     names = weight_file_names(folder)
     absent = [name for name in names if not (folder / name).is_file()]
