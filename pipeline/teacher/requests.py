@@ -1,7 +1,7 @@
-"""Asks one teacher about a group: each distinct token sequence once, and all at the same time.
+"""Queries one teacher about a group: each distinct token sequence once, and all at the same time.
 
-Guarantees that what the server refuses costs that sequence alone, and that a server that is down raises
-`InfrastructureError`, never a result.
+Guarantees that a refusal by the server costs that sequence alone, and that an unavailable server raises
+`InfrastructureError` instead of a result.
 """
 
 from collections import OrderedDict
@@ -62,7 +62,7 @@ class Teacher:
         return f"{whose} {str(expected)[:12]} is not {group.tokenizer_hash[:12]}"
 
     async def score(self, group: RolloutGroup) -> TeacherAnswer:
-        """Return the columns of a group. Raises `InfrastructureError` when the server cannot be asked."""
+        """Return the columns of a group. Raises `InfrastructureError` when the server cannot be reached."""
         if self.retokenizer is None:
             return await self._score_tokens(group)
         return await self._score_spans(group, self.retokenizer)
@@ -89,7 +89,7 @@ class Teacher:
         return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)))
 
     async def _request_all(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
-        """Return the answer to each distinct prompt; equal sequences, of which a group has many, are asked once."""
+        """Return the answer to each distinct prompt; equal sequences, of which a group has many, are sent once."""
         client = await self._directory.current()
         answers: _Answers = {}
         unread: dict[tuple[int, ...], UnreadableAnswerError] = {}
@@ -141,7 +141,7 @@ def _checked(answer: PromptTopLogprobs, tokens: int) -> PromptTopLogprobs:
 
 
 def _turns_of(group: RolloutGroup, retokenizer: Retokenizer) -> tuple[list[list[TurnPrompt] | None], list[str]]:
-    """Return what to ask about each sequence, None where it cannot be asked about, and why."""
+    """Return the prompts of each sequence, None if the teacher cannot score it, and why."""
     found: list[list[TurnPrompt] | None] = []
     reasons = []
     # of a sample with several sequences it is not known which of them a message belongs to

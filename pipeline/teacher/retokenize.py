@@ -1,9 +1,9 @@
-"""A policy's rollouts as a teacher of another tokenizer reads them.
+"""Retokenizes a policy's rollouts for a teacher with another tokenizer.
 
-In: a sequence's tokens, its loss mask and its conversation. Out: for each turn that the policy sampled, a `TurnPrompt`:
-the conversation before it under the teacher's own chat template, the same text in the teacher's tokens, and which
-tokens stand for the same bytes. Guarantees that a span's bytes are the same on both sides, that the end of a turn is
-matched with the teacher's own end token, and that a turn ends where its bytes stop being text.
+From a sequence's tokens, its loss mask and its conversation it makes a `TurnPrompt` for each turn that the policy
+sampled: the conversation before it under the teacher's own chat template, the same text in the teacher's tokens, and
+which tokens stand for the same bytes. Guarantees that a span's bytes are the same on both sides, that the end of a turn
+is matched with the teacher's own end token, and that a turn ends where its bytes stop being text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["Retokenizer", "TurnPrompt", "runs_of"]
 
 
 class TurnPrompt(NamedTuple):
-    """What a teacher is asked about one turn. `spans`: places in the policy's sequence, and in `token_ids`."""
+    """The teacher's prompt for one turn. `spans`: places in the policy's sequence, and in `token_ids`."""
 
     token_ids: list[int]
     spans: list[ByteSpan]

@@ -1,9 +1,9 @@
-"""The teacher stage: rollout groups in, the arrays to TEACHER and a pointer to them to EVENTS.
+"""The teacher stage: for each group, arrays to TEACHER and a pointer to them to EVENTS.
 
 Each environment has one teacher, the server of one role; several environments may share it. A sequence that the
-teacher's server refuses stays missing and leaves the others in place; a server that is down is waited for. A teacher of
-another tokenizer is refused for the whole group, since its logprobs belong to other tokens, or asked about the same
-text in its own tokens (`teacher.tokenizers`).
+teacher's server refuses stays missing and does not affect the others; if the server is down, the stage waits. A teacher
+with another tokenizer is refused for the whole group, since its logprobs belong to other tokens, unless
+`teacher.tokenizers` lets it score the same text in its own tokens.
 """
 
 from contextlib import AsyncExitStack

@@ -1,8 +1,8 @@
-"""The bytes that each token of a tokenizer stands for, read from its own description.
+"""Reads the bytes that each token stands for from the tokenizer's own description.
 
 Three kinds are known: byte-level vocabularies (GPT-2, Llama 3, Qwen, DeepSeek), sentencepiece's (a sign for the space,
-and `<0x0A>` for a byte), and plain text. A tokenizer of another kind, WordPiece say, is refused: what its tokens stand
-for depends on their neighbours.
+and `<0x0A>` for a byte), and plain text. A tokenizer of another kind, for example WordPiece, is refused: the bytes of
+its tokens depend on their neighbours.
 """
 
 import json

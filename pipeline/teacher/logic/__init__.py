@@ -1,1 +1,1 @@
-"""From a teacher's answers to the columns of a group, and spans across tokenizers. Pure."""
+"""Turns a teacher's answers into columns of a group, and aligns spans across tokenizers. Pure."""

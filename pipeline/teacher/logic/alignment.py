@@ -1,9 +1,9 @@
 """Aligns two tokenizations of the same bytes: spans that both end at the same byte. Pure.
 
-In: the bytes of each token, for both tokenizers. Out: pairs of slices, in order, that cover both. Guarantees that each
-span is as short as can be: no byte inside of it is a boundary of both. By the chain rule the logprobs of a span's
-tokens add up to the logprob of its bytes given those before, whatever the vocabulary (up to other tokenizations of the
-same bytes, which neither model is asked about).
+Given the bytes of each token for both tokenizers, it returns pairs of slices, in order, that cover both. Guarantees
+that each span is as short as possible: no byte inside of it is a boundary of both. By the chain rule the logprobs of a
+span's tokens add up to the logprob of its bytes given those before, whatever the vocabulary (up to other tokenizations
+of the same bytes, which neither model scores).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From the teacher's answers, one a sequence, to the columns of a group. Pure."""
+"""Turns the teacher's answers, one a sequence, into the columns of a group. Pure."""
 
 from collections.abc import Sequence
 
