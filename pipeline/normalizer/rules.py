@@ -1,6 +1,6 @@
-"""The rule that turns an environment's scores into rewards, by the configuration.
+"""Makes the rule that turns an environment's scores into rewards, from the configuration.
 
-One for the live run and replays.
+The live run and replays share it.
 """
 
 from lachesis.pipeline.config.run import RunConfig

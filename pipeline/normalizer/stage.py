@@ -3,7 +3,7 @@
 One writer an environment. Memberships come from the headers of ROLLOUTS, outcomes from EVENTS (scores, and the dead
 letters of groups that will never have any). A commit holds the rewards that became ready, the change of the
 normalizer's state and the positions from which a restart reads again, so a crash repeats nothing and loses nothing.
-After a promotion each revision's rollouts are normalized by themselves, and committed by themselves.
+After a promotion each revision's rollouts are normalized and committed separately.
 """
 
 import logging
@@ -171,7 +171,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
         self.unjoined.mark_read(message)
 
     async def reject(self, message: StoredMessage, error: DataError) -> None:
-        """Make a dead letter of the message, and have nobody wait for ever for what it may have held."""
+        """Make a dead letter of the message, and bound the wait for scores that it may have held."""
         await super().reject(message, error)
         if message.stream == subjects.EVENTS:
             await self.unjoined.hold(message)

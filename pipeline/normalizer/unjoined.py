@@ -1,12 +1,11 @@
-"""Scores that join no rollout.
+"""Handles scores that join no rollout.
 
-They cannot be read, or name a rollout that is not stored.
+Such scores cannot be read, or name a rollout that is not stored.
 
-What goes in: the messages that could not be read, when scores are ahead of the rollouts that they name, and how far the
-writer has read its streams. What comes out, after a deadline: a dead letter for each rollout that was stored when an
-unreadable message was found and still has no outcome (the letters come back by way of EVENTS and close the rollouts'
-window, and the ledger counts them as dead). Scores that are ahead still are dropped: else EVENTS could never be trimmed
-beyond them.
+It takes unreadable messages, scores that arrived before their rollouts, and how far the writer has read its streams.
+After a deadline it makes a dead letter for each rollout that was stored when an unreadable message was found and still
+has no outcome. The letters come back through EVENTS and close the rollouts' window, and the ledger counts them as dead.
+Scores that still have no rollout are then dropped, because otherwise EVENTS could never be trimmed beyond them.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """The running reward normalizer of Atropos: update the statistics first, then normalize with them.
 
-In: batches of rewards in arrival order. Out: normalized rewards. It depends on that order, so replicas cannot agree and
-a replay needs the same arrivals; the pipeline's own stage uses the windows of `logic` instead. Updating first also
-bounds |z| by sqrt(n-1), and a single extreme reward stays in minimum and maximum for ever. It is offered because it
-reproduces existing runs, and goes on from their checkpoints.
+It normalizes batches of rewards in arrival order. The result depends on that order, so replicas cannot agree and a
+replay needs the same arrivals; the pipeline's own stage uses the windows of `logic` instead. Updating first also bounds
+|z| by sqrt(n-1), and a single extreme reward stays in minimum and maximum for ever. It exists to reproduce existing
+runs and to continue from their checkpoints.
 """
 
 import math

@@ -21,14 +21,13 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How the rewards of a group become advantages."""
 
     estimator: CodePath = "centred"
-    """With mean mu and sample standard deviation s of the group's n valid rewards:
-    centred: r - mu. grpo: (r - mu) / s. dr_grpo: r - mu, for a loss with constant-length aggregation.
-    rloo: n/(n-1) (r - mu). maxrl: (r - mu) / mu, for rewards >= 0. opo: r minus the length-weighted mean.
-    reinforce++-baseline: r - mu, whitened over the batch: the ledger has it less the batch's mean and divided by its
-    standard deviation, each sample weighted by its tokens. gdpo: the sum of grpo of each rater's ratings, times
-    `weights`, whitened likewise; a sample needs all of them.
-    pass@k: the best sample alone gets its lead over the second, / s.
-    Or your own: `module:name` or `path/to/file.py:name`, a function of a `lachesis.RewardGroup`."""
+    """With mean mu and sample standard deviation s of the group's n valid rewards: centred: r - mu. grpo: (r - mu) / s.
+    dr_grpo: r - mu, for a loss with constant-length aggregation. rloo: n/(n-1) (r - mu). maxrl: (r - mu) / mu, for
+    rewards >= 0. opo: r minus the length-weighted mean. reinforce++-baseline: r - mu, whitened over the batch: the
+    ledger has it less the batch's mean and divided by its standard deviation, each sample weighted by its tokens. gdpo:
+    the sum of grpo of each rater's ratings, times `weights`, whitened in the same way; a sample needs all of them.
+    pass@k: the best sample alone gets its lead over the second, / s. Or your own: `module:name` or
+    `path/to/file.py:name`, a function of a `lachesis.RewardGroup`."""
     std_floor: float = 1e-3
     """Smallest divisor where an estimator divides by s, in units of the reward. Default 0.001."""
     weights: dict[str, float] = {}
@@ -37,8 +36,8 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     params: CodeParams | UnsetType = UNSET
     """Keyword arguments of an estimator of your own. Default none."""
     promotable: list[CodePath] = []
-    """Estimators of your own, besides `estimator`, that a promotion may bring in: a promotion is a message, and names
-    no other code. The parameters that come with it may be numbers and switches. Default none."""
+    """Estimators of your own, in addition to `estimator`, that a promotion may bring in: a promotion is a message, and
+    may name no other code. The parameters that come with it may be numbers and switches. Default none."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -92,8 +92,8 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     margin: Annotated[float, Meta(gt=0)] = 0.1
     """How far a shaped score stays below that of a success, in units of the score. Default 0.1."""
     min_success: float | None = None
-    """The lowest score of a sample that succeeds. Default: the environment's success_threshold; it must be given where
-    a success_rater tells who succeeds."""
+    """The lowest score of a sample that succeeds. Default: the environment's success_threshold; it must be given if a
+    success_rater determines success."""
     fade_from: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Success rate from which bonuses fade. Default 0.1."""
     fade_to: Annotated[float, Meta(ge=0, le=1)] = 0.3

@@ -1,4 +1,4 @@
-"""centred: reward less the group's mean."""
+"""centred: reward minus the group's mean."""
 
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, RewardGroup
 

@@ -1,8 +1,8 @@
-"""The estimator interface: the rewards of one complete group in, one advantage a sample out.
+"""The estimator interface: from the rewards of one complete group to one advantage a sample.
 
 Pure float64.
 
-A sample without a reward is None; it gets no advantage and enters no statistic. All sums are exactly rounded
+A sample without a reward has None; it gets no advantage and enters no statistic. All sums are exactly rounded
 (math.fsum), so the bits do not depend on the order of the samples. Inside a complete group every built-in estimator has
 a bound, which is checked on every call: anything beyond it is a fault of the program.
 """

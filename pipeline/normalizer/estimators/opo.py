@@ -1,4 +1,4 @@
-"""opo: reward less the length-weighted mean, the baseline of least variance (arXiv:2505.23585)."""
+"""opo: reward minus the length-weighted mean, the baseline of least variance (arXiv:2505.23585)."""
 
 import math
 

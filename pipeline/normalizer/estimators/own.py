@@ -1,4 +1,4 @@
-"""An estimator of one's own: a function of a group's rewards, under `@estimator` or bare.
+"""Estimators of your own: functions of a group's rewards, with or without `@estimator`.
 
     from lachesis import RewardGroup, estimator
 
@@ -8,7 +8,8 @@
         return [scale * (reward - middle) for reward in group.rewards]
 
 It must be pure and quick: the normalizer calls it on its event loop, and a replay calls it again and compares the bits.
-What it raises, and what is no advantage (NaN, infinity, a wrong number of values), quarantines its group alone.
+If it raises or returns something else than advantages (NaN, infinity, a wrong number of values), only its group is
+quarantined.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""From configuration to an estimator: a built-in name, `module:name` or `path/to/file.py:name`."""
+"""Loads an estimator from the configuration: a built-in name, `module:name` or `path/to/file.py:name`."""
 
 from functools import lru_cache
 from typing import Any

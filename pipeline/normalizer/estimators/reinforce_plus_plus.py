@@ -1,4 +1,4 @@
-"""reinforce++-baseline: reward less the group's mean, whitened over the batch (arXiv:2501.03262)."""
+"""reinforce++-baseline: reward minus the group's mean, whitened over the batch (arXiv:2501.03262)."""
 
 from lachesis.pipeline.normalizer.estimators.centred import Centred
 

@@ -1,4 +1,4 @@
-"""rloo: reward less the mean of the other samples (arXiv:2402.14740)."""
+"""rloo: reward minus the mean of the other samples (arXiv:2402.14740)."""
 
 from lachesis.pipeline.normalizer.estimators.centred import Centred
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup

@@ -1,8 +1,8 @@
-"""Exact first and second moments.
+"""Computes exact first and second moments.
 
-In: finite floats. Out: count, mean, population standard deviation, minimum and maximum. A value is held as the integer
-round(x * 2^32) and all sums are Python integers, so adding is exact, commutative and associative: the result does not
-depend on order, sharding or batching to the bit. The rounding of a value to 2^-32 is the only loss.
+From finite floats it computes count, mean, population standard deviation, minimum and maximum. A value is held as the
+integer round(x * 2^32) and all sums are Python integers, so adding is exact, commutative and associative: the result
+does not depend, to the bit, on order, sharding or batching. The rounding of a value to 2^-32 is the only loss.
 """
 
 import math

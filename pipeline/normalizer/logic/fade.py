@@ -1,11 +1,11 @@
-"""How much of the bonuses is in force.
+"""Computes how much of the bonuses is in force.
 
-It falls with the highest success rate an environment has had, never back.
+The part falls as the highest success rate of an environment rises, and never grows again.
 
-In: by window, how many samples succeeded, of how many, in how many groups. Out: the highest rate up to a
-window, each rate taken over as many of the newest windows as hold `MIN_GROUPS` groups: samples of one group succeed
-together, and the highest of many rates over few groups would soon be high by chance. Windows are fed in order and by
-number, so neither arrival nor restarts matter; the sums are integers.
+Given by window the numbers of successful samples, samples and groups, it returns the highest rate up to a window. Each
+rate is taken over as many of the newest windows as hold `MIN_GROUPS` groups: samples of one group succeed together, and
+the highest of many rates over few groups would soon be high by chance. Windows are fed in order and by number, so
+neither arrival nor restarts matter; the sums are integers.
 """
 
 from collections.abc import Mapping

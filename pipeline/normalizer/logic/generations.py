@@ -1,13 +1,11 @@
-"""The normalizers of one environment whose run was switched to other revisions.
+"""The normalizers of one environment after promotions: one for each revision, side by side. Pure.
 
-One for each, side by side. Pure.
+Each folds the rollouts that its revision scores, from its `first` on, and knows nothing of the others: so results from
+a promotion on are those of a replay from there. The older one goes on until all its rollouts are folded; neither waits
+for the other. State and deltas of a run without a promotion are those of its one normalizer.
 
-Each folds the rollouts that its revision judges, from its `first` on, and knows nothing of the others: so what comes
-out from a promotion on is what a replay from there gives. The older one goes on until all below are folded; neither
-waits for the other. State and deltas of a run that was never switched are those of its one normalizer.
-
-An environment's scores say which promotion made them. One that is not known yet must be made known with `promote`
-before its scores are fed: its rollouts were given to the normalizer before, and move.
+An environment's scores name the promotion that made them. A promotion that is not known yet must be made known with
+`promote` before its scores are fed: its rollouts were given to the previous normalizer, and move to the new one.
 """
 
 import itertools
@@ -186,11 +184,11 @@ class RevisionNormalizers:
             self._live.pop(0)
 
     def _folded(self, place: int) -> bool:
-        """Whether all that a generation judges is folded."""
+        """Whether all rollouts of a generation are folded."""
         return self._live[place].normalizer.watermark >= self._live[place + 1].first
 
     def _done(self, place: int) -> bool:
-        """Whether the next one was given what is its own, and nobody asks any more what was folded of that."""
+        """Whether all is folded, and the next one has its rollouts and has folded as far."""
         older, newer = self._live[place], self._live[place + 1]
         given = older.first in self._ended
         return given and self._folded(place) and newer.normalizer.watermark >= older.normalizer.watermark

@@ -1,7 +1,7 @@
 """Finds faults of a single group from its signals, so that it is quarantined at once.
 
-The normalizer asks when it gives the group its verdict, so the answer is in the log before a batch could take the
-group, and is the same whenever the group is judged.
+The normalizer calls this when it gives the group its verdict, so the result is in the log before a batch could take the
+group, and is the same whenever the group is normalized.
 """
 
 from lachesis.schemas.annotations import GroupScore

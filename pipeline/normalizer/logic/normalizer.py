@@ -1,13 +1,13 @@
 """The normalizer of one environment: a state machine without clock, tasks or I/O.
 
-In: memberships ("the rollout stored at ROLLOUTS sequence s is group g"), in increasing s, and outcomes (a group's
-scores, or None for a group that will never have any), in any order and any number of times. Out: groups ready to be
-normalized, each with the one snapshot that belongs to it, and deltas that rebuild the state from a log.
+It takes memberships ("the rollout stored at ROLLOUTS sequence s is group g"), in increasing s, and outcomes (a group's
+scores, or None for a group that will never have any), in any order and any number of times. It returns groups ready to
+be normalized, each with the one snapshot that belongs to it, and deltas that rebuild the state from a log.
 
-A window holds `width` groups of the environment. It closes when nothing more can come into it and every member has an
-outcome; windows close in order. Groups of window k use the snapshot after window k-2. Which snapshot a group gets and
-what is in it are functions of the recorded sequence of the environment's groups alone, whatever the order of arrival,
-redelivery, batching of `step` or restarts. What is held in memory: windows not closed yet, and `history` closed ones
+A window holds `width` groups of the environment. It closes when no group can be added any more and every member has an
+outcome; windows close in order. Groups of window k use the snapshot after window k-2. A group's snapshot and its
+content are functions of the recorded sequence of the environment's groups alone, whatever the order of arrival,
+redelivery, batching of `step` or restarts. Memory holds the windows that are not closed yet, and `history` closed ones
 as sums.
 """
 
@@ -56,8 +56,8 @@ _MAX_VALUES_PER_STEP = 1 << 16
 """Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
 
 Columns = Mapping[str, Sequence[float | None]]
-"""Values of one group: per key (reward component or rater) one value a sample, None where it is missing. What is under
-a key that begins with a dot is there for its statistics alone; nobody normalizes it."""
+"""Values of one group: per key (reward component or rater) one value a sample, None where it is missing. Values under a
+key that begins with a dot only serve statistics; they are never normalized."""
 
 
 Finish = Callable[[Columns, NormalizationSnapshot], Columns]

@@ -1,7 +1,7 @@
 """Distributions as sparse counts, for mid-rank normalization: exact to a cell, mergeable, bounded.
 
-In: finite rewards. Out: what share of the rewards seen lies below a value. Values are held as the integers of
-`accumulator.quantize`, in cells of 2^shift of them, where shift is the smallest with which no more than `MAX_CELLS`
+From finite rewards it computes the share of the rewards seen that lies below a value. Values are held as the integers
+of `accumulator.quantize`, in cells of 2^shift of them, where shift is the smallest with which no more than `MAX_CELLS`
 cells are occupied. Cells of a larger shift are unions of those of a smaller one, so counts depend neither on the order
 of adding nor on the way of merging, and one far outlier costs a cell, not resolution.
 """

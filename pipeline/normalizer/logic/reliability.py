@@ -1,9 +1,9 @@
-"""Weights of raters by how well each agrees with the others, from what an earlier window knew of them.
+"""Weights raters by how well each agreed with the others in an earlier window.
 
-In: the calibrated ratings of groups. Out: residual columns to gather statistics of, and from their variances the
-weights. A residual is a rating less the mean of the other raters' ratings of the sample; its mean, a rater's bias, does
-not count. Weights are proportional to 1 / max(residual variance, floor), none above half of all, so that one that
-happens to lie in the middle decides alone. Raters who copy each other look reliable: two of them outvote one or two
+From the calibrated ratings of groups it computes residual columns, and from the variances of these columns the weights.
+A residual is a rating minus the mean of the other raters' ratings of the sample; its mean, a rater's bias, does not
+count. Weights are proportional to 1 / max(residual variance, floor). None is above half of all, so that no rater that
+happens to lie in the middle decides alone. Raters that copy each other look reliable: two of them outvote one or two
 independent ones, and are outvoted by three. So this is for ensembles whose raters fail independently.
 """
 

@@ -1,9 +1,9 @@
-"""From a group's scores to its reward.
+"""Turns a group's scores into its reward.
 
-What the normalizer folds of them, and what it makes of a group that is ready.
+Selects the values that the normalizer folds, and computes the results of a group that is ready.
 
-A group that is ready is normalized with its snapshot, shaped, judged, and turned into advantages. Pure: the normalizer
-and a replay of history both use this, so that equal scores and an equal snapshot give equal bits.
+A group that is ready is normalized with its snapshot, shaped, given a verdict, and turned into advantages. Pure: the
+normalizer and a replay of history both use this, so that equal scores and an equal snapshot give equal bits.
 """
 
 from collections.abc import Sequence

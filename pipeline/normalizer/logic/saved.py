@@ -1,7 +1,7 @@
-"""The normalizer's durable state as it is stored, checked before it is taken over.
+"""Checks the normalizer's stored state before it is loaded.
 
-In: what a snapshot or a commit's delta holds, as plain values. Out: structs that keep every rule the normalizer relies
-on: windows are numbered, sums can be those of real values, text that stands for a number is one of bounded length.
+From the plain values of a snapshot or a commit's delta it makes structs that keep every rule the normalizer relies on:
+windows are numbered, sums can be those of real values, and text that stands for a number is a number of bounded length.
 """
 
 from collections.abc import Iterable

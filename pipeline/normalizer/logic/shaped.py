@@ -1,8 +1,8 @@
-"""Advantages of a group with shaping: bonuses for form and length move the samples, and nothing else.
+"""Advantages of a group with shaping: bonuses for form and length change only the samples' values.
 
-In: the group's rewards, and what shaping adds to each. Out: as `group_advantage`. Verdict, mean, deviation and range
-are of the rewards alone, so a bonus can neither hide that nothing succeeds nor be blown up by its own small deviation:
-where rewards differ less than the bonuses do, or not at all, the group is centred without a divisor.
+It takes the group's rewards and their bonuses, and returns the same as `group_advantage`. Verdict, mean, deviation and
+range are those of the rewards alone, so a bonus cannot hide that nothing succeeds, and its own small deviation cannot
+scale it up: where rewards differ less than the bonuses do, or not at all, the group is centred without a divisor.
 """
 
 from collections.abc import Sequence

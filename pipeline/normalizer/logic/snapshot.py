@@ -1,7 +1,7 @@
 """Immutable normalization snapshots.
 
-In: the statistics of closed windows and the configuration. Out: a value whose `normalize` is a pure function of the
-column it is given. The id is a hash of the whole content, so an output stamped with it can be reproduced and two
+A snapshot is made from the statistics of closed windows and the configuration; its `normalize` is a pure function of
+the given column. The id is a hash of the whole content, so an output stamped with it can be reproduced and two
 different snapshots never share one. Snapshots encode with msgspec as they are.
 """
 

@@ -1,11 +1,11 @@
-"""Whitening of advantages over a batch.
+"""Whitens advantages over a batch.
 
-What an estimator leaves to the batcher, since no single group can do it.
+The batcher does this for an estimator, since a single group cannot.
 
-In: the groups of a batch and, for those whose advantages are to be whitened, the tokens of each sample that are trained
-on. A sample that its environment excludes has 0, so it enters neither mean nor deviation. Out: the same groups with
-whitened advantages. Pure; every sum is exactly rounded (math.fsum), so the bits depend neither on the order of the
-groups nor on when the batch was formed.
+It takes the groups of a batch and, for groups to be whitened, the number of trained tokens of each sample. A sample
+that its environment excludes has 0, so it enters neither mean nor deviation. It returns the same groups with whitened
+advantages. Pure; every sum is exactly rounded (math.fsum), so the bits depend neither on the order of the groups nor on
+when the batch was formed.
 """
 
 import math

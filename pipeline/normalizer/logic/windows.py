@@ -1,7 +1,7 @@
 """Numbers the windows of an environment's groups by their count. Pure.
 
-It takes the sequences of ROLLOUTS at which groups of one environment are stored, rising, and says which window each is
-in. It counts the groups of the environment alone, so what other environments store changes nothing.
+It takes the sequences of ROLLOUTS at which groups of one environment are stored, in rising order, and returns the
+window of each. It counts only this environment's groups, so groups of other environments change nothing.
 """
 
 from bisect import bisect_right
