@@ -1,8 +1,8 @@
-"""Which calls of a rater are not worth making, or believing. Pure; times are seconds.
+"""Decides which calls of a rater to skip, and which failures to believe. Pure; times are seconds.
 
-A circuit breaker spares a rater that is down, and everybody who would wait for it. Hung calls are those that were given
-up and still run. Suspects are arguments that fail
-again and again while others are answered: not the rater is away, they are what it cannot take.
+A circuit breaker spares a rater that is down, and the groups that would wait for it. Hung calls are calls that were
+given up and still run. Suspects are arguments that fail again and again while others are answered: then the rater is
+available, but cannot take these arguments.
 """
 
 from collections import OrderedDict
@@ -55,11 +55,11 @@ class CircuitBreaker:
 
 
 class HungCalls:
-    """Calls that were given up and still run. From `most` on they block further ones, until one that is let through as
-    a trial is answered: then those before it are forgotten, since some of them may never end.
+    """Calls that were given up and still run. `most` of them block further calls until a trial call is answered; then
+    the calls before the trial are forgotten, since some of them may never end.
 
-    Trials come after 5 s, then after twice as long each time, up to 5 minutes: so what hangs for good costs few
-    threads, and a rater is asked again within about the time for which it hung.
+    Trials come after 5 s, then after twice as long each time, up to 5 minutes. So calls that hang for good cost few
+    threads, and a rater is called again within about the time for which it hung.
     """
 
     def __init__(self, most: int) -> None:

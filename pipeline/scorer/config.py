@@ -82,9 +82,8 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     raters' weights, log(a / (1 - a)) for one that is right with probability a; `lachesis verify` estimates them from
     verdicts), borda (mean centred rank within the group), reliability (a mean in which a rater weighs in proportion to
     1 / the variance of its ratings around the other raters', at most half of all; the normalizer applies what was known
-    two windows before, and until then raters weigh alike; two that copy each other outvote fewer than three others; who
-    succeeds is told before that).
-    Default: lcb for three or more raters, min for two."""
+    two windows before, and until then raters weigh alike; two that copy each other outvote fewer than three others;
+    success is determined before that). Default: lcb for three or more raters, min for two."""
     quorum: int | None = None
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
     rise when one is missing; for trimmed at least as many as one is dropped of at each end, 4 at a trim of 0.25."""

@@ -1,4 +1,4 @@
-"""From configuration to raters: built-in names, "module:name" and "path/to/file.py:name" references.
+"""Loads the configured raters: built-in names, "module:name" or "path/to/file.py:name" references.
 
 Each `RaterConfig` becomes an `EnsembleRater`: the rater with its parameters bound, under its name, with its bounds
 known. Raises `ConfigError` that says what to change; nothing is rated before all raters of an ensemble have loaded.

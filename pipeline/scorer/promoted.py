@@ -1,8 +1,7 @@
-"""Decides which raters a promotion may bring into a scorer: it is a message, and names no code.
+"""Decides which raters a promotion, which is only a message, may bring into a scorer.
 
-Guarantees that a scorer loads nothing but built-in raters and those that its own configuration names, with the
-parameters that are written there: only a built-in function, which reads the sample alone, takes plain parameters from a
-message.
+Guarantees that a scorer loads only built-in raters and raters that its own configuration names, with the parameters in
+that configuration. Only a built-in function that reads nothing but the sample takes plain parameters from a message.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,16 @@
 """Runs the raters of an ensemble over one group.
 
-In: the group's samples. Out: per rater one `Rating` a sample, always: a rater that hangs, raises or answers nonsense
-costs its own ratings and nobody else's. Infrastructure failures are retried with exponential backoff; then, as after a
-timeout, the rating is missing and its status says why. The rater says so itself (`RaterUnavailable`), or its exception
-tells (`is_outage`); the latter is not believed of a single argument that fails over and over while others are answered.
+It always returns one `Rating` a sample for each rater: a rater that hangs, raises or answers nonsense loses only its
+own ratings. Infrastructure failures are retried with exponential backoff; then, as after a timeout, the rating is
+missing and its status says why. A failure counts as infrastructure if the rater raises `RaterUnavailable` or if
+`is_outage` recognizes its exception. The latter does not hold for a single argument that fails over and over while
+others are answered.
 
 A sync rater runs in a worker thread. A thread cannot be killed: after a timeout it is abandoned and goes on by itself.
 While as many abandoned calls of a rater still run as its concurrency allows, further calls count as timed out at once,
-except for a trial now and then (`HungCalls`): once one is answered, the rater is called again as before. What may hang
-for good, or holds the interpreter lock, needs a process of its own: a function that says so by its parameters
-(`runs_apart`) is called in worker processes.
+except for an occasional trial (`HungCalls`): once a trial is answered, the rater is called again as before. A function
+that may hang for good, or holds the interpreter lock, needs a process of its own: if its parameters say so
+(`runs_apart`), it is called in worker processes.
 """
 
 import importlib

@@ -1,9 +1,9 @@
-"""Judging the groups of one environment.
+"""Scores the groups of one environment.
 
-Its raters and their ensemble, or the rewards that the environment gave.
+The scores come from its raters and their ensemble, or are the rewards that the environment gave.
 
-In: a group as stored. Out: its `GroupScore`. Knows no bus: the scorer, a replay of history and `lachesis dev` all
-score with this, so the same group, ensemble and answers of the raters give the same bits everywhere.
+It turns a stored group into its `GroupScore`, without a bus. The scorer, a replay of history and `lachesis dev` all use
+it, so the same group, ensemble and answers of the raters give the same bits everywhere.
 """
 
 import hashlib
@@ -178,7 +178,7 @@ class EnvironmentScorer:
             log.warning("%s", reason)
 
     def _succeeded(self, scores: EnsembleScores) -> list[bool | None]:
-        """Return by sample whether it succeeded, None where the rating that tells is missing."""
+        """Return by sample whether it succeeded, None where the rating that determines it is missing."""
         told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
         if told is None:
             return [None] * len(scores.scores)

@@ -1,8 +1,8 @@
-"""The scorer: rollout groups in, scores out, through the stateless stage runtime.
+"""The scorer: turns rollout groups into scores, through the stateless stage runtime.
 
-Each environment is judged by its own ensemble, or by the run's; from a promotion on by the promoted revision's. A group
-whose environment is judged by none is scored by the rewards the environment itself gave; one without either is a dead
-letter, for nobody could ever score it.
+The ensemble of each environment scores its groups, or else the run's ensemble; from a promotion on, the promoted
+revision's. If an environment has no ensemble, its groups are scored by the rewards that the environment itself gave. A
+group without ensemble and rewards becomes a dead letter, because it can never be scored.
 """
 
 import logging
@@ -164,7 +164,7 @@ class _Limits:
         try:
             entry = await self._service.bus.value(keys.POLICY)
             policy = decode(PolicyRecord, entry.value) if entry is not None else None
-        except (SchemaError, DamagedError) as error:  # no group is to blame: what it does not tell is not checked here
+        except (SchemaError, DamagedError) as error:  # no group is to blame; its limits go unchecked here
             log.warning("the policy record cannot be read: %s", error)
         else:
             if policy is not None:

@@ -1,9 +1,9 @@
-"""Calls functions on answers that nobody trusts, in worker processes with bounds of time and memory.
+"""Calls functions on untrusted answers in worker processes with bounds of time and memory.
 
-An answer can keep a regular expression, a schema or a computer algebra system busy for ever, and no thread can be ended
-from outside. A process can: it is killed when its caller gives up, and another one takes its place. Guarantees: a call
-maps no more than `memory_bytes` beyond what the worker had before its first one, uses `_CPU_S` seconds of processor at
-most, also if the caller is gone, and leaves its limits as they were.
+An answer can keep a regular expression, a schema or a computer algebra system busy for ever, and a thread cannot be
+ended from outside. A process can: it is killed when its caller gives up, and another one takes its place. Guarantees: a
+call maps no more than `memory_bytes` beyond what the worker had before its first one, uses at most `_CPU_S` seconds of
+processor time, also if the caller is gone, and leaves the worker's limits unchanged.
 """
 
 import os
@@ -18,7 +18,7 @@ import anyio.to_process
 __all__ = ["AnswerTooLargeError", "WorkerEndedError", "WorkerProcesses", "call_within"]
 
 _ATTEMPTS = 3
-"""Workers that are asked: one ends itself where those before have filled its memory."""
+"""Workers that are tried: a worker ends itself if earlier calls have filled its memory."""
 _CPU_S = 120
 """Seconds of processor time of one call: ends a worker whose parent is gone."""
 _base_bytes: int | None = None

@@ -1,9 +1,9 @@
-"""How often each rater's verdict is right, from verdicts alone: Dawid-Skene with one coin a rater.
+"""Estimates raters' accuracy from verdicts alone: Dawid-Skene with one coin a rater.
 
-In: what the raters said of each sample, yes or no. Out: each rater's accuracy, and the weight of its vote with which
-aggregation "dawid_skene" decides for what is more probable. Dawid & Skene 1979, in the form where a rater errs equally
-often on both sides; fitted by EM from the votes' shares, one right and one wrong verdict added to each rater. Sums are
-exactly rounded, so neither the order of the samples nor that of the raters changes a bit.
+From the raters' verdicts on each sample, yes or no, it estimates each rater's accuracy and the weight of its vote. With
+these weights the aggregation "dawid_skene" chooses the more probable verdict. Dawid & Skene 1979, in the form where a
+rater errs equally often on both sides; fitted by EM from the votes' shares, one right and one wrong verdict added to
+each rater. Sums are exactly rounded, so neither the order of the samples nor that of the raters changes a bit.
 """
 
 import math
@@ -16,7 +16,7 @@ from lachesis.schemas.values import listed
 __all__ = ["MIN_RATERS", "RaterAccuracy", "rater_accuracies"]
 
 MIN_RATERS = 3
-"""Of two raters who differ nobody can tell which one errs."""
+"""With two raters that differ it is unknown which one errs."""
 _MAX_ROUNDS = 500
 _CONVERGED_AT = 1e-12
 

@@ -1,8 +1,8 @@
-"""From the ratings of a group to its scores.
+"""Turns the ratings of a group into its scores.
 
-In: per rater one `Rating` a sample. Out: one score a sample or None (unscorable), the calibrated ratings, statuses and
-the disagreement between raters. A missing rating is left out, never taken for 0; a sample with fewer ratings than the
-quorum is unscorable. Pure: the same ratings give the same bits.
+From one `Rating` a sample and rater it computes one score a sample or None (unscorable), the calibrated ratings,
+statuses and the disagreement between raters. A missing rating is left out, never taken for 0; a sample with fewer
+ratings than the quorum is unscorable. Pure: the same ratings give the same bits.
 """
 
 import hashlib

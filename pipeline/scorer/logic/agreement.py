@@ -1,4 +1,4 @@
-"""How the raters of one environment rate and agree, and what succeeds: figures for a run's log. Pure."""
+"""Figures for a run's log: ratings, agreement and success rates of one environment. Pure."""
 
 from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha
 from lachesis.schemas.annotations import GroupScore

@@ -1,8 +1,8 @@
 r"""Computes the bonuses of a group's samples for form and length. Pure.
 
-In: completions, generated tokens, scores and who succeeded. Out: `GroupShaping`, the largest bonus of every sample that
-failed and the ceiling of its score. Nothing here depends on history, so any scorer comes to the same; how much of the
-bonus counts is told later, by what is known of the environment's success (`fade`).
+From completions, generated tokens, scores and successes it computes `GroupShaping`: the largest bonus of every sample
+that failed, and the ceiling of its score. Nothing here depends on history, so every scorer gets the same result; the
+environment's success rate determines later how much of the bonus counts (`fade`).
 
 r = env + s min(cap, sum_j w_j f_j + length) for failed samples alone, r <= min_success - margin. f_j in {0, 1} are
 predicates of the completion alone: no reference, no rating.
@@ -27,8 +27,8 @@ _ENDED = {"stop", "tool"}
 
 @dataclass(frozen=True, slots=True)
 class ShapingSample:
-    """What shaping sees of a sample: its last completion behind the <think> that its prompt may have opened, its
-    generated tokens int32 [T], why it ended, its score, and whether it succeeded (None: nobody could tell)."""
+    """The input of shaping for one sample: its last completion behind the <think> that its prompt may have opened, its
+    generated tokens int32 [T], why it ended, its score, and whether it succeeded (None: unknown)."""
 
     completion: str
     tokens: NDArray[np.int32]

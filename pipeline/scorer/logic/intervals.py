@@ -1,9 +1,9 @@
 """Confidence intervals of Krippendorff's alpha, interval metric, by a jackknife over groups.
 
-In: units as for `IntervalAlpha`, each with the group that it is a sample of. Out: an interval, or None where there is
-none. The samples of a group answer one prompt, so they are alike, and an interval that takes them for independent is
-too narrow. So the jackknife leaves out a whole group at a time, and the reach is that of Student's t with one degree of
-freedom less than there are groups. Below `MIN_GROUPS` groups there is no interval.
+It takes units as for `IntervalAlpha`, each with its sample's group, and returns an interval, or None. The samples of a
+group answer one prompt, so they are alike, and an interval that takes them for independent is too narrow. So the
+jackknife leaves out a whole group at a time, and the half-width uses Student's t with one degree of freedom less than
+there are groups. Below `MIN_GROUPS` groups there is no interval.
 
 All sums are exact integers, so neither an offset nor the scale of the ratings matters, and units may come in any order,
 over any number of processes, and give the same bits. Tested with offsets up to 1e9 and scales from 1e-6 to 1e6.
@@ -36,7 +36,7 @@ MIN_GROUPS = 20
 
 
 class Interval(NamedTuple):
-    """`low` and `high` hold alpha with probability `level`, as `groups` groups tell."""
+    """`low` and `high` hold alpha with probability `level`, as estimated from `groups` groups."""
 
     low: float
     high: float

@@ -1,19 +1,19 @@
-"""Krippendorff's alpha, exact and streaming.
+"""Computes Krippendorff's alpha, exact and streaming.
 
-How far raters agree, beyond what their own spread would give.
+Alpha measures how far raters agree beyond what their own spread would give.
 
-In: units (the ratings of one sample, None where one is missing). Out: `AlphaEstimate`, an exact fraction. Units can be
-added, removed and merged in any order with the same bits. alpha = 1 - D_o/D_e; units with fewer than two ratings do
-not count. It is None, with the reason, where it is undefined: without variation it is not 1, since saturation, where
-reward hacking ends, would read as perfect agreement. Source: Krippendorff 2011, "Computing Krippendorff's
-Alpha-Reliability".
+From units (the ratings of one sample, None where one is missing) it computes an `AlphaEstimate`, an exact fraction.
+Units can be added, removed and merged in any order with the same bits. alpha = 1 - D_o/D_e; units with fewer than two
+ratings do not count. Alpha is None, with the reason, where it is undefined. Without variation it is not 1, because then
+saturation, the end of reward hacking, would look like perfect agreement. Source: Krippendorff 2011, "Computing
+Krippendorff's Alpha-Reliability".
 
 `IntervalAlpha` needs O(raters) time a unit and constant memory; `CategoryAlpha` (nominal, ordinal, ratio) keeps a
 sparse coincidence table and is for values from a small set; `RaterReliability` adds alpha without each rater.
 
-Ratings may be any finite numbers; `IntervalAlpha` does not tell those apart that round to the same multiple of 2^-32.
-What is no rating (text, NaN, infinity, an array) raises `DataError` and changes nothing. Tested with offsets up to 1e9,
-scales from 1e-6 to 1e6, and single ratings up to 1.8e308.
+Ratings may be any finite numbers; `IntervalAlpha` does not distinguish ratings that round to the same multiple of
+2^-32. A value that is no rating (text, NaN, infinity, an array) raises `DataError` and changes nothing. Tested with
+offsets up to 1e9, scales from 1e-6 to 1e6, and single ratings up to 1.8e308.
 """
 
 import math

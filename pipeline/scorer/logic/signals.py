@@ -1,7 +1,8 @@
-"""Signals: statistics of a group's tokens and logprobs, so that health checks need no payload.
+"""Computes statistics of a group's tokens and logprobs, so that health checks need no payload.
 
-In: the sequences of one group. Out: `GroupSignals`, about 12 bytes a sample. A pure function of the group, so a group
-that is scored again gives the same. A sample of several sequences is judged over all of its generated tokens.
+From the sequences of one group it computes `GroupSignals`, about 12 bytes a sample. It is a pure function of the group,
+so a group that is scored again gives the same. If a sample has several sequences, its statistics cover all of its
+generated tokens.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Counts the answers that a rater fails on: whole groups in a row, and a share of the newest. Pure."""
+"""Counts answers that a rater fails on: whole groups in a row, and a share of the newest. Pure."""
 
 from collections import deque
 from collections.abc import Sequence

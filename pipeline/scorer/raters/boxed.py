@@ -1,4 +1,4 @@
-"""The final answer of a piece of mathematics: what the last `\\boxed{...}` holds."""
+"""Finds the final answer of a piece of mathematics: the content of the last `\\boxed{...}`."""
 
 import re
 from collections import deque

@@ -1,4 +1,4 @@
-"""Finds the blocks of code in a text: fences, and what LaTeX, HTML and models have instead.
+"""Finds the blocks of code in a text: fences, and their equivalents in LaTeX, HTML and models.
 
 Fences are paired from the start. They are of three or more backticks or tildes; one closes with as many of its kind.
 They may be indented, quoted, begin behind text, or not close at all. Within a fence nothing else is looked for.

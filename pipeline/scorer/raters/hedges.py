@@ -1,7 +1,7 @@
-"""Says whether the words around a number leave open, bound, deny or take back what it says.
+"""Checks whether the words around a number leave it open, bound it, deny it or take it back.
 
-A sentence answers with a number only if it states it. "At most 18", "not 18" and "I am 18 % sure" are found here by
-what stands before the number and behind it, up to the ends of the sentence.
+A sentence answers with a number only if it states it. This finds "at most 18", "not 18" and "I am 18 % sure" by the
+words before and behind the number, up to the ends of the sentence.
 """
 
 # ruff: noqa: RUF001 - these characters are what is read

@@ -1,4 +1,4 @@
-"""Requests of raters that ask a server, sorted by what their failure means."""
+"""Sends requests of raters to a server, and sorts failures by what they mean."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Says whether two numbers in a row are one statement: alternatives, a list, a range.
+"""Checks whether two numbers in a row are one statement: alternatives, a list, a range.
 
 A sentence answers with a number only if it offers that one alone.
 """

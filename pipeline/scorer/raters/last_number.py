@@ -1,7 +1,7 @@
-"""Reads the number that a text ends with: its last one, where its sentence offers that number alone.
+"""Reads the last number of a text, if its sentence offers that number alone.
 
-Guarantees that nothing is read from alternatives, lists, ranges, denials, operations and how sure somebody is. A false
-positive is worse than none.
+Guarantees that nothing is read from alternatives, lists, ranges, denials, operations and degrees of certainty. A wrong
+number is worse than none.
 """
 
 # ruff: noqa: RUF001 - these characters are what is read

@@ -1,7 +1,7 @@
-"""Turns LaTeX and typography of a short answer into plain text, from which a number is read.
+"""Turns LaTeX and typography of a short answer into plain text, for reading a number.
 
-What is kept: digits, letters, ASCII operators, and "°" for degrees. Thin spaces become NARROW, which separates groups
-of digits alone. Commands that mean something are left as they are, so that nobody takes an expression for a number.
+It keeps digits, letters, ASCII operators, and "°" for degrees. Thin spaces become NARROW, which only separates groups
+of digits. Commands with a meaning stay, so that an expression is not taken for a number.
 """
 
 # ruff: noqa: RUF001 - these characters are what is read

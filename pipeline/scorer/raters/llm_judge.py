@@ -1,7 +1,7 @@
-"""Rates an answer as a language model judges it by a rubric, over any OpenAI-compatible endpoint.
+"""Rates an answer by a language model and a rubric, over any OpenAI-compatible endpoint.
 
-The answer is data to the judge: it stands between marks that are drawn for each request, so that it cannot close
-them and speak to the judge, and only what the judge itself writes is read for a verdict.
+The answer is data to the judge. It stands between marks that are drawn for each request, so that it cannot close them
+and address the judge. The verdict is read only from the judge's own reply.
 """
 
 import re
@@ -33,12 +33,12 @@ _VERDICT = re.compile(
 
 
 class UnreadableVerdictError(Exception):
-    """Raised when a judge's replies hold no verdict, however often it was asked."""
+    """Raised when none of a judge's replies holds a verdict."""
 
 
 class LLMJudge(Rater):
-    """`key_env` names the environment variable that holds the key; `scale` is what the judge is told to use, and the
-    rater's bounds; `attempts` replies are asked for until one has a verdict.
+    """`key_env` names the environment variable that holds the key; `scale` is the scale that the prompt names, and the
+    rater's bounds; up to `attempts` replies are requested until one has a verdict.
     """
 
     name = "llm_judge"

@@ -1,7 +1,7 @@
-"""Compares two answers of mathematics. Pure; slow answers are the caller's to stop.
+"""Compares two answers of mathematics. Pure; the caller must stop slow comparisons.
 
-Numbers and words are read here, exactly and in microseconds. Everything else (expressions, sets, intervals, matrices)
-is math-verify's to compare, after typography is replaced and where its verdict is known to be right.
+Numbers and words are read here, exactly and in microseconds. math-verify compares everything else (expressions, sets,
+intervals, matrices), after typography is replaced, and only where its verdict is known to be right.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Reads the number that a short answer holds, as people write it.
 
-Guarantees that nothing is read from what might be an expression, a list, a range or a bound: an answer of several
-numbers or with an operator is None.
+Guarantees that nothing is read from a possible expression, list, range or bound: an answer with several numbers or with
+an operator gives None.
 """
 
 # ruff: noqa: RUF001 - these characters are what is read

@@ -1,10 +1,11 @@
 """Finds the program in a completion: the last block that is more than a value or an example.
 
-Where the tests say what they need (standard input, or a name that they call), blocks behind the last one that has it
+If the tests show what they need (standard input, or a name that they call), blocks after the last one that provides it
 are examples. Blocks labelled Python come first, then those without a label. A block that only uses what an earlier one
-defines shows how to use it: the earlier one is the answer. If it goes on with it (it only defines functions, or reads
-the input that the earlier one does not read), the answer is both. What does not compile and is not labelled Python is
-no candidate. A text without any block is the program itself, or holds it between lines of prose.
+defines shows how to use it: the earlier one is the answer. If the later block continues the earlier one (it only
+defines functions, or reads the input that the earlier one does not read), the answer is both. A block that does not
+compile and is not labelled Python is no candidate. A text without any block is the program itself, or holds it between
+lines of prose.
 """
 
 import ast

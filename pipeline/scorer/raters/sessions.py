@@ -1,4 +1,4 @@
-"""Reads the statements of an interactive session of Python: what stands behind `>>>` and `...`."""
+"""Reads the statements of an interactive session of Python, which follow `>>>` and `...`."""
 
 import re
 

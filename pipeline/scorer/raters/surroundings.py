@@ -1,4 +1,4 @@
-"""Reads what stands beside a number: its sign, its unit, an operator, a denial."""
+"""Reads the surroundings of a number: its sign, its unit, an operator, a denial."""
 
 # ruff: noqa: RUF001 - these characters are what is read
 

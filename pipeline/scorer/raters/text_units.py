@@ -1,7 +1,7 @@
 """Splits a text into the units whose repetition is counted: words, or else characters.
 
-A character is a unit of its own in scripts without blanks between words, in what is too long for a word, and where a
-few characters follow one another again and again, "hahahaha" say. Numbers, rules and the rules of tables are words.
+A character is a unit of its own in scripts without blanks between words, in a run too long for a word, and where a few
+characters repeat again and again, for example "hahahaha". Numbers, rules and the rules of tables are words.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Runs programs that nobody trusts: a root of their own, no network, no survivors.
+"""Runs untrusted programs: a root of their own, no network, no surviving processes.
 
 README.md says why and how.
 """

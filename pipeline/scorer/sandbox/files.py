@@ -1,6 +1,6 @@
-"""The files that a Python interpreter needs to run in a root of its own.
+"""Lists the files that a Python interpreter needs to run in a root of its own.
 
-Nothing else of the machine is in it.
+No other file of the machine is in that root.
 """
 
 import os
@@ -42,9 +42,9 @@ class InterpreterFiles:
 def interpreter_files(*, packages: bool) -> InterpreterFiles:
     """Return what the interpreter needs: itself, standard library and shared libraries.
 
-    Installed packages if asked.
+    Installed packages are included if requested.
 
-    Raises `StartupError` if the interpreter cannot tell.
+    Raises `StartupError` if the interpreter cannot name them.
     """
     base = Path(sys.executable).resolve()
     own = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}

@@ -1,18 +1,18 @@
-"""Runs one program that nobody trusts.
+"""Runs one untrusted program.
 
-Started as `python -I -S launcher.py KEY=VALUE...`, never imported.
+It is started as `python -I -S launcher.py KEY=VALUE...` and never imported.
 
-Three processes. The launcher takes the request from standard input: the seccomp filter, the program and the program's
-own input. It enters namespaces of its own and makes a root with the interpreter, /dev/null and one small writable
-folder. It starts the init, process 1 of the namespace: trusted code that starts the program and waits for it. The
-launcher kills the init at the deadline, when the scorer says so (a byte on standard input) or when the scorer is dead
-(standard input closes), and when all processes of the program together take more processor time or memory than it may.
-With an init, whether killed or done, the kernel kills everything in its namespace. The launcher's wait for the init
-returns only when all of that is dead: the launcher's end means that nothing is alive.
+There are three processes. The launcher takes the request from standard input: the seccomp filter, the program and the
+program's own input. It enters namespaces of its own and makes a root with the interpreter, /dev/null and one small
+writable folder. It starts the init, process 1 of the namespace: trusted code that starts the program and waits for it.
+The launcher kills the init at the deadline, when the scorer says so (a byte on standard input) or when the scorer is
+dead (standard input closes), and when all processes of the program together take more processor time or memory than it
+may. With an init, whether killed or done, the kernel kills everything in its namespace. The launcher's wait for the
+init returns only when all of that is dead: the launcher's end means that nothing is alive.
 
-Exit status 0 only if the program's was. Whatever could not be set up goes to standard error, which the program cannot
-reach, and behind `USED` the seconds of processor time that it took. Only the standard library: it starts in a bare
-interpreter.
+The exit status is 0 only if the program's was. Failures of the setup go to standard error, which the program cannot
+reach; so do, after `USED`, the seconds of processor time that the program took. The launcher needs only the standard
+library, since it starts in a bare interpreter.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ class LauncherSettings:
         self.readable = lines(given["readable"])
         self.links = [fields(link) for link in lines(given["links"])]
         self.hidden = lines(given["hidden"])
-        self.drops_root = bool(given["drops_root"])  # root becomes nobody; else it may be the only user that there is
+        self.drops_root = bool(given["drops_root"])  # root becomes the user nobody; else it may be the only user
         self.folder = given["folder"]  # without namespaces: where program, input and scratch lie; else empty
         self.landlock = bool(self.folder and given["landlock"])
         self.cgroups = [fields(group) for group in lines(given["cgroups"])]  # folder, then FILE=VALUE...
@@ -244,7 +244,7 @@ def allow_path(ruleset: int, path: str, rights: int) -> None:
 
 
 def drop_root(proc: int, settings: LauncherSettings) -> None:
-    """Become nobody, in a user namespace of our own: process limits do not hold for the machine's root.
+    """Become the user nobody in a user namespace of our own: process limits do not hold for root.
 
     The root of a container that has no other user keeps that user, without its capabilities.
     """

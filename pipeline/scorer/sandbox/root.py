@@ -1,7 +1,7 @@
-"""Tells whether this process is a root that can become another user.
+"""Checks whether this process is a root that can become another user.
 
-The root of a container without other users cannot (`unshare -r`, rootless enroot, apptainer or podman), nor one whose
-capabilities were taken: there is no such user, or no right to change to it.
+The root of a container without other users cannot (`unshare -r`, rootless enroot, apptainer or podman), and neither can
+a root without capabilities: there is no such user, or no right to change to it.
 """
 
 import os

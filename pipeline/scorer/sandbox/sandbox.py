@@ -1,9 +1,9 @@
 """Runs untrusted Python programs, each in a sandbox of its own.
 
-`run` returns after everything of it is dead.
+`run` returns after all processes of the program are dead.
 
-At the start it tries what the machine grants. What is missing and required raises `StartupError`; what is missing
-and not required is logged once. The work is done by `launcher`, a small process for each program.
+At the start it tests which protections the machine grants. A missing one raises `StartupError` if it is required, and
+is logged once if not. `launcher`, a small process for each program, does the work.
 """
 
 import logging
@@ -204,7 +204,7 @@ async def _talk(process: anyio.abc.Process, request: bytes) -> str | None:
     """Send the request and return the output of a program that succeeded."""
     assert process.stdin is not None  # noqa: S101 - both are pipes
     assert process.stdout is not None  # noqa: S101
-    with suppress(anyio.BrokenResourceError):  # the launcher failed; it tells why
+    with suppress(anyio.BrokenResourceError):  # the launcher failed and says why
         await process.stdin.send(request)
     output = b""
     async for part in process.stdout:
@@ -218,7 +218,7 @@ async def _talk(process: anyio.abc.Process, request: bytes) -> str | None:
 async def _end(process: anyio.abc.Process) -> tuple[str, float | None]:
     """End the launcher, and with it everything of the program; return as `_reason`.
 
-    It is told by a byte: its input need not close yet if another process has inherited the other end.
+    A byte requests the end: the launcher's input may stay open if another process has inherited the other end.
     """
     assert process.stdin is not None  # noqa: S101 - both are pipes
     assert process.stderr is not None  # noqa: S101

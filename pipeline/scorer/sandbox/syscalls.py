@@ -1,9 +1,10 @@
-"""The system calls that untrusted code may make, as a seccomp filter; every other call fails.
+"""Makes the seccomp filter of untrusted code: it allows some system calls, and all others fail.
 
-In: a machine's name. Out: the BPF program, as bytes. What a Python program needs for computing, for its own files,
-pipes and processes is allowed. There is no call for sockets, namespaces, mounts, memory without a name (`memfd_create`,
-System V), tracing, keys, devices, io_uring or BPF, nor a handler of SIGCHLD. A call the list does not know fails with
-ENOSYS, as on an older kernel, so the C library falls back to one that can be checked (`clone3` to `clone`).
+From a machine's name it makes the BPF program, as bytes. Calls that a Python program needs for computing, for its own
+files, pipes and processes are allowed. There is no call for sockets, namespaces, mounts, memory without a name
+(`memfd_create`, System V), tracing, keys, devices, io_uring or BPF, nor a handler of SIGCHLD. A call the list does not
+know fails with ENOSYS, as on an older kernel, so the C library falls back to one that can be checked (`clone3` to
+`clone`).
 """
 
 import errno
