@@ -1,23 +1,24 @@
 """The protocol of a promotion: a run goes on with another revision from one rollout on. Pure.
 
-Three steps, each one fenced message; whoever dies between two is continued by whoever starts next:
+There are three steps, each one fenced message. If a process dies between two, the next process to start continues:
 
-1. *asked*  `lachesis promote` appends the revision, its settings with it, to the run's list of promotions, undecided.
-2. *decided*  the batcher finds the list with an undecided one and writes an entry into the ledger that says from which
-   sequence on (`first`, the one behind the list). This is the promotion: before the entry there is none, after it there
-   is no way back.
-3. *told*  the batcher writes `first` into the list. A start that finds it missing there takes it from the ledger.
+1. *requested* `lachesis promote` appends the revision with its settings to the run's list of promotions, undecided.
+2. *decided* the batcher finds an undecided promotion in the list and writes an entry into the ledger that says from
+   which sequence on it holds (`first`, the sequence after the list). This is the promotion: before the entry there is
+   none, after it there is no way back.
+3. *published* the batcher writes `first` into the list. A batcher that starts and finds it missing takes it from the
+   ledger.
 
-The list is stored in ROLLOUTS, among the rollouts. Who judges a rollout looks at the list as a server has it that has
-the rollout as well, and so has every list below it: one that lags behind is asked again, and a server that wrongly
-believes that it leads cannot hide a list. So where a scorer finds nothing undecided, any later promotion begins behind
-what it holds; where it finds one undecided, it waits until step 3. Hence every rollout below `first` is scored by the
-old revision and every one from there on by the new one, whatever is killed, frozen, cut off or delivered again, and no
-rollout is scored by both. Scores and rewards of a promoted revision say its `first`; those who meet one that they do
-not know (the normalizer) look at the list, which has it by then.
+The list is stored in ROLLOUTS, among the rollouts. A scorer reads the list from a server that also holds the rollout,
+and so holds every list below it. A server that lags behind is queried again, and a server that wrongly believes that it
+leads cannot hide a list. So if a scorer finds nothing undecided, any later promotion begins after its rollout; if it
+finds an undecided one, it waits until step 3. Hence every rollout below `first` is scored by the old revision and every
+one from there on by the new one, whatever is killed, frozen, cut off or delivered again, and no rollout is scored by
+both. Scores and rewards of a promoted revision carry its `first`; the normalizer, when it meets an unknown one, reads
+the list, which has it by then.
 
-The normalizer folds each revision's rollouts by themselves: rewards from `first` on are to the bit those of a replay of
-the same rollouts under the same settings, statistics and warm-up included. Batches take rewards of both sides.
+The normalizer folds each revision's rollouts separately: rewards from `first` on are to the bit those of a replay of
+the same rollouts under the same settings, statistics and warm-up included. Batches take rewards of both revisions.
 """
 
 import hashlib
@@ -46,14 +47,14 @@ def settings_digest(environments: Mapping[str, RewardSettings], std_floor: float
 
 
 def undecided_promotion(promotions: Sequence[Promotion]) -> Promotion | None:
-    """Return the promotion that was asked for and not decided."""
+    """Return the promotion that is requested and not decided."""
     return promotions[-1] if promotions and promotions[-1].first is None else None
 
 
 def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
-    """Return the list with `asked`; None where it is there: undecided, or in force.
+    """Return the list with the new promotion; None if it is there: undecided, or in force.
 
-    What waits for unavailable raters may be given up later than the promotion was asked for.
+    Rollouts that wait for unavailable raters may also be given up by a later request of the same promotion.
 
     Raises `ConfigError` while another one is undecided.
     """
@@ -71,9 +72,9 @@ def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotion
 
 
 def decide(known: Sequence[Promotion], recorded: PromotionOutcome | None, stored_at: int) -> PromotionOutcome | None:
-    """Return what the ledger is to say of the undecided promotion.
+    """Return the ledger's outcome for the undecided promotion.
 
-    None where nothing is to be decided any more.
+    Return None if nothing is left to decide.
 
     `recorded` is what the newest entry says, `stored_at` the sequence of ROLLOUTS at which `known` is stored.
     """
@@ -91,9 +92,9 @@ def decide(known: Sequence[Promotion], recorded: PromotionOutcome | None, stored
 
 
 def publish_decision(run: str, known: Sequence[Promotion], recorded: PromotionOutcome | None) -> Promotions | None:
-    """Return the list with what the ledger has decided.
+    """Return the list with the ledger's decision.
 
-    None where it is there already, or nothing is decided.
+    Return None if the list has it already, or nothing is decided.
     """
     asked = undecided_promotion(known)
     if asked is None or recorded is None or not _is(asked, recorded):
@@ -108,12 +109,12 @@ def _is(asked: Promotion, recorded: PromotionOutcome | None) -> bool:
 
 
 def active_promotion(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
-    """Return the promotion that judges the rollout at `seq`; None: the run's own configuration does."""
+    """Return the promotion that applies to the rollout at `seq`; None: the run's own configuration."""
     decided = (one for one in promotions if one.first is not None and one.first <= seq)
     return max(decided, key=lambda one: one.first or 0, default=None)
 
 
 def giving_up_promotion(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
-    """Return the promotion that gives up the rollout at `seq` where nobody can judge it; None: it waits."""
+    """Return the promotion that gives up the rollout at `seq` if it cannot be scored; None: it waits."""
     found = (one for one in promotions if one.give_up and one.first is not None and one.first > seq)
     return next(found, None)

@@ -1,6 +1,6 @@
 """The list of a run's promotions.
 
-Read, changed by compare-and-set, and looked at by whoever judges rollouts.
+It is changed by compare-and-set, and read by every service that scores rollouts.
 """
 
 import logging
@@ -74,11 +74,11 @@ def _recorded(settings: msgspec.Struct) -> dict[str, Any]:
 
 
 def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
-    """Return `config` as it is under a promotion; an environment that this says nothing of stays as it is.
+    """Return `config` with the settings of a promotion; environments that it does not name stay unchanged.
 
-    Its raters are those of the message: whoever loads any asks `scoring.promoted` first. Raises `ConfigError` where the
-    two do not go together, this build does not know what the promotion sets, or it names an estimator that `config`
-    does not.
+    Its raters are those of the message; check them with `scoring.promoted` before they are loaded. Raises `ConfigError`
+    if the two do not fit together, if this build does not know a setting of the promotion, or if it names an estimator
+    that `config` does not.
     """
     named = [config.advantage, *(env.advantage for env in config.environments.values() if env.advantage is not None)]
     environments = dict(config.environments)
@@ -137,7 +137,7 @@ async def read_promotions(bus: Bus, run: str, revision: str) -> tuple[list[Promo
 
 
 async def write_promotions(bus: Bus, promotions: Promotions, revision: str, *, expected: int) -> int:
-    """Store the list and return its sequence. Raises `FencedError` where somebody else wrote meanwhile."""
+    """Store the list and return its sequence. Raises `FencedError` if another process wrote meanwhile."""
     promotions.check()
     name = subjects.promotion(promotions.run, revision)
     last = promotions.promotions[-1]
@@ -146,10 +146,10 @@ async def write_promotions(bus: Bus, promotions: Promotions, revision: str, *, e
 
 
 class ActivePromotion:
-    """Which promotion judges a rollout, by a list that a server has who has the rollout as well.
+    """Finds a rollout's promotion in the list of a server that also holds the rollout.
 
-    One look serves everybody who asked before it began, and every rollout that the server has: behind a backlog there
-    are few, and nobody waits for more than one that is under way and the next.
+    One read serves every caller that came before it began, and every rollout that the server holds. So a backlog needs
+    few reads, and a caller waits at most for the read under way and the next one.
     """
 
     def __init__(self, bus: Bus, run: str, revision: str) -> None:
@@ -158,26 +158,26 @@ class ActivePromotion:
         self._promotions: list[Promotion] = []
         self._lists = 0  # how many were stored when the newest was read
         self._newest = 0  # its sequence
-        self._stored_to = 0  # by what was asked: a delivered rollout is stored, and all below are
+        self._stored_to = 0  # by the requests: a delivered rollout is stored, and so are all below
         self._known_to = -1
         self._looking = anyio.Lock()
 
     async def promotions_known_at(self, seq: int) -> list[Promotion]:
-        """Return all promotions by a list that a server has who has everything up to `seq`, which is stored.
+        """Return all promotions, read from a server that has everything up to `seq`, which is stored.
 
-        Raises `InfrastructureError` while none answers.
+        Raises `InfrastructureError` while no such server answers.
         """
         self._stored_to = max(self._stored_to, seq)
         if seq > self._known_to:
             async with self._looking:
-                if seq > self._known_to:  # whoever looked meanwhile began before this rollout was known to be there
+                if seq > self._known_to:  # a read meanwhile began before this rollout was known to be there
                     await self._poll()
         return self._promotions
 
     async def promotion_at(self, seq: int) -> Promotion | None:
-        """Return what judges the rollout at `seq`, which is stored; None: the run's configuration.
+        """Return the promotion of the rollout at `seq`, which is stored; None: the run's configuration.
 
-        Raises `InfrastructureError` while that cannot be told.
+        Raises `InfrastructureError` while that is not known.
         """
         if undecided_promotion(await self.promotions_known_at(seq)) is not None:
             await anyio.sleep(_POLL_S)
