@@ -1,1 +1,1 @@
-"""Health checks: what is wrong with a run, seen in its event streams, and what is done about it."""
+"""Health checks: find what is wrong with a run by its event streams, and act on it."""

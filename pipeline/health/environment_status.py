@@ -1,8 +1,8 @@
-"""Where each environment stands, for the services that must obey it.
+"""Reads each environment's status, for the services that must obey it.
 
-The newest alert event of each, read at start and followed.
+The status is in the newest alert event of each, read at start and followed.
 
-Guarantees that what was once known is never taken back by an older event: readers may go over history again.
+Guarantees that an older event never replaces a newer status: readers may read history again.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class EnvironmentStatuses:
 
     @property
     def last_seq(self) -> int:
-        """The last sequence of EVENTS that told of a standing."""
+        """The last sequence of EVENTS that held a standing."""
         return max((seq for seq, _ in self._newest.values()), default=0)
 
     async def read(self, bus: Bus, run: str, revision: str, environments: Iterable[str]) -> None:

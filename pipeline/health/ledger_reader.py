@@ -1,9 +1,10 @@
-"""Reads a ledger and has it verified.
+"""Reads a ledger and verifies it.
 
-What was added since the last look, and all of it after the server was away.
+It reads what was added since the last time, and everything after the server was unavailable.
 
-A server whose store is damaged leaves out what it cannot read, without a word. So what is read is compared with what
-the server counts; and all is read again once the connection was lost, since a damaged store shows after a restart.
+A server with a damaged store silently leaves out entries that it cannot read. So the number of entries read is compared
+with the server's count; and everything is read again after the connection was lost, since a damaged store shows after a
+restart.
 """
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamExtent

@@ -1,8 +1,9 @@
-"""Posts which notices of the run begin and end to the webhook.
+"""Posts to the webhook which notices of the run begin and end.
 
-They are the supervisor's where one runs, else what the health service derives from the heartbeats that it hears. What
-cannot be delivered is replaced by what holds once it can be: notices are a state, and in a run's summary in any case.
-That an environment is kept from training is left out, since that is posted as an alert.
+The notices are the supervisor's if one runs, else those that the health service derives from heartbeats. If a post
+cannot be delivered, it is replaced by the notices that hold once delivery works again: notices are a state, and are in
+the run's summary in any case. Notices that an environment is kept from training are left out, since an alert reports
+that.
 """
 
 import time
@@ -45,7 +46,7 @@ class NoticeNotification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeWebhook:
-    """Sends the notices of one run. Restarted, it tells again of those that hold."""
+    """Sends the notices of one run. After a restart it sends those that hold again."""
 
     def __init__(
         self, service: Service, config: HealthConfig, transport: httpx.AsyncBaseTransport | None = None

@@ -1,10 +1,10 @@
-"""The health service: what the event streams say in, alerts out, one fenced commit a window.
+"""The health service: turns the event streams into alerts, one fenced commit a window.
 
 One writer an environment. It reads scores, rewards, dead letters, evaluations, ledger entries and the trainer's
-reports, and no payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what
-every check found in a window, or what one found in an evaluation, what follows for the environment, and the whole
-state, so a restart reads the open windows again and judges them alike. A request to resume (key-value) becomes an event
-here too: a service that needs an environment's status reads its newest alert event and nothing else.
+reports, and no payload: the scores' signals hold the statistics of tokens and logprobs that checks need. An alert event
+holds the results of all checks for a window, or of one check for an evaluation, the environment's resulting status, and
+the whole state, so a restart reads the open windows again and gets the same results. A request to resume (key-value)
+becomes an event here too: a service that needs an environment's status reads only its newest alert event.
 """
 
 import logging
@@ -67,7 +67,7 @@ async def run_health(service: Service, config: RunConfig) -> None:
 
 
 async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["AlertWriter"]) -> None:
-    """Verify the ledger, and tell every environment when something is wrong with it. Runs until cancelled."""
+    """Verify the ledger; alert every environment if it has a fault. Runs until cancelled."""
     reader = LedgerReader(service.bus, service.run, config.training.name, rules_of(config, service.now_ns()))
     found: list[LedgerProblem] = []
     while True:

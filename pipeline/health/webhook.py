@@ -1,11 +1,11 @@
 """Posts changes of alerts to a URL.
 
-In order, each at least once, also after a kill or an outage of either side.
+It posts in order, each at least once, also after a kill or an outage of either side.
 
-How far it has come is kept in the run's bucket after each alert event, and holds back the trimming of alerts. A run
-that gets a webhook only later does not post what was before. What cannot be delivered is said in the heartbeat, and
-tried again until it can be; what the other side refuses as such (400, 413, 422) is logged and left out, for it would
-hold back all that comes after it. Alerts stay in EVENTS in any case.
+Its position is kept in the run's bucket after each alert event, and holds back the trimming of alerts. A run that gets
+a webhook only later does not post earlier alerts. A failed delivery is reported in the heartbeat, and retried until it
+succeeds. A post that the other side refuses as such (400, 413, 422) is logged and left out, because it would hold back
+all later ones. Alerts stay in EVENTS in any case.
 """
 
 import logging

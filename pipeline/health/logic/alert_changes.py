@@ -1,4 +1,4 @@
-"""Tells which alerts begin, change or end with an alert event, for those who hear of changes alone."""
+"""Finds which alerts begin, change or end with an alert event, for receivers of changes alone."""
 
 from typing import Literal
 

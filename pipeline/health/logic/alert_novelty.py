@@ -1,7 +1,7 @@
-"""Which alerts of a window are news, for the log. Pure.
+"""Decides which alerts of a window are news, for the log. Pure.
 
-A warning is news in each window. What only informs, a rater that is at odds by design say, is news once: when it
-begins, and again when what is at odds changes or after the check has been well in between.
+A warning is news in each window. An alert that only informs, for example about a rater that is at odds by design, is
+news once: when it begins. It is news again when its subject changes, or after the check has been well in between.
 """
 
 import re

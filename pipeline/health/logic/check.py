@@ -1,9 +1,9 @@
 """The base class of health checks: evaluates one window of one environment at a time.
 
-A window holds what was stored since the one before, in the order of the stream, so a check is a function of the stream
-alone. Guarantees that a value that is missing, NaN, infinite or beyond +-1e12 never counts as healthy: it is left out,
-and a check with nothing left to judge by says `idle`. The normalizer refuses what lies beyond 1e12 as well; the fourth
-power of what is kept is a number, so no statistic of it overflows.
+A window holds the messages stored since the previous one, in the order of the stream, so a check is a function of the
+stream alone. Guarantees that a value that is missing, NaN, infinite or beyond +-1e12 never counts as healthy: it is
+left out, and a check without any value reports `idle`. The normalizer also refuses values beyond 1e12. The fourth power
+of every kept value is finite, so no statistic overflows.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Collapse of the policy: entropy, diversity and scores against the starting model."""
+"""Checks for collapse of the policy: entropy, diversity and scores against the starting model."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Checks of change: has the distribution of scores moved from what it was in the windows before?
 
-A policy that learns moves them too, so these warn and never do more. All of them judge mean scores of groups: samples
-of one prompt are not independent, groups nearly are. Thresholds with sources stand at each check.
+A policy that learns moves scores too, so these checks only warn. All of them use mean scores of groups: samples of one
+prompt are not independent, groups nearly are. Each check names its thresholds and their sources.
 """
 
 import math

@@ -85,7 +85,7 @@ class UnconfirmedGain(Check):
 
 class RaterSaturation(Check):
     """A rater that comes to say its best of > .9 of the samples, where it did of < .5 in the first two windows, while
-    no other one does: it tells samples apart no more. That warns: form that is learned looks alike, and a gain that
+    no other one does: it no longer distinguishes samples. That only warns: learned form looks the same, and a gain that
     others do not confirm has a check of its own. Ratings are calibrated to [0, 1]; within .01 of 1 is the best."""
 
     name = "rater_saturation"

@@ -1,6 +1,6 @@
 """Checks for reward hacking.
 
-Does the reward rise while the raters part, and which rater is at odds?
+They find a reward that rises while the raters diverge, and the rater that is at odds.
 """
 
 import math

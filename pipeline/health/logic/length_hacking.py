@@ -40,9 +40,9 @@ class LengthHacking(Check):
 
     r > .3 warns where chance is ruled out (z > 3.3). r > .6 while mean lengths rise over eight windows (t > 2)
     quarantines, unless more than half of two raters or more have r > .3 themselves: then thinking longer may help. One
-    rater alone cannot tell that from a hack. A negative r is ordinary, since wrong answers run long. It warns below -.3
-    if it is lower than in the first two windows by more than .3 and by more than chance: then shorter answers are paid
-    more than they were.
+    rater alone cannot distinguish that from a hack. A negative r is ordinary, since wrong answers run long. It warns
+    below -.3 if it is lower than in the first two windows by more than .3 and by more than chance: then shorter answers
+    are paid more than they were.
 
     Eight groups in which both differ are enough, so the first window is judged.
     """

@@ -1,4 +1,4 @@
-"""Checks for missing ratings. Tells an unavailable rater from an environment that cannot be scored."""
+"""Checks for missing ratings. Distinguishes an unavailable rater from an unscorable environment."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The monitor of one environment: events in, in the order of their stream.
+"""The monitor of one environment: takes events in the order of their stream.
 
-Every check's result out, window by window.
+It returns every check's result, window by window.
 
 Guarantees that results and standing are a function of the streams (and of resumptions): no clock, no arrival order. A
 window of groups ends with the message that completes it, one of batches with the entry that does; `state_dict` holds
-what lies before, never a part of a window, so that a restart reads the open windows again and comes to the same.
-Evaluations are judged one by one, each when it comes.
+the state before the open windows, never a part of a window, so that a restart reads the open windows again and gets the
+same results. Evaluations are checked one by one, each on arrival.
 """
 
 import math
@@ -119,7 +119,7 @@ class EnvMonitor:
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
-        self._lag = 0  # largest of the batches since steps were reported: a report tells of several windows
+        self._lag = 0  # largest of the batches since steps were reported: a report covers several windows
         self.windows = {"groups": 0, "batches": 0}
         self.standing = EnvironmentStanding()
         self._begin_groups()
@@ -148,9 +148,9 @@ class EnvMonitor:
             self._open.estimator = estimator
 
     def dead(self, letter: DeadLetter) -> None:
-        """Take in a dead letter: it counts when a group ends by it for what it holds.
+        """Take in a dead letter: it counts if a group ended because of its content.
 
-        A message that was not generated under a lease counts against nobody: anybody may have stored it.
+        A message that was not generated under a lease counts against no environment: any client may have stored it.
         """
         if not letter.ends_rollout or letter.kind == "deadline" or not letter.leased:
             return
@@ -183,7 +183,7 @@ class EnvMonitor:
         """Take in an evaluation of before the state that was loaded, for later ones to be compared with."""
         self._held_out.remember(event)
 
-    # what comes out
+    # results
 
     def judge_evaluation(self, event: EvalEvent) -> list[Alert]:
         """Judge an evaluation; nothing comes of one that was judged before.
@@ -256,11 +256,10 @@ class EnvMonitor:
         self.standing = EnvironmentStanding(diverted=diverted[-_SPANS:])
 
     def promote(self, first: int) -> None:
-        """Begin anew with the rollouts from sequence `first` on, which another revision judges.
+        """Begin again with the rollouts from sequence `first` on, which another revision scores.
 
-        What was usual before says nothing of them. The standing stays, and so does what is known of batches: how old
-        they are and how the trainer finds them has nothing to do with who judged them, and they come from another
-        stream.
+        Earlier baselines do not apply to them. The standing stays, and so does the state of batches: their age and the
+        trainer's figures do not depend on the revision, and they come from another stream.
         """
         self.promoted = first
         lasting = (*_OF_BATCHES, HeldOutCheck.name)

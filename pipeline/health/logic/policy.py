@@ -193,11 +193,11 @@ class StaleLengths:
 
 
 class RolloutTraining:
-    """What the inference server and the trainer make of the environment's tokens, as the trainer reports it with a
-    checkpoint: |k1| > .1, an effective sample size < .3 or a mean ratio outside [.5, 2] warn, k3 > 1 halts (see
-    `EnvMismatch`). Tokens of other environments count only where the trainer does not tell them apart. It is judged
-    with the staleness, which widens it; the value is k3, of the worst step. Where too large a step is the reason (see
-    `StepSizeCheck`), it warns and names that."""
+    """The difference between the logprobs of inference server and trainer for the environment's tokens, as the trainer
+    reports it with a checkpoint: |k1| > .1, an effective sample size < .3 or a mean ratio outside [.5, 2] warn, k3 > 1
+    halts (see `EnvMismatch`). Tokens of other environments count only if the trainer does not distinguish them. It is
+    read with the staleness, which widens it; the value is k3, of the worst step. Where too large a step is the reason
+    (see `StepSizeCheck`), it warns and names that."""
 
     name = "rollout_training"
 

@@ -1,4 +1,4 @@
-"""Check of the optimizer's steps by the trainer's own figures: are they too large?"""
+"""Checks by the trainer's own figures whether the optimizer's steps are too large."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,11 @@ class StepSizeCheck:
     A step that moved the policy by more KL than the run allows (`training.learner.max_step_kl`, .1 nats a token unless
     set) informs; more than twice as much, or another such step within 8, warns. The first step of AdamW without warm-up
     moves every weight by the full rate, and was the largest of healthy runs. Entropy below .3 of what it was within 32
-    steps warns.
-    Tokens sampled a step or more before they are trained then differ from the policy that trains them: where that
-    reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as `rollout_training`.
-    Of the first two steps only those count that no large step came before: the tokens of later ones are behind it.
-    Tokens of the very policy that trains them must agree, so their difference is never explained by the step. Where the
-    trainer tells environments apart, the tokens are those of the environment alone.
+    steps warns. Tokens sampled a step or more before they are trained then differ from the policy that trains them:
+    where that reaches k3 > 1, and the first steps' tokens did agree (k3 <= .1), it halts by this name, not as
+    `rollout_training`. Of the first two steps only those count that no large step came before: the tokens of later ones
+    are behind it. Tokens of the very policy that trains them must agree, so their difference is never explained by the
+    step. If the trainer distinguishes environments, the tokens are those of the environment alone.
     """
 
     name = "step_size"

@@ -1,6 +1,6 @@
 """Statistics of the checks: correlations, the t of a slope, Mann and Whitney's U.
 
-Pure functions. None of them knows a unit: multiplying all values by a number, or adding one, changes nothing.
+Pure functions. None depends on a unit: multiplying all values by a number, or adding one, changes nothing.
 """
 
 import math
@@ -28,7 +28,7 @@ def correlation(xy: float, xx: float, yy: float) -> float | None:
 def scaled_deviations(values: Sequence[float]) -> list[float]:
     """Return the deviations from the mean over the largest of them.
 
-    Zeros where rounding alone tells values apart.
+    Zeros if values differ by rounding alone.
     """
     most = max(map(abs, values), default=0.0)
     if not most:

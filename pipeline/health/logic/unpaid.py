@@ -1,4 +1,4 @@
-"""The check of bonuses for form: is there one that no sample earns?"""
+"""Checks whether there is a bonus for form that no sample earns."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from lachesis.schemas.annotations import GroupScore, GroupShaping
 __all__ = ["UnpaidBonuses"]
 
 _MIN_GROUPS = 128
-"""Groups in a row without a single sample, after which it is told."""
+"""Groups in a row without a single sample, after which the check warns."""
 _LENGTH = "length_bounty_max"
 _MANY_TRUNCATED = 0.5
 
@@ -17,8 +17,8 @@ _MANY_TRUNCATED = 0.5
 class UnpaidBonuses(Check):
     """A format marker that no sample has had in 128 groups or more, while bonuses are in force: warns, and names it.
 
-    A bonus that nobody earns teaches nothing, and looks like one that is still to be learned. The same holds of the
-    bonus for length where it is the only one.
+    A bonus that no sample earns teaches nothing, and looks like one that is still to be learned. The same holds for the
+    length bonus if it is the only one.
     """
 
     name = "unpaid_bonuses"
