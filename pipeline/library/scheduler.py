@@ -1,4 +1,4 @@
-"""Draws the items of a loop of your own by a curriculum, and learns from what came of them. Pure."""
+"""Draws the items of a loop of your own by a curriculum, and learns from the results. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ class CurriculumScheduler:
     def update(self, item: str, successes: Sequence[float | bool | None], *, step: int = 0) -> bool:
         """Learn from one group of answers to an item; say whether it taught something.
 
-        `successes` lie in [0, 1]; None is an answer that nobody could judge, and teaches nothing. `step` is the
+        `successes` lie in [0, 1]; None is an answer that could not be scored, and teaches nothing. `step` is the
         optimizer step of the policy that answered. Raises `DataError` on an unknown item or other successes.
         """
         if item not in self._place:
