@@ -23,5 +23,5 @@ class AnsweredRequests:
             self._bodies[path] = body
 
     def get(self, path: str) -> bytes | None:
-        """Return what the route has answered before; None: nothing."""
+        """Return an answered request of the route; None: there is none."""
         return self._bodies.get(path)

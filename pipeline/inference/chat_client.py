@@ -182,7 +182,7 @@ class ChatClient:
 
 
 class ChatInference:
-    """An `Inference` over a `ChatClient`; `tokens` counts what the model generated, None if unknown."""
+    """An `Inference` over a `ChatClient`; `tokens` counts the generated tokens, None if unknown."""
 
     def __init__(self, client: ChatClient, model: str) -> None:
         self.tokens: int | None = 0

@@ -123,7 +123,7 @@ class PromptTopLogprobs(NamedTuple):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What `probe` found."""
+    """The server's capabilities that `probe` found."""
 
     model: str
     """Served model name."""
@@ -300,11 +300,11 @@ class InferenceClient:
         return (await self._model()).max_model_len
 
     async def observe(self, probe: TokenProbe | None, *, version: bool = False) -> ObservedServer:
-        """Return what the server says of itself now, and the text that it makes of the probe's ids.
+        """Return the server's present report on itself, and the text that it makes of the probe's ids.
 
-        Over connections of its own. `version`: with the weights that a token comes from that it samples for it.
+        Uses connections of its own. `version`: also sample a token, and report the weights that it comes from.
 
-        Raises InfrastructureError also where it refuses that: every server of a run answers it.
+        Raises InfrastructureError also if the server refuses that, because every server of a run answers it.
         """
         try:
             return await self._observe(probe, version=version)
@@ -386,7 +386,7 @@ class InferenceClient:
         return not_compared
 
     async def loaded_weights(self) -> list[LoadedWeights] | None:
-        """Return what each of vLLM's workers says of the weights that it computes with.
+        """Return the report of each of vLLM's workers on the weights that it computes with.
 
         None: it is another server.
         """

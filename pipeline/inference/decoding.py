@@ -204,7 +204,8 @@ class SeparateRows(DecodingBatch):
         self.logits = self.logits[self._tensor(rows)]
 
     def _step(self, sequence: list[int], cache: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Read what the cache has not: the last token, or all. Return the logits [1, V] after it, and the cache."""
+        """Read the tokens that are not in the cache: the last one, or all. Return the logits [1, V] after it, and the
+        cache."""
         start = len(sequence) - 1 if cache else 0
         positions = torch.arange(start, len(sequence), device=self.device)[None, :]
         output, logits = self._forward(

@@ -71,7 +71,7 @@ def choose_decoding(model: Any, max_model_len: int) -> DecodingBatch:
 
 
 def graph_pool(device: torch.device) -> GraphPool | None:
-    """Return what records steps on a GPU, None elsewhere. A step that cannot be recorded fails its trial."""
+    """Return the pool of graphs on a GPU, else None. A step that cannot be recorded fails its trial."""
     return GraphPool(device, strict=True) if device.type == "cuda" else None
 
 
@@ -89,7 +89,7 @@ def _ways(model: Any, changes_at: int | None, graphs: GraphPool | None) -> Itera
 
 
 def _inexact_cache(model: Any) -> str | None:
-    """Return what the cached pass of a model leaves out, None where nothing is known.
+    """Return what the cached pass of a model leaves out, None if no difference is known.
 
     Mamba 2 layers of transformers hold their time steps within `time_step_limit` in a plain pass and in no cached one,
     so the two differ at every token whose time step lies outside; a few tokens need not show that.

@@ -98,7 +98,7 @@ class _Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _OpenAiRequest(_Sampling, frozen=True, kw_only=True):
-    """What OpenAI's routes take."""
+    """A request of OpenAI's routes."""
 
     model: str | None = None
     max_tokens: int | None = None

@@ -55,7 +55,7 @@ _SILENT_S = 2.0
 
 
 def control_token(folder: Path, role: str) -> str:
-    """Return what the servers of `role` want of who changes their state.
+    """Return the token that is needed to change the state of the servers of `role`.
 
     The run's own processes, by its folder.
 
@@ -65,7 +65,7 @@ def control_token(folder: Path, role: str) -> str:
 
 
 def key_path(config: RunConfig, role: str) -> Path | None:
-    """Return the file of the key that the servers of `role` want of who samples; None if they want none."""
+    """Return the file of the key for sampling from the servers of `role`; None if they need none."""
     settings = config.role(role)
     if settings.key_file is not None:
         return Path(settings.key_file)
@@ -73,7 +73,7 @@ def key_path(config: RunConfig, role: str) -> Path | None:
 
 
 def sampling_key(config: RunConfig, role: str) -> str | None:
-    """Return the key that the servers of `role` want of who samples; None if they want none.
+    """Return the key for sampling from the servers of `role`; None if they need none.
 
     It is made if there is none yet. Raises `StartupError` when its file cannot be read or written, or holds no key.
     """

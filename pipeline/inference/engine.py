@@ -48,7 +48,7 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """A context manager: entering starts the thread, leaving ends it and fails what is unfinished."""
+    """A context manager: entering starts the thread, leaving ends it and fails unfinished requests."""
 
     def __init__(
         self,

@@ -63,7 +63,8 @@ class SampledTokens:
 
 
 class EventStream(Response):
-    """A response of server-sent events, one for each of `events`, and `[DONE]`. `future`: what a hang-up cancels."""
+    """A response of server-sent events, one for each of `events`, and `[DONE]`. `future`: cancelled if the client hangs
+    up."""
 
     media_type = "text/event-stream"
 

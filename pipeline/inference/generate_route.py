@@ -40,7 +40,7 @@ class TextSample(Struct, frozen=True, kw_only=True):
 
 
 class GenerateBackend(Protocol):
-    """What samples and reads text for one request."""
+    """Samples and tokenizes text for one request."""
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a prompt."""
@@ -57,7 +57,7 @@ class GenerateBackend(Protocol):
 async def answer_generate(given: dict[str, Any], backend: GenerateBackend) -> Any:
     """Return the answer to the body of a request.
 
-    Raises `DataError` for what is wrong with it or not served.
+    Raises `DataError` for a value that is wrong or not served.
     """
     if given.get("stream"):
         raise DataError("stream is not served here; leave it out, or use /v1/completions.")

@@ -95,7 +95,7 @@ class GraphedCall:
         self._output: Any = None
 
     def __call__(self) -> Any:
-        """Return what the call gives. It holds until the next call of any graph of the pool."""
+        """Return the result of the call. It is valid until the next call of any graph of the pool."""
         if self._graph is None and self._pool.records:
             try:
                 self._graph, self._output = self._pool.capture(self._call)

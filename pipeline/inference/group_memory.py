@@ -39,7 +39,7 @@ def has_processes(group: int) -> bool:
 
 
 def remove_names(names: Iterable[str]) -> list[str]:
-    """Remove what is left of them, and return what was."""
+    """Remove the names that are left, and return them."""
     removed = []
     for name in sorted(names):
         with suppress(OSError):

@@ -43,7 +43,7 @@ _HEAD_S = 10.0
 
 
 def local_url(config: RunConfig, role: str, listener: socket.socket) -> str:
-    """Return the URL by which this machine reaches what listens."""
+    """Return the URL by which this machine reaches the listening server."""
     return f"http://{config.role(role).local_address}:{listener.getsockname()[1]}"
 
 
@@ -69,8 +69,8 @@ async def serve_role(
 
     `load`: requests in work, and waiting. `pointer`: as `announce`.
 
-    Raises StartupError when `check_alive` raises InfrastructureError: what samples is gone, so the service ends and is
-    started again, and the cause is its own.
+    Raises StartupError when `check_alive` raises InfrastructureError: the engine is gone, so the service ends and is
+    started again, and the fault is its own.
     """
     foreign = role == "policy" and any(env.is_foreign for env in config.environments.values())
     if foreign and config.trained_temperature is not None:

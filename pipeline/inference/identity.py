@@ -27,7 +27,7 @@ _MEND = "nothing that it generates is stored; start it again with the model and 
 
 
 class ObservedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself. None: it does not say."""
+    """A server's report on itself. None: it does not say."""
 
     model: str
     engine: str | None
@@ -41,7 +41,7 @@ class Observable(Protocol):
     """A server that can be observed: `InferenceClient`."""
 
     async def observe(self, probe: TokenProbe | None, *, version: bool = False) -> ObservedServer:
-        """Return what the server says of itself now, over a connection of its own."""
+        """Return the server's present report on itself, over a connection of its own."""
         ...
 
     @property
@@ -51,9 +51,8 @@ class Observable(Protocol):
 
 
 class IdentityGuard:
-    """Compares the servers of one role. Without a `record` there is nothing to compare with, and all pass.
-
-    `model` and `engine` are those that the run starts itself; None: what the first server that passes has.
+    """Compares the servers of one role. Without a `record` there is nothing to compare with, and all pass. `model` and
+    `engine` are those that the run starts itself; None: those of the first server that passes.
     """
 
     def __init__(self, report: Callable[[str | None], None] | None = None) -> None:

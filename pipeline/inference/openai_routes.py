@@ -39,7 +39,7 @@ _TEXT = "text_completion"
 
 
 class OpenAiRoutes:
-    """Handlers of the routes. `names`: what the model may be called, the first of them in answers."""
+    """Handlers of the routes. `names`: names of the model; answers use the first."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _Answer:
     def _message(
         self, text: str, finish_reason: str | None, tokens: Sequence[int]
     ) -> tuple[dict[str, Any], str | None]:
-        """Return what the assistant says, its tool calls apart, and how it ended."""
+        """Return the assistant's text, its tool calls separately, and how it ended."""
         calls: list[ToolCall] = []
         if self._tools:
             calls = parse_tool_calls(text, whole=self._tokenizer.decode(list(tokens)), opened=self.opened).calls
@@ -269,7 +269,7 @@ class _Answer:
         return {"content": content, "tool_calls": told}, "tool_calls" if finish_reason == "stop" else finish_reason
 
     def _before_call_token(self, text: str, tokens: Sequence[int]) -> str:
-        """Return what is said before a special token that begins calls; the text where there is none."""
+        """Return the text before a special token that begins calls; all of it if there is none."""
         if CALL_MARKER in text or not may_be_marked_call(text):
             return text
         place = next((i for i, one in enumerate(tokens) if self._tokenizer.decode([one]).strip() in CALL_TOKENS), None)

@@ -35,7 +35,7 @@ def place(policy: PolicyModel, settings: InferenceConfig, role: str) -> torch.de
     """Move the model to its device and precision, and return the device.
 
     On a GPU, products and attention give the same bits each time, so that the same requests together have the same
-    answers at temperature 0. Buffers and what a model keeps in float32 stay as they are: rotary frequencies rounded to
+    answers at temperature 0. Buffers and tensors that a model keeps in float32 are not rounded: rotary frequencies in
     bfloat16 are wrong by whole positions.
     """
     torch.set_num_threads(settings.threads)
@@ -64,7 +64,7 @@ def narrow_names(model: Any) -> frozenset[str]:
 
 
 def fitted(tensors: Mapping[str, torch.Tensor], model: Any) -> Mapping[str, torch.Tensor]:
-    """Return a policy's tensors rounded to what `model` computes in; where they are, the same."""
+    """Return a policy's tensors rounded to the dtype that `model` computes in; the same if they have it."""
     targets = policy_tensors(model)
     if all(name not in targets or tensor.dtype == targets[name].dtype for name, tensor in tensors.items()):
         return tensors

@@ -59,9 +59,9 @@ async def follow_policy(
 
     Set `loaded` after the first.
 
-    `trainer` is who makes them: each update is a span of the step that made the weights. `max_behind`: optimizer steps
-    that the server may be behind the newest policy; beyond, it is paused. None: it never is. `shared`: the pointer to
-    the trainer's segment, where the weights are in shared memory and not in the record's file.
+    `trainer` names the trainer that makes them: each update is a span of the step that made the weights. `max_behind`:
+    optimizer steps that the server may be behind the newest policy; beyond, it is paused. None: it never is. `shared`:
+    the pointer to the trainer's segment, where the weights are in shared memory and not in the record's file.
     """
     follower = _PolicyFollower(
         service, directory, loaded, trainer, path_of=path_of, max_behind=max_behind, shared=shared

@@ -213,7 +213,7 @@ class DetokenizeResponse(Struct, frozen=True, kw_only=True):
 
 
 class LoadedWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker of vLLM says of the weights that it computes with, read from its model's memory."""
+    """Report of a vLLM worker on the weights that it computes with, read from its model's memory."""
 
     digest: str | None = None
     """As `weights_digest`; None: not known, because of `unknown`."""

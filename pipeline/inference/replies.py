@@ -88,9 +88,9 @@ def forbidden(why: str) -> Response:
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """Return the request's JSON as a `kind`; nothing at all counts as an empty object. Raises `DataError`.
+    """Return the request's JSON as a `kind`; an empty body counts as an empty object. Raises `DataError`.
 
-    A body is refused as soon as it is longer than any request of sense: what it takes in memory is bounded.
+    A body is refused as soon as it is longer than any sensible request, so its memory is bounded.
     """
     data = bytearray()
     with anyio.move_on_after(BODY_S) as within:
@@ -108,7 +108,7 @@ async def generated(
 ) -> list[GenerationResult]:
     """Return what the engine samples after each prompt; a client that hangs up ends the work.
 
-    Leaves in the request's state what is counted and traced of it. Raises as `SamplingEngine.submit`.
+    Leaves the request's counts and trace data in its state. Raises as `SamplingEngine.submit`.
     """
     request.state.items = params.n * len(prompts)
     setattr(request.state, ASKED, params)

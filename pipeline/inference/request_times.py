@@ -32,7 +32,7 @@ class RequestTimes:
         }
 
     def describe_slow(self, now_s: float) -> str | None:
-        """Return what to say of requests that take too long; None: none does."""
+        """Return a text about requests that take too long; None: none does."""
         nothing_known = UsualTimes(_MIN_SLOW_S)
         slow = [
             (now_s - began_s, where, route)

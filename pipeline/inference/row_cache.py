@@ -168,7 +168,7 @@ def _stack_keys(tensors: Sequence[torch.Tensor], rows: Sequence[torch.Tensor], w
 
 
 def _append(buffer: torch.Tensor, held: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return a buffer that has `new` after what it holds; the same one if it has room."""
+    """Return the buffer with `new` appended; the same one if it has room."""
     length, end = held.shape[-2], held.shape[-2] + new.shape[-2]
     if end > buffer.shape[-2]:
         buffer = held.new_empty(*held.shape[:-2], end + _room(end), held.shape[-1])

@@ -32,14 +32,14 @@ class RowSettings(NamedTuple):
     has_nucleus: bool
 
     def padded(self, rows: int) -> RowSettings:
-        """Return settings of `rows` rows, of which the further ones are greedy."""
+        """Return settings of `rows` rows; the added ones are greedy."""
         further = _GREEDY_AND_BROAD.expand(rows - len(self.values), -1)
         return RowSettings(torch.cat([self.values, further]), self.has_nucleus)
 
 
 class Draw(NamedTuple):
-    """What was drawn: the log-probabilities float32 [B,V] that were sampled from, -inf outside the nucleus; and of each
-    row, float64 [3,B], the token, its logprob, and 1 where the row's logprobs hold NaN."""
+    """The result of a draw: the log-probabilities float32 [B,V] that were sampled from, -inf outside the nucleus; and
+    of each row, float64 [3,B], the token, its logprob, and 1 where the row's logprobs hold NaN."""
 
     logprobs: torch.Tensor
     drawn: torch.Tensor

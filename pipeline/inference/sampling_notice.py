@@ -28,7 +28,7 @@ FORGOTTEN: Final = 200
 
 
 class SamplingNotice:
-    """An ASGI application that looks at the requests for `paths`; `notify` gets what is to be said, None for nothing.
+    """An ASGI application that checks the requests for `paths`; `notify` gets the notice, None for none.
 
     `temperature`: the trainer's.
     """

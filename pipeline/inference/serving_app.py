@@ -69,7 +69,7 @@ ReadWeights = Callable[[str, str], Any]
 
 
 class ServedTokens(NamedTuple):
-    """What a server knows of its model's tokens."""
+    """A server's knowledge of its model's tokens."""
 
     tokenizer: Any
     tokenizer_hash: str
@@ -92,9 +92,8 @@ def serving_app(
 ) -> Starlette:
     """Return the application over a running engine.
 
-    `token`: what a request must bear that
-    changes the server's state, `key` any other; None: nothing. `hosts`: see `BrowserGuard`. `aliases`: what requests
-    may call the model beside `model_name`.
+    `token`: needed by a request that changes the server's state, `key` by any other; None: not needed. `hosts`: see
+    `BrowserGuard`. `aliases`: names that requests may use for the model beside `model_name`.
     """
     server = _Server(tokens, engine, model_name, read_weights)
     names = list(dict.fromkeys([model_name, *aliases]))

@@ -179,7 +179,7 @@ class StaticBatch(PaddedBatch):
         return step
 
     def _reserve(self, sizes: Sequence[tuple[int, int]], layers: Sequence[Any]) -> None:
-        """Have memory for so many elements of each layer's keys and values: zeros, since what is masked is read too."""
+        """Allocate so many elements of each layer's keys and values: zeros, since masked ones are read too."""
         if len(self._memory) == len(sizes) and all(
             size <= held.numel() for pair, own in zip(sizes, self._memory, strict=True)
             for size, held in zip(pair, own, strict=True)

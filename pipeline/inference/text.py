@@ -99,7 +99,7 @@ class TextTail:
         self._read = 0  # the text of so many of them is known; they are decoded for the spaces between
 
     def append(self, token: int) -> tuple[str, str]:
-        """Return the text that is certain by now, and behind it what may still change: half a character."""
+        """Return the text that is certain by now, and after it the part that may change: half a character."""
         self._tokens.append(token)
         piece = self.pending()
         waiting = len(self._tokens) - self._read
@@ -177,7 +177,7 @@ class GrowingText:
         return self._show(len(self._text) - self._held if stop is None else self._end + stop[0])
 
     def finish(self, stop_reason: int | str | None) -> str:
-        """Return what is left once the sample has ended."""
+        """Return the remaining text once the sample has ended."""
         self._text += self._tail.pending()
         end = self._text.find(stop_reason) if isinstance(stop_reason, str) else -1
         if end < 0 and isinstance(stop_reason, str) and self._whole is not None:

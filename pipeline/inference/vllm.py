@@ -148,7 +148,7 @@ async def start_vllm(
     `tokenizer`: in place of the one beside the weights. `chat_template`: the text of one in place of the tokenizer's.
     `routed_experts`: record which ones process each token.
 
-    `folder`: the run's. `token`: what a request must bear that changes its state, `key` any other; None: nothing.
+    `folder`: the run's. `token`: needed by a request that changes its state, `key` by any other; None: not needed.
 
     Raises StartupError when there is no such interpreter.
     """
@@ -187,7 +187,7 @@ async def start_vllm(
 
 
 def _arguments(model: str, role: str, host: str, port: int) -> list[str]:
-    """Return what this project needs of vLLM: ids in and out, what was sampled from as logprobs, our weights."""
+    """Return the arguments of vLLM: token ids in and out, logprobs as sampled, our weights."""
     return [
         *("--model", model, "--served-model-name", *dict.fromkeys((role, "default", model, Path(model).name))),
         *("--host", host, "--port", str(port)),

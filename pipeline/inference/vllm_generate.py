@@ -62,7 +62,7 @@ class _Completion(Struct):
 async def answer_by_vllm(app: App, scope: Message, receive: Callable[[], Awaitable[Message]]) -> bytes:
     """Return the answer to a request for `/generate`, as JSON.
 
-    Raises `DataError` for what is wrong with it or not served, `VllmRefusal` when vLLM refuses.
+    Raises `DataError` for a value that is wrong or not served, `VllmRefusal` when vLLM refuses.
     """
     body = bytearray()
     while True:

@@ -24,8 +24,8 @@ def loaded_weights(
 ) -> LoadedWeights:
     """Return the report on the weights that `model` holds.
 
-    `expected` has the names, shapes and dtypes of the checkpoint's tensors, in which they are digested. `dtype` is what
-    they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of what was delivered.
+    `expected` has the names, shapes and dtypes of the checkpoint's tensors, in which they are digested. `dtype` is the
+    dtype that they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of the delivered tensors.
     """
     held = loaded_tensors(model, expected)
     if unknown := sorted(expected.keys() - held.keys()):
@@ -38,9 +38,10 @@ def loaded_weights(
 
 
 def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str) -> str | None:
-    """Return the digest of what was delivered once it is rounded to the dtypes in which `model` holds it.
+    """Return the digest of the delivered tensors, rounded to the dtypes in which `model` holds them.
 
-    None if that changes no value: `model` holds it in the dtypes that it has, or in what it travelled in (`dtype`).
+    None if that changes no value: `model` holds them in their own dtypes, or in the one that they travelled in
+    (`dtype`).
     """
     held = {name: tensor.dtype for name, tensor in loaded_tensors(model, delivered).items()}
     harmless = {torch.bfloat16} if dtype == "bfloat16" else set()

@@ -22,9 +22,9 @@ _MEMORY_MEND = (
 
 
 def failure_reason(output: str) -> str | None:
-    """Return the first error in vLLM's output that says something, None where there is none.
+    """Return the first error in vLLM's output that has a message, None if there is none.
 
-    The first: what follows is raised by processes that waited for the one that failed.
+    Later errors are raised by processes that waited for the one that failed.
     """
     lines = [_LOGGED.sub("", line) for line in output.splitlines()]
     for number, line in enumerate(lines):
@@ -40,7 +40,7 @@ def failure_reason(output: str) -> str | None:
 
 
 class OutputMark:
-    """Remembers where this process's log ends, to read later what a child has written to it since."""
+    """Remembers where this process's log ends, to read later what a child has written after it."""
 
     def __init__(self) -> None:
         self._start = _log_size()

@@ -36,7 +36,7 @@ _UNNAMED = -1
 
 
 class _Served:
-    """What this process serves: at most one segment, as it was when its version was named."""
+    """The segment that this process serves, if any, as it was when its version was named."""
 
     reader: SegmentReader | None = None
     changes = 0
@@ -82,7 +82,7 @@ class SharedModel:
         self._changes = self._reader.check_version(version)
 
     def finish_update(self) -> None:
-        """Serve what `update` found."""
+        """Serve the segment that `update` found."""
         if self._changes is not None:
             _served.reader, _served.changes, self._changes = self._reader, self._changes, None
 
@@ -144,9 +144,9 @@ class SharedModel:
         log.info("%d parameters are in shared memory, generation %s", len(views), reader.generation[:8])
 
     def _sources(self, reader: SegmentReader) -> Iterator[tuple[str, list[SegmentTensor], torch.Tensor]]:
-        """Yield each parameter with the tensors of the segment that its rows are.
+        """Yield each parameter with the segment's tensors that make up its rows.
 
-        Raises `DataError` naming what has no source, and what of the segment is part of no parameter.
+        Raises `DataError` that names parameters without a source, and tensors that are part of no parameter.
         """
         joined: dict[str, list[str]] = getattr(self._model, "packed_modules_mapping", {})
         places, unused, orphans, found = reader.places, set(reader.places), [], []
@@ -208,7 +208,7 @@ def _guarded(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_loaded(loaded: dict[str, torch.nn.Parameter], views: dict[str, torch.Tensor]) -> None:
-    """Raise `DataError` unless what vLLM's loader has made of the segment's tensors is what lies in the segment."""
+    """Raise `DataError` unless vLLM's loader makes of the segment's tensors the same values."""
     wrong = [name for name in views if name not in loaded or not torch.equal(loaded[name].data, views[name])]
     wrong += sorted(loaded.keys() - views.keys())
     if wrong:
@@ -236,7 +236,7 @@ def _view_of(reader: SegmentReader, sources: list[SegmentTensor], held: torch.Te
 
 
 def _left_outside(model: torch.nn.Module, reader: SegmentReader, private: list[torch.Tensor]) -> Iterator[str]:
-    """Yield parameters outside of the segment, meta tensors, and what still holds `private` memory of parameters."""
+    """Yield parameters outside of the segment, meta tensors, and holders of parameters' `private` memory."""
     owned = {
         tensor.untyped_storage().data_ptr() for tensor in private if tensor.numel() and not reader.contains(tensor)
     }

@@ -74,7 +74,7 @@ class _FileUpdateInfo:
 
 
 class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Reads and checks in `update_weights`, loads in `finish_weight_update`; `init` drops what was read."""
+    """Reads and checks in `update_weights`, loads in `finish_weight_update`; `init` drops unfinished ones."""
 
     init_info_cls = _InitInfo
     update_info_cls = _FileUpdateInfo
@@ -95,7 +95,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
             )
 
     def init_transfer_engine(self, init_info: _InitInfo) -> None:
-        """Drop what an update that was not finished has left."""
+        """Drop the tensors of an update that was not finished."""
         self._staged = None
         self._shared.drop_update()
 
@@ -120,7 +120,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
             raise ValueError(f"{REFUSED}{error}") from error
 
     def finish_weight_update(self) -> None:
-        """Load what was read, or serve what is shared; without either, merely end the session."""
+        """Load the file that was read, or serve the shared weights; without either only end the session."""
         self._shared.finish_update()
         if self._staged is None:
             return
@@ -151,11 +151,11 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 
 def _published_form(vllm_config: Any) -> dict[str, torch.Tensor]:
-    """Return name, shape and dtype (as meta tensors) of what a published policy of this model consists of.
+    """Return the tensors of a published policy of this model, as meta tensors: name, shape, dtype.
 
     They are the tensors of the checkpoint that vLLM has just loaded, by its headers; floating-point ones come in
-    float32, whatever the checkpoint has. A head that is tied to the embedding is not stored, though some checkpoints
-    do: vLLM itself passes over it.
+    float32, whatever the checkpoint has. A head that is tied to the embedding is not stored; vLLM itself ignores it in
+    checkpoints that have it.
     """
     model = vllm_config.model_config
     folder = Path(model.model)
