@@ -44,7 +44,7 @@ ADAPTER = "adapter"
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """What adapters were made with, as peft writes it down."""
+    """The settings of adapters, as peft records them."""
 
     r: int
     lora_alpha: float

@@ -98,9 +98,9 @@ class PackedBatch:
     def microbatches(self, max_tokens: int) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
         """Yield rows of like length as batches of at most `max_tokens` padded tokens, the longest first.
 
-        With each come its row numbers (int64 [b]). Every row comes exactly once, and each batch is trimmed to its
-        longest row. A row longer than `max_tokens` makes a batch of its own. What needs the most memory is computed
-        first, so that too little of it is found out at once.
+        Each batch comes with its row numbers (int64 [b]). Every row comes exactly once, and each batch is trimmed to
+        its longest row. A row longer than `max_tokens` makes a batch of its own. The batch that needs the most memory
+        is computed first, so that a shortage shows at once.
         """
         longest_first = torch.argsort(self.lengths_B, descending=True, stable=True)
         start = 0

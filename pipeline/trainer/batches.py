@@ -65,7 +65,7 @@ def batches(
     Iterate them as they are, or open them first (`async with`) to publish weights.
 
     `nats` is a server's URL, a connection's settings or an open bus; left out, the run's embedded server is found by
-    its folder (default `runs/<run>`). `trainer` names the ledger. `position` goes before what was committed.
+    its folder (default `runs/<run>`). `trainer` names the ledger. `position` takes precedence over the committed one.
     `pad_id` fills up the rows of the tensors.
     """
     return BatchReader(run, nats, Path(folder or f"runs/{run}"), trainer=trainer, position=position, pad_id=pad_id)
@@ -180,17 +180,14 @@ class BatchReader:
         self._drops = [drops for drops in self._drops if drops.batch != batch.batch.number]
 
     def limits(self, batch: LedgerBatch) -> TrainerLimits:
-        """Return what the packed tensors can hold.
-
-        By the run's policy, else what most of the batch's groups hold.
-        """
+        """Return the limits of the packed tensors: the run's policy's, else those of most of its groups."""
         if self.feed.policy is not None:
             return TrainerLimits.of(self.feed.policy, TEXT_ALONE)
         hashes = Counter(group.tokenizer_hash for _, group, _ in batch.groups)
         return TrainerLimits(hashes.most_common(1)[0][0] if hashes else None)
 
     def drop(self, batch: LedgerBatch, selected: TrainableBatch) -> None:
-        """Record what `Batch.packed` leaves out, for the commit that covers the batch."""
+        """Record the groups that `Batch.packed` leaves out, for the commit that covers the batch."""
         drops = selected.drops(batch.batch.number)
         for drop in drops:
             log.warning("batch %d lacks %d of its groups: %s", drop.batch, len(drop.seqs), drop.reason)

@@ -63,7 +63,7 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContent:
-    """What a checkpoint is made of after `step` steps; of `policy` only what no step changes is used."""
+    """The content of a checkpoint after `step` steps; `policy` gives only the parts that no step changes."""
 
     policy: PolicyModel
     step: int
@@ -101,7 +101,7 @@ class CheckpointContent:
 
 
 def checkpoint_bytes(policy: PolicyModel, learner: Learner) -> int:
-    """Return what the tensors of a checkpoint take, bytes: nearly all of it."""
+    """Return the bytes of a checkpoint's tensors: nearly all of it."""
     return CheckpointContent.of(policy, learner).nbytes
 
 
@@ -126,7 +126,7 @@ def save_content(
     """Write a checkpoint and make it the latest. Return its state.
 
     The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed. A save
-    that fails (on a full disk, say) leaves nothing behind.
+    that fails (for example on a full disk) leaves nothing behind.
     """
     if keep < 1:
         raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")

@@ -81,7 +81,7 @@ def write_checkpoint(folder: Path, state: TrainerState, write: Callable[[Path], 
 
 
 def _discard(folder: Path, name: str) -> None:
-    """Remove what a save has left that failed, unless `latest` names it already."""
+    """Remove the files of a failed save, unless `latest` names it already."""
     with suppress(OSError):  # the error that made it fail counts
         pointer = folder / POINTER
         named = pointer.read_text().strip() if pointer.exists() else None
@@ -91,7 +91,7 @@ def _discard(folder: Path, name: str) -> None:
 
 
 def _free_name(folder: Path, step: int) -> str:
-    """A folder name not in use: a step saved again (after a crash, say) never touches what `latest` may name."""
+    """Return an unused folder name: a step saved again after a crash never touches what `latest` names."""
     base = f"step-{step:08d}"
     names = [base, *(f"{base}-{number}" for number in range(1, len(list(folder.iterdir())) + 1))]
     return next(name for name in names if not (folder / name).exists())

@@ -24,7 +24,7 @@ _SAY_EVERY_S = 10.0
 
 
 class CompileWatch:
-    """Counts the compiler's pieces from `begin` on; `end` says what a step's compiling took."""
+    """Counts the compiler's pieces from `begin` on; `end` reports a step's compile time."""
 
     def __init__(self, max_seconds: float = MAX_COMPILE_S) -> None:
         self.pieces = 0

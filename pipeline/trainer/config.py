@@ -235,7 +235,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def learner_on_record(recorded: bytes) -> LearnerConfig:
     """Return the settings that a trainer recorded as JSON with its steps.
 
-    A field that the record lacks did not exist then, and has the value that means what was done without it. Raises
+    A field that the record lacks did not exist then, and gets the value that means the earlier behaviour. Raises
     `SchemaError`.
     """
     known = from_json("numerics.learner", dict[str, Any], recorded)

@@ -47,7 +47,7 @@ def _mismatch(tokens: float, k1: float, k3: float, weight: float, squared: float
 
 
 def env_figures(envs: Mapping[str, EnvMismatch]) -> dict[str, float]:
-    """Return `logprobs/{env}/diff` and `logprobs/{env}/kl` of a step; what is not a number is left out."""
+    """Return `logprobs/{env}/diff` and `logprobs/{env}/kl` of a step; NaN and infinity are left out."""
     figures = {f"logprobs/{env}/diff": one.k1 for env, one in envs.items()}
     figures |= {f"logprobs/{env}/kl": one.k3 for env, one in envs.items()}
     return {name: value for name, value in figures.items() if value is not None}

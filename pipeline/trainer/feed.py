@@ -82,9 +82,7 @@ class LedgerBatch:
     def select(
         self, limits: TrainerLimits, *, inputs: GroupInputs | None = None, shuffle_seed: int | None = None
     ) -> TrainableBatch:
-        """Return what a trainer with these limits can use of the batch.
-
-        Raises `DataError`, saying why, if nothing.
+        """Return the usable groups of the batch. Raises `DataError`, saying why, if none is usable.
 
         `inputs`, `shuffle_seed`: see `select_trainable`.
         """

@@ -24,7 +24,7 @@ CALM_STEPS, MAX_CALM_STEPS = 20, 640
 
 
 class FailedPass(msgspec.Struct, frozen=True, kw_only=True):
-    """The micro-batch whose pass ran out of memory, and what its error said."""
+    """The micro-batch that ran out of memory, and the text of the error."""
 
     rows: int
     tokens: int
@@ -33,7 +33,7 @@ class FailedPass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank needs for the next attempt; all defaults: its passes went well."""
+    """The needs of one rank for the next attempt; all defaults: its passes succeeded."""
 
     tokens: int | None = None
     """Most padded tokens of a micro-batch."""
@@ -69,7 +69,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tokens: int, recompute: bool | Literal["auto"], *, can_recompute: bool) -> StepFit:
-        """Return what a learner begins with."""
+        """Return a learner's first division."""
         return cls(
             configured=tokens,
             tokens=tokens,
@@ -86,7 +86,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, tokens=found, most=found if device == "cpu" else None)
 
     def wish_after(self, failed: FailedPass | None, help_text: str) -> FitWish:
-        """Return what a rank needs after its passes failed, or went well.
+        """Return the needs of a rank after its passes failed or succeeded.
 
         `help_text`: the settings that save memory.
         """

@@ -14,7 +14,7 @@ __all__ = ["BatchGradient", "BatchPasses"]
 
 
 class BatchGradient(NamedTuple):
-    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on; `padding` the
+    """The result of one backward pass: `norm` before clipping; `probe`: rows to measure the step on; `padding` the
     share of the tokens computed that were none. All but the probe are over all ranks."""
 
     loss: float
@@ -34,7 +34,7 @@ class BatchGradient(NamedTuple):
 
 
 class BatchPasses(NamedTuple):
-    """What the forward and backward passes of a batch gave, on its device: the loss (float64), `LossSums` in a row,
+    """The results of a batch's forward and backward passes, on its device: the loss (float64), `LossSums` in a row,
     `distance_sums` of each row, and the logprobs [B,T] before the step; `padded` tokens were computed."""
 
     loss: torch.Tensor

@@ -108,9 +108,9 @@ class Learner:
         self.configure(config)
 
     def configure(self, config: LearnerConfig) -> None:
-        """Take the steps to come with `config`; AdamW's moments stay.
+        """Take later steps with `config`; AdamW's moments stay.
 
-        So does what was found to fit into memory, where the settings that it follows from are the same.
+        The division that fitted into memory stays too, if the settings that determine it are the same.
         """
         if self._fit_of(config) != self._fit_of(self.config):
             self.fit, self._next_fit = self._fit_of(config), None
@@ -320,7 +320,7 @@ class Learner:
             recompute_layers(self.trained, on=self.fit.recomputes)
 
     def _passes(self, batch: PackedBatch, denominator: int) -> tuple[BatchPasses | None, FailedPass | None]:
-        """Run forward and backward passes; return what they gave, or the one that ran out of memory."""
+        """Run forward and backward passes; return their results, or the pass that ran out of memory."""
         rows, tokens = 1, COMPARED_TOKENS
         try:
             packs = self._packs()

@@ -40,7 +40,7 @@ _FREE = re.compile(r"of which ([\d.]+) (\w+) is free")
 
 
 class MemoryShortage(NamedTuple):
-    """What a failed allocation says, in bytes; None: it does not.
+    """The figures of a failed allocation, in bytes; None: not reported.
 
     `text` is the first line of the error.
     """
@@ -90,7 +90,7 @@ def allocator_retries(device: torch.device) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what a failed pass held: its tensors are garbage, and on a GPU torch keeps freed blocks."""
+    """Release a failed pass's memory: its tensors are garbage, and on a GPU torch keeps freed blocks."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

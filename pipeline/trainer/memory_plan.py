@@ -65,7 +65,7 @@ def plan_memory(
     attention: str | None = None,
     recompute: bool = False,
 ) -> MemoryPlan:
-    """Return what the second step of a run takes, when AdamW has its moments.
+    """Return the memory of a run's second step, when AdamW has its moments.
 
     `memory`: the device, whose kind and size decide on precision and slices. `recompute`: layers are computed again.
     """

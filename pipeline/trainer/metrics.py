@@ -43,7 +43,7 @@ def step_figures(
     They are `train/*`, `reward/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `staleness/*`.
 
     `past` says what staleness means where rollouts are of the past. Lengths and probabilities are over trainable
-    tokens; staleness is in optimizer steps; what has no value is left out.
+    tokens; staleness is in optimizer steps; figures without a value are left out.
     """
     staleness = [
         number - ref.policy_step if past is None else past.staleness(number, ref.policy_step) for ref in groups

@@ -75,7 +75,7 @@ def describe_packing(choice: PackingChoice) -> str:
 
 
 def why_padded_by_form(model: Any) -> str | None:
-    """Return what in a model's form needs padded rows; None: nothing that is known.
+    """Return the part of a model's form that needs padded rows; None: none is known.
 
     The model may have no values.
     """

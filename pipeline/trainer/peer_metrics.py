@@ -79,7 +79,7 @@ class PeerMetrics:
 
 
 def _figures(beat: Heartbeat) -> Iterator[tuple[str, float]]:
-    """Yield what is taken of a heartbeat; names may hold what a rollout says, such as its skill."""
+    """Yield a heartbeat's figures; names may hold text of a rollout, such as its skill."""
     prefixes = _PREFIXES.get(beat.service, ())
     for name, value in beat.metrics.items():
         if name.startswith(prefixes) and len(name) <= _MAX_NAME_CHARS:

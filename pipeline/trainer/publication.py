@@ -88,7 +88,7 @@ class PolicyPublisher:
     async def publish_again(self, version: str) -> None:
         """Store and announce the newest weights once more, if they are of this version.
 
-        For what was stored is damaged. Weights in shared memory are nowhere else.
+        The stored ones are damaged. Weights in shared memory are stored nowhere else.
         """
         async with self._publishing:
             await self._publications.finish()  # else the newest weights may be those of the next version

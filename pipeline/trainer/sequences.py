@@ -27,7 +27,7 @@ __all__ = ["GroupInputs", "TrainableBatch", "select_trainable", "shuffled", "tra
 
 
 class GroupInputs(Protocol):
-    """What `training.inputs` make of a group's sequences; see `trainer/inputs/`."""
+    """`training.inputs`, applied to a group's sequences; see `trainer/inputs/`."""
 
     def prepare_group(self, group: RolloutGroup) -> list[tuple[Any, ...]]:
         """Return for each sequence what each input made of it.
@@ -37,7 +37,7 @@ class GroupInputs(Protocol):
 
 
 class TrainableBatch(NamedTuple):
-    """What is trained of a batch. `dropped`: by sequence in ROLLOUTS why a group cannot be used."""
+    """The trained part of a batch. `dropped`: by sequence in ROLLOUTS why a group cannot be used."""
 
     refs: list[GroupRef]
     sequences: list[TrainingSequence]
@@ -52,7 +52,7 @@ class TrainableBatch(NamedTuple):
         )
 
     def drops(self, batch: int) -> list[GroupDrops]:
-        """Return the record of what was dropped of batch number `batch`, groups with the same reason together."""
+        """Return the record of groups dropped from batch number `batch`; equal reasons share an entry."""
         by_reason: dict[str, list[int]] = {}
         for seq, reason in sorted(self.dropped.items()):
             by_reason.setdefault(reason[:MAX_DROP_REASON_CHARS], []).append(seq)

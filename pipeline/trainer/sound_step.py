@@ -13,10 +13,10 @@ __all__ = ["train_soundly"]
 def train_soundly(
     learner: Learner, selected: TrainableBatch, pad_id: int
 ) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
-    """Take the optimizer step on what was selected, without groups whose own gradient is not finite.
+    """Take the optimizer step on the selection, without groups whose own gradient is not finite.
 
-    Return what was trained, the step's metrics and the tensors. Raises `DataError` where nothing can be trained.
-    Of several ranks each has the sequences of its share, and the `refs` of all.
+    Return the trained selection, the step's metrics and the tensors. Raises `DataError` if nothing can be trained. With
+    several ranks each has the sequences of its share, and the `refs` of all.
     """
     packed = _packed(learner, selected, pad_id)
     try:

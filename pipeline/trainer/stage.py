@@ -170,7 +170,7 @@ async def _tell_drain(service: Service, config: RunConfig) -> None:
 
 
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
-    """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
+    """Keep an external inference server (for example vLLM) on the newest weights."""
     key = sampling_key(config, "policy")
     async with open_role(service.bus, config.run, "policy", url=url, key=key) as directory:
         receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)

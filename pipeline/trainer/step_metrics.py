@@ -8,7 +8,7 @@ __all__ = ["StepMetrics"]
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step did. Names follow `train/*` of the logs; see `LossMetrics` for the formulas."""
+    """The results of one optimizer step. Names follow `train/*` of the logs; see `LossMetrics` for the formulas."""
 
     step: int
     """Optimizer steps taken so far, this one included."""

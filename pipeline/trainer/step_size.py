@@ -110,7 +110,7 @@ def probe_tokens(config: LearnerConfig, *, padded: int) -> int:
 
 
 def is_measured(config: LearnerConfig, steps: int, last: StepSize | None) -> bool:
-    """Return whether the step after `steps` steps is measured; `last`: what was measured last."""
+    """Return whether the step after `steps` steps is measured; `last`: the last measurement."""
     if config.max_step_kl is None or config.on_large_step != "warn":
         return config.max_step_kl is not None
     was_large = last is not None and not last.kl <= config.max_step_kl

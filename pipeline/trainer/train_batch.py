@@ -44,7 +44,7 @@ class TrainedBatch(NamedTuple):
 
 
 class _Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank says of its share: groups dropped, by sequence in ROLLOUTS, and facts of the others by group."""
+    """One rank's report on its share: groups dropped, by sequence in ROLLOUTS, and facts of the others by group."""
 
     dropped: dict[int, str]
     started_ns: dict[str, int]
@@ -53,7 +53,7 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank says of its tokens; `envs`: by environment, see `distance_sums`. NaN travels as null."""
+    """One rank's figures of its tokens; `envs`: by environment, see `distance_sums`. NaN travels as null."""
 
     tokens: TokenFigures
     envs: Mapping[str, Sequence[float | None]]

@@ -28,7 +28,7 @@ async def train_batches(
 ) -> None:
     """Give each batch to `step`, the next one fetched meanwhile, until `finished` or the service drains.
 
-    `save` makes durable what is not yet: at the end, and when no batch comes for long.
+    `save` makes the last steps durable: at the end, and when no batch comes for long.
     """
     async with prefetched_batches(feed) as batches:
         while not finished() and not service.draining.is_set():

@@ -22,7 +22,7 @@ __all__ = ["ModelInput", "SequenceParts", "pad_rows"]
 
 
 class SequenceParts(NamedTuple):
-    """What one sequence holds of what an input reads.
+    """The parts of one sequence that an input reads.
 
     `tokens` int32 [T], `loss_mask` bool [T]. `columns`: those that its group has, [T] or [T, W]. `attachments`: those
     of its conversation in the order of its messages; of a group that keeps no messages, all.
@@ -47,7 +47,7 @@ class ModelInput:
         del model, params
 
     def prepare(self, parts: SequenceParts) -> Any:
-        """Return what the other methods take for a sequence, on the CPU; None: it needs nothing.
+        """Return the other methods' argument for a sequence, on the CPU; None: it needs nothing.
 
         Called once for each sequence of a batch. An error raised here costs the group alone: it is left out of the
         batch, with the text of the error as the reason.

@@ -49,7 +49,7 @@ class ModelInputs:
         return next((one.name for one in self._members if one.name not in INPUTS_FOR_ONE_ROW), None)
 
     def prepare_group(self, group: RolloutGroup) -> list[tuple[Any, ...]]:
-        """Return for each sequence of a group what each input made of it.
+        """Return the prepared inputs of each sequence of a group.
 
         Raises `DataError`, naming the input that cannot use it.
         """
@@ -71,7 +71,7 @@ class ModelInputs:
         return prepared
 
     def of(self, batch: PackedBatch) -> PassInputs:
-        """Return what a pass over `batch` is given."""
+        """Return the inputs of a pass over `batch`."""
         if not self._members or not batch.prepared:
             return NOTHING_FURTHER
         arguments: dict[str, Any] = {}

@@ -17,7 +17,7 @@ _MAX_NAMED = 8
 
 
 class HeardRanks(Protocol):
-    """What rank 0 knows of the others: when each was heard last, by `time.monotonic`, and how many should be there."""
+    """Rank 0's record of the others: when each was heard last (`time.monotonic`), and how many there should be."""
 
     heard_s: dict[int, float]
     expected: int

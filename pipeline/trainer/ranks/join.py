@@ -34,7 +34,7 @@ _ENTRIES = ("step", "exp_avg", "exp_avg_sq")
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank begins with, as rank 0 sends it."""
+    """A rank's initial state, as rank 0 sends it."""
 
     run: str
     training: TrainingConfig
@@ -74,7 +74,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 def rank_start(
     policy: PolicyModel, learner: Learner, position: LedgerPosition, *, run: str, training: TrainingConfig, seed: int
 ) -> RankStart:
-    """Return what the other ranks are to begin with: what `policy` and `learner` are."""
+    """Return the initial state of the other ranks: that of `policy` and `learner`."""
     config = policy.model.config
     return RankStart(
         run=run,
@@ -98,7 +98,7 @@ def rank_start(
 def join_as_leader(
     policy: PolicyModel, learner: Learner, start: RankStart, ranks: Ranks, device: torch.device
 ) -> Learner:
-    """Give the other ranks what `learner` has, and return the learner of rank 0 among them. A collective."""
+    """Send `learner`'s state to the other ranks, and return rank 0's learner. A collective."""
     moments = (
         {name: dict(learner.optimizer.state[each]) for name, each in _trained(policy.model)}
         if start.has_moments
@@ -110,7 +110,7 @@ def join_as_leader(
 
 
 def join_as_follower(start: RankStart, ranks: Ranks, device: torch.device) -> Learner:
-    """Take what rank 0 has, and return the learner of this rank. A collective.
+    """Take over rank 0's state, and return the learner of this rank. A collective.
 
     Raises `StartupError` when this installation makes another model of the same configuration.
     """

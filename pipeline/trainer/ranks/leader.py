@@ -76,7 +76,7 @@ _STOP_S = 10.0
 
 @dataclass(slots=True)
 class Leader:
-    """The other ranks, as rank 0 sees them; without any, each of its calls does what a lone trainer does."""
+    """The other ranks, as rank 0 sees them; without any, each call acts as for a lone trainer."""
 
     config: RunConfig
     device: torch.device

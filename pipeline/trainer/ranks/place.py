@@ -21,8 +21,8 @@ STORE_VARIABLE = "TRAINER_RANKS_STORE"
 class RankPlace:
     """A rank, its number on its machine, how many there are, and where they meet (an address for torch's rendezvous).
 
-    `started`: somebody else (torchrun, or rank 0) started the processes. `on_machine`: how many of the ranks are on
-    this machine; None: not known, unless all were started here.
+    `started`: torchrun or rank 0 started the processes. `on_machine`: how many of the ranks are on this machine; None:
+    not known, unless all were started here.
     """
 
     rank: int = 0

@@ -32,7 +32,7 @@ _REFUSALS = frozenset({400, 413, 422})
 
 
 class BatchRefusedError(DataError):
-    """Raised when Tinker refuses a batch for what it holds. Load a saved state then."""
+    """Raised when Tinker refuses a batch for its content. Load a saved state then."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ class TinkerClient:
         return TinkerTrainer(await _call(f"load {path}", create))
 
     async def sampler(self, path: str) -> tinker.SamplingClient:
-        """Return what samples with the weights at `path`."""
+        """Return a sampler with the weights at `path`."""
         return await _call(f"sample with {path}", lambda: self._service.create_sampling_client(model_path=path))
 
     async def delete(self, path: str) -> None:

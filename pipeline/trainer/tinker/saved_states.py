@@ -26,7 +26,7 @@ _RECORD = "tinker_states.json"
 
 
 class TinkerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint is at Tinker."""
+    """A checkpoint's state at Tinker."""
 
     state: str
     """Path of weights and optimizer, tinker://..."""
@@ -40,7 +40,7 @@ def needed_states(folder: Path) -> set[str]:
 
 
 def read_tinker_state(path: Path) -> TinkerState:
-    """Return what a checkpoint is at Tinker. Raises `CheckpointError` where that cannot be read."""
+    """Return a checkpoint's state at Tinker. Raises `CheckpointError` where that cannot be read."""
     try:
         return from_json(TINKER_STATE, TinkerState, read_small_file(path / TINKER_STATE))
     except FileNotFoundError as error:

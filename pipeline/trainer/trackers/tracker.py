@@ -35,9 +35,9 @@ _POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
 class Tracker(Protocol):
     """One experiment tracker. Its methods may block, and run in threads, one at a time.
 
-    Whatever they raise, training goes on. They raise `InfrastructureError` where the tracker's server or disk is away,
-    and are called again then; `DataError` where the tracker refuses what it is sent, which is logged and left out.
-    `step` counts optimizer steps.
+    Whatever they raise, training goes on. They raise `InfrastructureError` if the tracker's server or disk is
+    unavailable, and are then called again. They raise `DataError` if the tracker refuses a message, which is then
+    logged and left out. `step` counts optimizer steps.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Tracker(Protocol):
         """Return where the figures would go, once that was tried, for `lachesis doctor`."""
 
     def open(self, step: int) -> None:
-        """Open the run, or go on with it: what an earlier life sent of the steps after `step` comes again."""
+        """Open or resume the run: figures of the steps after `step` that an earlier life sent come again."""
 
     def log_figures(self, figures: dict[str, float], step: int) -> None:
         """Send figures of a step; a second call for the same step adds to it."""
@@ -69,7 +69,7 @@ class _Waiting:
 
 
 class Outbox:
-    """What waits for one tracker, oldest first. `set_note(name, text)` says what stands still; None: nothing does."""
+    """Messages that wait for one tracker, oldest first. `set_note(name, text)` reports a delay; None: there is none."""
 
     def __init__(
         self, tracker: Tracker, set_note: Callable[[str, str | None], None], max_bytes: int = MAX_WAITING_BYTES
@@ -103,7 +103,7 @@ class Outbox:
     async def send(self, step: int) -> None:
         """Open the tracker at optimizer step `step` and send what waits, until it is closed and nothing does.
 
-        One that cannot be opened gets nothing: what comes is dropped until the trainer starts again.
+        A tracker that cannot be opened gets nothing: its messages are dropped until the trainer starts again.
         """
         refused = await self._call(partial(self.tracker.open, step))
         if refused is not None:
