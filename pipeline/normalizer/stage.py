@@ -92,7 +92,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
         self.unjoined.start(self.cursors)
 
     def sources(self) -> list[InputSource]:
-        """Return the headers of rollouts, and what says how each of them ended."""
+        """Return the headers of rollouts, and the events that say how each rollout ended."""
         run, revision, env = self.service.run, self.service.revision, self.env
         outcomes = [subjects.event("score", run, revision, env), subjects.event("dead", run, revision, env)]
         return [
@@ -103,7 +103,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
         ]
 
     def tasks(self) -> list[BackgroundTask]:
-        """Return what gives up the scores that join no rollout."""
+        """Return the task that gives up scores that join no rollout."""
         return [self.unjoined.give_up_at_deadlines]
 
     async def _promote(self, first: int) -> None:
@@ -201,7 +201,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
         self.unjoined.drop_ahead(self._events_read)
 
     async def commit(self) -> None:
-        """Write what became ready and what changed, if anything did."""
+        """Write new rewards and changes of state, if there are any."""
         self.unjoined.watch_ahead()
         while (step := self.normalizer.step()) is not None:
             await self._write(step)

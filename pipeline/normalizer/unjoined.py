@@ -41,7 +41,7 @@ class _ScoresAhead(NamedTuple):
 
 
 class UnjoinedScores:
-    """What of one environment's scores joins no rollout and is not given up yet, in the order of EVENTS."""
+    """One environment's scores that join no rollout and are not given up yet, in the order of EVENTS."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class UnjoinedScores:
         self._move()
 
     def watch_ahead(self) -> None:
-        """Give up at the deadline what is ahead of its rollout now, if anything is and none is watched yet."""
+        """At the deadline, give up scores that are ahead now, unless some are watched already."""
         if self._normalizer.ahead and not any(isinstance(one, _ScoresAhead) for one in self._lost):
             due_s = anyio.current_time() + self._deadline_s
             self._lost.append(_ScoresAhead(self._read[subjects.EVENTS], due_s))
             self._move()
 
     def drop_ahead(self, source: int) -> None:
-        """Drop what is ahead of its rollout still, up to `source`, all rollouts stored being known."""
+        """Drop scores up to `source` that are still ahead, when all stored rollouts are known."""
         dropped = self._normalizer.drop_ahead(source)
         self._forget(dropped)
         if dropped:
@@ -128,7 +128,7 @@ class UnjoinedScores:
                 raise
 
     async def _catch_up(self) -> None:
-        """Wait until the writer has read what is stored now: a score that came in time must count."""
+        """Wait until the writer has read all stored messages: a score that came in time must count."""
         for stream, subject in ((subjects.ROLLOUTS, self._rollouts), (subjects.EVENTS, self._scores)):
             last = await self._last(stream, subject)
             while self._read[stream] < last:

@@ -27,7 +27,7 @@ LengthBounty = Annotated[float, Meta(ge=0, le=MAX_LENGTH_BOUNTY)]
 
 
 class FormatMarker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a completion may have, and what that is worth to a sample that failed."""
+    """A form that a completion may have, and its bonus for a sample that failed."""
 
     marker: str
     r"""What opens a thought, "<think>" or "[THINK]" (`tasks.thoughts` has them all): opened and closed exactly once,
@@ -70,8 +70,8 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bonuses for samples that failed: r = score + s * min(cap, markers found + length), at most min_success - margin.
 
     s is 1 until the highest success rate that the environment has had is `fade_from`, falls with it to 0 at `fade_to`,
-    and never rises again. A rate is known from 128 groups on; `start` says what s is before. Off unless markers or a
-    length bounty are set.
+    and never rises again. A rate is known from 128 groups on; `start` is s before that. Off unless markers or a length
+    bounty are set.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {"length_bounty": "length_bounty_max"}
@@ -121,7 +121,7 @@ class RewardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def markers(self) -> list[FormatMarker]:
-        """The markers, each with what it is worth."""
+        """The markers, each with its bonus."""
         return [FormatMarker(marker=one) if isinstance(one, str) else one for one in self.format_markers]
 
     @property

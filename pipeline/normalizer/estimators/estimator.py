@@ -53,7 +53,7 @@ def check_std_floor(std_floor: float) -> None:
 
 
 def checked_lengths(lengths: Sequence[int]) -> list[int]:
-    """Return token counts as a list. Raises `DataError` on what is no number of tokens."""
+    """Return token counts as a list. Raises `DataError` on an invalid count."""
     counts = listed("length", lengths)
     for i, count in enumerate(counts):
         if not isinstance(count, Integral):
@@ -64,7 +64,7 @@ def checked_lengths(lengths: Sequence[int]) -> list[int]:
 def rating_columns(ratings: Mapping[str, Column] | None) -> dict[str, list[float | None]]:
     """Return ratings by rater as lists.
 
-    Raises `DataError` on what is no table of columns of finite numbers.
+    Raises `DataError` unless they are columns of finite numbers.
     """
     if ratings is None:
         return {}
@@ -111,7 +111,7 @@ class RewardGroup:
 
 
 class Estimator(ABC):
-    """One way from rewards to advantages. `name` is what events and snapshots call it."""
+    """One way from rewards to advantages. `name` is its name in events and snapshots."""
 
     name: str
     version: str | None = None
@@ -150,7 +150,7 @@ class Estimator(ABC):
 
         `lengths` are generated tokens a sample, `ratings` by rater one a sample.
 
-        Raises `DataError` on what is no number within +-1e100, and where the estimator needs what is not there.
+        Raises `DataError` on a value that is no number within +-1e100, or if data that the estimator needs is missing.
         """
         rewards = numbers_or_missing("reward", rewards, largest=LIMIT)
         lengths = None if lengths is None else checked_lengths(lengths)

@@ -18,5 +18,5 @@ class Grpo(Estimator):
         return [c / group.divisor for c in group.centred]
 
     def bound(self, group: RewardGroup) -> float:
-        """Return what a single deviating sample gets."""
+        """Return the advantage of a single deviating sample."""
         return (group.n - 1) / math.sqrt(group.n)

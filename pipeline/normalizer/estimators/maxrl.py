@@ -21,5 +21,5 @@ class MaxRl(Estimator):
         return [c / group.mean if group.mean > 0 else 0.0 for c in group.centred]
 
     def bound(self, group: RewardGroup) -> float:
-        """Return what a single success gets."""
+        """Return the advantage of a single success."""
         return float(group.n - 1)

@@ -36,7 +36,7 @@ class EstimatorFunction:
     """A function marked as an estimator: see `estimator`."""
 
     def __init__(self, function: Function, *, version: str = "1", whitens: bool = False) -> None:
-        """Raises `ConfigError` on what is no function."""
+        """Raises `ConfigError` unless it is a function."""
         if not callable(function):
             raise ConfigError(f"estimator is {function!r:.80}; give a function of a RewardGroup.")
         self.function = function
@@ -65,8 +65,8 @@ def estimator(
 
     Its first argument is the group, further keyword arguments are its parameters.
 
-    `version` is recorded with what the estimator made: change it with the code. `whitens`: the batcher whitens its
-    advantages over the batch.
+    `version` is recorded with the advantages: change it with the code. `whitens`: the batcher whitens its advantages
+    over the batch.
     """
 
     def wrap(inner: Function) -> EstimatorFunction:
@@ -91,7 +91,7 @@ class OwnEstimator(Estimator):
         self._params = dict(params)
 
     def estimate(self, group: RewardGroup) -> list[float]:
-        """Return what the function makes of the group. Raises `DataError` where that is nothing to train on."""
+        """Return the function's advantages of the group. Raises `DataError` if they cannot be trained on."""
         try:
             values = [float(value) for value in self._function(group, **self._params)]
         except Exception as error:  # the user's code: it costs its group, with the reason

@@ -18,7 +18,7 @@ class PassAtK(Estimator):
         return [lead / group.divisor if x == best else 0.0 for x in group.rewards]
 
     def bound(self, group: RewardGroup) -> float:
-        """Return what a single deviating sample gets."""
+        """Return the advantage of a single deviating sample."""
         return math.sqrt(group.n)
 
     def spread(self, group: RewardGroup) -> float:

@@ -49,7 +49,7 @@ class SuccessPeaks:
         return self.peaks[known] if (known := self._last(window)) is not None else None
 
     def forget(self, before: int) -> None:
-        """Drop what no window from `before` on refers to."""
+        """Drop counts that no window from `before` on refers to."""
         kept = self._last(before)
         self.peaks = {w: peak for w, peak in self.peaks.items() if kept is None or w >= kept}
 

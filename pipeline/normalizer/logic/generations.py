@@ -44,7 +44,7 @@ class RevisionNormalizer:
 
 
 class NormalizerChange(NamedTuple):
-    """What one step of one generation gives; `delta` is to be committed with it."""
+    """The result of one step of one generation; `delta` must be committed with it."""
 
     generation: RevisionNormalizer
     ready: list[ReadyGroup]
@@ -80,7 +80,7 @@ def promotions_in(state: Any, deltas: Sequence[Any]) -> list[int]:
 
 
 class RevisionNormalizers:
-    """See the module's docstring. `env` is the environment, `own` what the run's configuration says."""
+    """See the module's docstring. `env` is the environment, `own` has the reward terms of the run's configuration."""
 
     def __init__(self, env: str, own: RewardTerms) -> None:
         self._env = env
@@ -160,7 +160,7 @@ class RevisionNormalizers:
 
     @property
     def ahead(self) -> int:
-        """Number of outcomes that name sequences of which nothing is known yet."""
+        """Number of outcomes of sequences that are not known yet."""
         return sum(one.normalizer.ahead for one in self._live)
 
     def drop_ahead(self, source: int) -> list[tuple[str, int]]:
@@ -179,7 +179,7 @@ class RevisionNormalizers:
         return None
 
     def forget_done(self) -> None:
-        """Drop the generations of which all is folded: after the commit that says so."""
+        """Drop the generations that are folded completely, after the commit that says so."""
         while len(self._live) > 1 and self._done(0):
             self._live.pop(0)
 
@@ -209,7 +209,7 @@ class RevisionNormalizers:
         return min(held, default=None)
 
     def snapshot(self) -> NormalizationSnapshot:
-        """Return what the newest knows after its newest closed window."""
+        """Return the newest generation's snapshot after its newest closed window."""
         return self._live[-1].normalizer.snapshot()
 
     def metrics(self) -> dict[str, float]:
@@ -232,7 +232,7 @@ class RevisionNormalizers:
         return msgspec.msgpack.encode(_NormalizersState(saved))
 
     def restore(self, state: Any, deltas: Sequence[Any], promotions: Mapping[int, RewardTerms]) -> None:
-        """Take over what was committed, before anything is fed; `promotions` are by first sequence.
+        """Load the committed state, before anything is fed; `promotions` are by first sequence.
 
         Raises `SchemaError` when it is malformed, `ConfigError` as `EnvNormalizer`.
         """

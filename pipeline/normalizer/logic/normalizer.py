@@ -121,7 +121,7 @@ class _Window:
 
 
 class EnvNormalizer:
-    """Statistics and readiness of one environment, of what is stored from sequence `first` on."""
+    """Statistics and readiness of one environment's groups from sequence `first` on."""
 
     def __init__(self, env: str, config: NormalizationConfig, finish: Finish | None = None, *, first: int = 1) -> None:
         """`finish` turns a group's columns into those that count, by its snapshot. Default: as they are."""
@@ -179,11 +179,11 @@ class EnvNormalizer:
     def resolve(self, group: str, seq: int, values: Columns | None, source: int | None = None) -> None:
         """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
 
-        Scores of a later copy are the group's too; that a copy ended without any says nothing about the first. What
-        names no sequence of the group counts for nothing.
-        `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
-        `oldest_source` (None: a restart need not read it again). Raises DataError (state untouched) on NaN, infinity,
-        a magnitude above 1e12 or columns of different lengths.
+        Scores of a later copy are the group's too; that a copy ended without any says nothing about the first. An
+        outcome that names no sequence of the group is ignored. `seq` is the group's ROLLOUTS sequence, `source` the
+        sequence of this message in the stream it came from, for `oldest_source` (None: a restart need not read it
+        again). Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of different
+        lengths.
         """
         if values is not None:
             values = self._checked(group, values)
@@ -199,7 +199,7 @@ class EnvNormalizer:
 
     @property
     def ahead(self) -> int:
-        """Number of outcomes that name sequences of which nothing is known yet."""
+        """Number of outcomes of sequences that are not known yet."""
         return sum(map(len, self._early.values()))
 
     def drop_ahead(self, source: int) -> list[tuple[str, int]]:
@@ -243,7 +243,7 @@ class EnvNormalizer:
             self.duplicates += 1  # folded already
 
     def end(self, first: int) -> list["HandedOver"]:
-        """Leave what is stored from sequence `first` on to another one, and return what is known of that.
+        """Leave groups from sequence `first` on to another normalizer, and return their known state.
 
         Every membership below `first` must have been given. After that all windows close, the last one included.
         """
@@ -359,7 +359,7 @@ class EnvNormalizer:
         return self._snapshots[through]
 
     def metrics(self) -> dict[str, float]:
-        """Return `reward_norm/{env}/*` for monitoring: what is known of each key, and how much is waiting."""
+        """Return `reward_norm/{env}/*` for monitoring: statistics of each key, and how much is waiting."""
         prefix = f"reward_norm/{self.env}"
         figures: dict[str, float] = {
             f"{prefix}/open_windows": len(self._open),
@@ -445,7 +445,7 @@ class EnvNormalizer:
     # -- inside
 
     def _require_same(self, version: int, width: int) -> None:
-        """Raise `SettingsChangedError` unless this build and windows go on with what was stored."""
+        """Raise `SettingsChangedError` unless this build and these windows fit the stored state."""
         if version != STATE_VERSION:
             raise SettingsChangedError(
                 f"environment {self.env}: another build of lachesis wrote the normalizer's state. Go on with that "
@@ -558,7 +558,7 @@ class EnvNormalizer:
         self._tail = [*kept, *(member for member in members if member[0] > scored)]
 
     def _forget(self) -> None:
-        """Drop what no future snapshot, duplicate or repeat can refer to."""
+        """Drop state that no future snapshot, duplicate or repeat can refer to."""
         base = self._windows.base
         oldest = base - LAG - self.config.history
         self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}

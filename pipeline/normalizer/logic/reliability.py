@@ -23,9 +23,9 @@ Ratings = Mapping[str, Sequence[float | None]]
 
 
 def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
-    """Return by rater, for each sample, its rating less the mean of the others'.
+    """Return by rater, for each sample, its rating minus the mean of the others'.
 
-    None where either is missing. Raises `DataError` on what is no table of columns of equal length.
+    None where either is missing. Raises `DataError` unless the columns have equal length.
     """
     ratings = columns_of("rating", ratings)
     columns = list(zip(*ratings.values(), strict=True))

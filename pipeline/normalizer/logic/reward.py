@@ -45,7 +45,7 @@ class RewardRule:
         self.reliability = reliability
 
     def columns(self, score: GroupScore) -> Columns:
-        """Return what is folded of a group's scores."""
+        """Return the values of a group's scores that are folded."""
         columns: dict[str, Sequence[float | None]] = {KEY: score.scores}
         if score.shaping is not None:
             columns[SUCCESS] = [None if told is None else float(told) for told in score.shaping.succeeded]
@@ -122,10 +122,10 @@ class RewardRule:
     def _added(
         self, ready: ReadyGroup, rewards: Sequence[float | None], shaping: GroupShaping | None
     ) -> tuple[list[float | None], float | None]:
-        """Return what is added to each normalized reward for form and length, and the share of bonuses in force.
+        """Return each normalized reward's bonus for form and length, and the share of bonuses in force.
 
         A bonus counts in units of the score: it moves the reward by as much, or by less where normalization shrinks it.
-        So it is never blown up with the rewards of an environment in which hardly anything succeeds, and no shaped
+        So it is never scaled up with the rewards of an environment in which hardly anything succeeds, and no shaped
         reward is above that of the ceiling.
         """
         if shaping is None:

@@ -51,7 +51,7 @@ class NormalizedColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What was known of environment `env` after the windows up to `through` (-1: none)."""
+    """The statistics of environment `env` after the windows up to `through` (-1: none)."""
 
     id: str
     env: str

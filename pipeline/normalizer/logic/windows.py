@@ -50,7 +50,7 @@ class GroupWindows:
         self.watermark = max(self.watermark, first)
 
     def forget(self, before: int) -> None:
-        """Drop what is known of windows before `before`."""
+        """Drop the records of windows before `before`."""
         passed = max(0, before - self._oldest)
         del self._starts[:passed]
         self._oldest += passed
