@@ -125,7 +125,7 @@ class SuspectArguments:
         self._answered += calls
 
     def failed(self, key: int) -> bool:
-        """Say that a call with this argument failed; return whether the argument is what it cannot take."""
+        """Record that a call with this argument failed; return whether the argument is at fault."""
         self._failed += 1
         last = self._known.pop(key, None)
         times = 0

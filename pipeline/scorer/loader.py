@@ -29,7 +29,7 @@ class EnsembleRater:
     config: RaterConfig
 
     def describe(self) -> EnsembleMember:
-        """Return what identifies this member in an `Ensemble` and its digest."""
+        """Return this member's identity in an `Ensemble` and its digest."""
         return EnsembleMember(
             name=self.name,
             reference=code_name(self.config.rater),  # the same wherever the run's folder lies
@@ -86,7 +86,7 @@ def load_member(config: RaterConfig) -> EnsembleRater:
 
 
 def find_rater(reference: str) -> object:
-    """Return what a reference names. Raises `ConfigError` where that is nothing."""
+    """Return the rater that a reference names. Raises `ConfigError` if there is none."""
     place, colon, name = BUILTIN.get(reference, reference).rpartition(":")
     what = f"rater {reference!r}"
     if not colon:

@@ -32,7 +32,7 @@ RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite", "unavai
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample to be rated. `task` holds what the environment recorded for raters, the reference under "answer"."""
+    """One sample to be rated. `task` holds the environment's record for raters, the reference under "answer"."""
 
     prompt: str
     completion: str
@@ -209,7 +209,7 @@ def check_bounds(bounds: tuple[float, float] | None, name: str) -> None:
 
 
 def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
-    """Judge what a rater returned: a finite number within its bounds, or None with the reason."""
+    """Check a rater's result: return a finite number within its bounds, or None with the reason."""
     if value is None:
         return Rating(None, "abstain")
     try:

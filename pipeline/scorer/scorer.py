@@ -52,7 +52,7 @@ class _RaterEnsemble:
 
 class EnvironmentScorer:
     """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
-    say why ratings are missing. `report` is called before a rater that is away is called again; without it, that is
+    say why ratings are missing. `report` is called before an unavailable rater is called again; without it, that is
     logged.
 
     `digest` names all that scores and bonuses depend on.
@@ -185,7 +185,7 @@ class EnvironmentScorer:
         return [None if value is None else value >= self._success_threshold for value in told]
 
     def _success(self, scores: EnsembleScores) -> float | None:
-        """Return the share of samples that succeeded, among those of which it is known; None without any."""
+        """Return the share of successes among the samples with a known result; None without any."""
         values = [value for value in self._succeeded(scores) if value is not None]
         return sum(values) / len(values) if values else None
 
@@ -193,7 +193,7 @@ class EnvironmentScorer:
 def load_scorer(
     config: RunConfig, env: str, *, explains: bool = False, report: Callable[[RetryWait], None] | None = None
 ) -> EnvironmentScorer:
-    """Return what scores an environment of a run.
+    """Return the scorer of an environment of a run.
 
     Raises `ConfigError` when a rater cannot be loaded, or a setting names a rater that the environment does not have.
     """
@@ -223,11 +223,10 @@ def _first_failure(column: Sequence[Rating]) -> str:
 
 
 def samples_of(group: RolloutGroup) -> list[Sample]:
-    """Return what raters see of each sample.
+    """Return each sample as raters see it.
 
-    The last assistant message as completion, all before it as prompt.
-
-    Raises `DataError` where nothing can be rated.
+    The last assistant message is the completion, everything before it the prompt. Raises `DataError` if nothing can be
+    rated.
     """
     lengths, reasons = group.sequences.lengths, group.sequences.endings
     opened = opened_thought(str(group.metadata.get(OPENED_KEY, "")))

@@ -127,14 +127,14 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 
 
 class _UnratedReport:
-    """Names the raters of which no answer of the last groups has a rating, or that fail on many answers."""
+    """Names raters that rated no answer of the last groups, or that fail on many answers."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._named: defaultdict[str, set[str]] = defaultdict(set)
 
     def report(self, env: str, scorer: EnvironmentScorer) -> None:
-        """Say in the heartbeat which raters of `env` rate nothing, and take back what no longer holds."""
+        """Report in the heartbeat which raters of `env` rate nothing, and withdraw outdated reports."""
         found = {rater: f"{why}. {_NOT_TRAINED_ON}" for rater, why in scorer.unrated.failing().items()}
         for rater, why in scorer.unrated.without_rating(_UNRATED_GROUPS).items():
             found[rater] = f"{why}. Groups without scores are not trained on"
@@ -147,7 +147,7 @@ class _UnratedReport:
 
 
 class _Limits:
-    """What the run's trainer can read, by the policy that it published; looked for once a second until there is one."""
+    """The limits of the run's trainer, from the policy that it published; polled each second until found."""
 
     def __init__(self, service: Service, reads: TrainerReads | None) -> None:
         self._service = service
@@ -175,7 +175,7 @@ class _Limits:
 def _promoted(
     promotion: Promotion, config: RunConfig, env: str, report: Callable[[RetryWait], None]
 ) -> EnvironmentScorer | None:
-    """Return what judges `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
+    """Return the scorer of `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
     groups wait until they can."""
     if env not in config.environments or env not in promotion.environments:
         return None

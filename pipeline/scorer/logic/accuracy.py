@@ -34,8 +34,8 @@ def rater_accuracies(samples: Sequence[Mapping[str, bool]]) -> dict[str, RaterAc
 
     A sample maps raters to verdicts; a rater without one is left out of it.
 
-    Samples with fewer than two verdicts say nothing of anybody. Raises `DataError` with fewer than three raters, and on
-    what is no verdict.
+    Samples with fewer than two verdicts are ignored. Raises `DataError` with fewer than three raters, and on an invalid
+    verdict.
     """
     for sample in listed("sample", samples):
         if not isinstance(sample, Mapping) or not all(isinstance(verdict, bool) for verdict in sample.values()):

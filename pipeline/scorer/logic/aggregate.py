@@ -24,7 +24,7 @@ __all__ = ["Ensemble", "EnsembleMember", "EnsembleScores"]
 
 
 class EnsembleMember(msgspec.Struct, frozen=True, kw_only=True):
-    """What identifies a rater in an ensemble; `reference` is its built-in name or module:name."""
+    """The identity of a rater in an ensemble; `reference` is its built-in name or module:name."""
 
     name: str
     reference: str
@@ -37,8 +37,8 @@ class EnsembleMember(msgspec.Struct, frozen=True, kw_only=True):
 class EnsembleScores(NamedTuple):
     """Scores of one group. Lists have one entry a sample; None is missing.
 
-    `ratings` are calibrated to [0, 1]. `statuses` holds only raters of which a rating is missing. `disagreement` is the
-    (mean, maximum) over samples with two or more ratings of the population standard deviation between raters.
+    `ratings` are calibrated to [0, 1]. `statuses` holds only raters with a missing rating. `disagreement` is the (mean,
+    maximum) over samples with two or more ratings of the population standard deviation between raters.
     """
 
     scores: list[float | None]

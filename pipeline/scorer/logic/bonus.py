@@ -38,7 +38,7 @@ class ShapingSample:
 
 
 def shape(samples: Sequence[ShapingSample], config: RewardConfig, min_success: float) -> GroupShaping:
-    """Return what the samples would get, where `min_success` is the lowest score of a success."""
+    """Return the samples' bonuses; `min_success` is the lowest score of a success."""
     markers = {
         marker.marker: [has_marker(sample.completion, marker.marker) for sample in samples] for marker in config.markers
     }

@@ -39,7 +39,7 @@ CategoryMetric = Literal["nominal", "ordinal", "ratio"]
 class AlphaEstimate(NamedTuple):
     """`value` is alpha, `exact` the same as a fraction, `observed` and `expected` are D_o and D_e, in squared units of
     the ratings for the interval metric. `units` counts those with two or more ratings. `reason` says why value is None.
-    What is too large for a float is inf in `observed` and `expected`.
+    Values too large for a float are inf in `observed` and `expected`.
     """
 
     value: float | None

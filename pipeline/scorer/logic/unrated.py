@@ -35,7 +35,7 @@ class UnratedGroups:
         self._recent: dict[str, deque[_Group]] = {}
 
     def count(self, rater: str, ratings: Sequence[Rating], item: str = "") -> None:
-        """Count one group's ratings of a rater. Groups that wait for one that is away say nothing."""
+        """Count one group's ratings of a rater. Groups that wait for an unavailable rater are not counted."""
         if not ratings or any(rating.status == "unavailable" for rating in ratings):
             return
         failed = [i for i, rating in enumerate(ratings) if rating.status not in {"ok", "abstain"}]
@@ -58,7 +58,7 @@ class UnratedGroups:
         }
 
     def failing(self) -> dict[str, str]:
-        """Return by rater what it failed on, if that is a large share of the newest answers but not all."""
+        """Return by rater the answers that it failed on, if they are a large share of the newest but not all."""
         found = {}
         for rater, recent in self._recent.items():
             answers, failed = sum(group.answers for group in recent), sum(group.failed for group in recent)
@@ -69,7 +69,7 @@ class UnratedGroups:
         return found
 
     def reasons(self) -> dict[str, str]:
-        """Return by rater why no answer of its newest group has a rating; only those of which that is so."""
+        """Return why no answer of a rater's newest group has a rating, for raters where that holds."""
         return {rater: self._why[rater] for rater in self._in_a_row}
 
 

@@ -16,9 +16,9 @@ _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
 
 def references(sample: Sample) -> list[str]:
-    """Return the reference answers as texts, of which any is right; none if the task has none.
+    """Return the reference answers as texts, any of which is right; none if the task has none.
 
-    Raises `ConfigError` if one is no answer, a dictionary say: that is the task's fault, and no sample pays for it.
+    Raises `ConfigError` if one is no answer, for example a dictionary: that is the task's fault, and costs no sample.
     """
     answer = sample.task.get("answer")
     if answer is None:

@@ -119,7 +119,7 @@ def hedge_around(head: str, tail: str) -> Hedge | None:
 
 
 def is_assurance(number: Number | None, head: str, tail: str) -> bool:
-    """Return whether a number says how sure somebody is: "I am 95 % sure"."""
+    """Return whether a number states certainty: "I am 95 % sure"."""
     if _SURE.match(tail) or _SURE_BEFORE.search(head):
         return True
     return number is not None and number.percent and bool(_SURE_THAT.search(head) and _RIGHT.match(tail))

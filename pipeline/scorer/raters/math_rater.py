@@ -24,7 +24,7 @@ _MIN_MEMORY_MB = 64
 
 
 class MathRater(Rater):
-    """`workers` processes at most, each with `memory_mb` for what it compares. The answer is what `boxed` finds;
+    """`workers` processes at most, each with `memory_mb` for its comparisons. The answer is what `boxed` finds;
     abstains if the task has no answer.
     """
 

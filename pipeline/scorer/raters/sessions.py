@@ -9,7 +9,7 @@ _MORE = re.compile(r"[ \t]*\.\.\.(?: |$)")
 
 
 def statements_of_session(text: str) -> str | None:
-    """Return the statements, without what they printed; None where the text is not a session."""
+    """Return the statements, without their output; None if the text is not a session."""
     lines = text.strip("\n").split("\n")
     if not _PROMPT.match(lines[0]):
         return None

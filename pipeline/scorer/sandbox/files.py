@@ -27,7 +27,7 @@ _LOADERS = ("lib*/ld-*", "etc/ld.so.cache", "etc/ld-musl-*.path")
 
 @dataclass(frozen=True, slots=True)
 class InterpreterFiles:
-    """What goes into the root, as absolute paths."""
+    """The files of the root, as absolute paths."""
 
     python: str
     """The interpreter to start."""

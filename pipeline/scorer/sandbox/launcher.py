@@ -52,7 +52,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LauncherSettings:
-    """What the scorer asks for, read from the command line."""
+    """The scorer's request, read from the command line."""
 
     def __init__(self, arguments: list[str]) -> None:
         given = dict(argument.split("=", 1) for argument in arguments)
@@ -153,7 +153,7 @@ def protect(path: str, flags: int) -> None:
 
 
 def own_user_namespace(proc: int, flags: int = 0) -> None:
-    """Enter a user namespace with one user, who is not root in it; `proc` is an open /proc."""
+    """Enter a user namespace with one user that is not root in it; `proc` is an open /proc."""
     uid, gid = os.getuid(), os.getgid()
     check_call(libc.unshare(NEWUSER | flags), "enter namespaces")
     write_kernel_file("self/setgroups", "deny", proc)
@@ -383,7 +383,7 @@ def be_init(settings: LauncherSettings, filter_code: bytes, groups: ControlGroup
 
 
 class Usage:
-    """What the init and all processes below it take, read from the machine's /proc."""
+    """Resource use of the init and all processes below it, read from the machine's /proc."""
 
     def __init__(self, settings: LauncherSettings, proc: int, init: int) -> None:
         self.settings = settings

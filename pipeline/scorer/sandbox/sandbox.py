@@ -90,11 +90,11 @@ class Sandbox:
             )
 
     async def run(self, program: bytes, text: bytes) -> str | None:
-        """Return what a Python program printed, as `run_within`, with all the time that programs have."""
+        """Return a Python program's output, as `run_within`, with all the time that programs have."""
         return (await self.run_within(program, text, self._limits.cpu_s))[0]
 
     async def run_within(self, program: bytes, text: bytes, cpu_s: float) -> tuple[str | None, float]:
-        """Return what a Python program printed, and the seconds of processor time that it took.
+        """Return a Python program's output, and the seconds of processor time that it took.
 
         None if it failed or printed more than 64 KiB. The time is that of all its processes. `text` is its input. It
         may take `cpu_s`, and no more than the limit of all programs.
@@ -118,7 +118,7 @@ class Sandbox:
             return output, cpu_s if used_s is None else used_s
 
     def _choose(self) -> None:
-        """Find out what the machine grants, by running a program and giving up what fails."""
+        """Find out what the machine grants: run a program, and give up each protection that fails."""
         limits = self._limits
         found = find_groups(limits.memory_bytes + _SCRATCH_BYTES + _OWN_MEMORY_BYTES, limits.processes + _OWN_PROCESSES)
         if isinstance(found, str):
