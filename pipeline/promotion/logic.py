@@ -41,7 +41,7 @@ __all__ = [
 
 
 def settings_digest(environments: Mapping[str, RewardSettings], std_floor: float) -> str:
-    """Return what names the settings of a revision."""
+    """Return the digest that names the settings of a revision."""
     content = msgspec.msgpack.encode((environments, std_floor), order="deterministic")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 

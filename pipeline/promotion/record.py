@@ -68,7 +68,7 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
 
 
 def _recorded(settings: msgspec.Struct) -> dict[str, Any]:
-    """Return settings as a promotion stores them, where all who read ROLLOUTS see them: without secrets."""
+    """Return settings as a promotion stores them in ROLLOUTS: without secrets, since every reader sees them."""
     plain: dict[str, Any] = masked("", msgspec.to_builtins(settings))
     return {name: value for name, value in plain.items() if name not in _OF_THE_PROCESS}
 
