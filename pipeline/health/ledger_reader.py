@@ -30,7 +30,7 @@ LEDGER_REPAIR_HINT = (
 
 
 def rules_of(config: RunConfig, since_ns: int) -> LedgerRules:
-    """Return what the run's settings promise of entries written from `since_ns` (Unix time) on."""
+    """Return the rules that the run's settings set for entries written from `since_ns` (Unix time) on."""
     estimators = {env: BUILTIN.get(config.advantage_of(env).estimator) for env in config.environments}
     zero_mean = {env for env, one in estimators.items() if one is not None and one.zero_mean and not one.whitens}
     return LedgerRules(config.batching.max_staleness, zero_mean, since_ns)
@@ -56,10 +56,9 @@ class LedgerReader:
         return self.audit.position.entries if self.audit else 0
 
     async def verify_new_entries(self) -> list[LedgerProblem]:
-        """Return what is wrong with the entries that were added since the last look.
+        """Return the faults of entries added since the last call; of all entries if the connection was lost.
 
-        After the connection was lost: what is wrong with any. Raises `InfrastructureError`, and `VersionError` for
-        entries of a newer build.
+        Raises `InfrastructureError`, and `VersionError` for entries of a newer build.
         """
         reconnects = self._bus.reconnects
         # the count first: all that it counts is there when it is read, and what is stored meanwhile counts next time

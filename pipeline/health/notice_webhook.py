@@ -35,7 +35,7 @@ _WEBHOOK_TOPIC = "webhook"
 
 
 class NoticeNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """What is posted: the notices that began, those that are over, and all that hold. `text` says it for people."""
+    """A post: the notices that began, those that ended, and all that hold. `text` is for people."""
 
     run: str
     revision: str

@@ -161,11 +161,11 @@ class AlertWriter(StatefulStage[AlertEvent]):
         ]
 
     def tasks(self) -> list[BackgroundTask]:
-        """Return what follows the requests to resume."""
+        """Return the task that follows the requests to resume."""
         return [self.watch_requests]
 
     async def _remember_evaluations(self) -> None:
-        """Take in the evaluations that were judged before. All are there still, but for those that somebody deleted."""
+        """Take in the evaluations that were checked before. All still exist, except deleted ones."""
         if not self.evaluations:
             return
         async with self.service.bus.read(subjects.EVENTS, self.evaluations, follow=False) as messages:
@@ -184,7 +184,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         self.service.set_note("input", None)
 
     async def advance(self) -> None:
-        """Commit what an evaluation brought, and the window that the message completed."""
+        """Commit the result of an evaluation, and the window that the message completed."""
         found, self._found = self._found, []
         if found:  # the open window stays open: the cursor does not move
             await self._write("groups", found)
@@ -205,7 +205,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         return self._state
 
     def _feed(self, message: StoredMessage) -> list[Alert]:
-        """Take in a message, and return what it brings at once: the result of an evaluation."""
+        """Take in a message, and return its immediate result, if any: that of an evaluation."""
         if message.subject.startswith("rl.state."):
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
             return []
@@ -259,7 +259,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
                         return  # the next start reads the request again
 
     async def tell_ledger(self, problems: Sequence[LedgerProblem]) -> None:
-        """Store what is wrong with the ledger as an alert."""
+        """Store a fault of the ledger as an alert."""
         breaks = sum(problem.breaks for problem in problems)
         alert = Alert(
             check=LEDGER_CHECK,
@@ -275,7 +275,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
     async def _write(
         self, source: Literal["groups", "batches", "resume"], results: list[Alert], stream: str | None = None
     ) -> None:
-        """Write what was found, where that leaves the environment, and the state after the window."""
+        """Write the results, the environment's resulting status, and the state after the window."""
         if stream is not None:
             self.cursors = {**self.cursors, stream: self._next[stream]}
         monitor = self.monitor
@@ -295,7 +295,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         )
 
     def report(self, event: AlertEvent, receipt: CommitReceipt) -> None:
-        """Put the figures into the heartbeat, and what is wrong into the log."""
+        """Put the figures into the heartbeat, and faults into the log."""
         self.service.vitals.emitted += 1
         figures = self.service.vitals.metrics
         for result in event.results:

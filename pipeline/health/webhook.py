@@ -80,7 +80,7 @@ class AlertWebhook:
                     await self._send(http, message)
 
     async def _restore(self) -> None:
-        """Take over how far an earlier life came; a first one begins with what comes from now on."""
+        """Load the position of an earlier life; a first life begins with alerts from now on."""
         entry = await self._service.bus.value(keys.webhook(self._service.revision))
         sent = decode_value(SentAlerts, entry, keys.webhook(self._service.revision))
         if entry is not None and sent is not None:
@@ -123,9 +123,9 @@ class AlertWebhook:
 async def post_to_webhook(
     http: httpx.AsyncClient, config: HealthConfig, content: msgspec.Struct, key: str, text: str
 ) -> None:
-    """Post `content` as JSON once; `key` is the same for what is the same, `text` says it in a log.
+    """Post `content` as JSON once; `key` is the same for the same content, `text` is its form in a log.
 
-    Raises `InfrastructureError` when it was not taken; nothing says the URL, which is a secret.
+    Raises `InfrastructureError` when it was not accepted; no text names the URL, which is a secret.
     """
     try:
         url = webhook_url(config)  # it may have been replaced meanwhile

@@ -25,7 +25,7 @@ class AlertChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """What is posted of an alert event. `seq` is its sequence in EVENTS; two with the same one are the same.
+    """The post for an alert event. `seq` is its sequence in EVENTS; two with the same one are the same.
 
     `standing`: "trained", or how the environment is kept from that. `text` says all of it for people.
     """
@@ -44,7 +44,7 @@ class AlertNotification(msgspec.Struct, frozen=True, kw_only=True):
 def next_notification(
     sent: SentAlerts, event: AlertEvent, seq: int, lowest: Literal["inform", "warn", "quarantine", "halt"]
 ) -> tuple[AlertNotification | None, SentAlerts]:
-    """Return what to post of the event at `seq`, and what was sent once that is done.
+    """Return the post for the event at `seq`, and the sent state after it.
 
     None: nothing changed, so nothing is posted.
     """

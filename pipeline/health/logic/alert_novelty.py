@@ -15,7 +15,7 @@ _NUMBERS = re.compile(r"(?<![\w-])[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")
 
 
 class AlertNovelty:
-    """Remembers what each check said last."""
+    """Remembers the last result of each check."""
 
     def __init__(self) -> None:
         self._last_text: dict[str, str] = {}

@@ -36,7 +36,7 @@ MAX_EXAMPLES = 4
 
 
 class RunSettings(NamedTuple):
-    """What checks need to know of how the run is configured: a threshold must not forbid what the run allows.
+    """The run's settings that checks need: a threshold must not forbid what the run allows.
 
     `max_staleness`: optimizer steps, see `batching.max_staleness`. `sampling_temperature` is that of the environment
     (None: it generates elsewhere), `trainer_temperature` the one that the trainer divides its logits by. `max_step_kl`:
@@ -53,9 +53,8 @@ class RunSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`value` beyond `threshold` is what the check warns of. `grows`: when it lasts, it becomes a quarantine.
-
-    Warnings that learning itself can cause, a drifting reward say, do not grow.
+    """The check warns when `value` is beyond `threshold`. `grows`: a lasting warning becomes a quarantine. Warnings
+    that learning itself can cause, such as a drifting reward, do not grow.
     """
 
     severity: Severity
@@ -93,7 +92,7 @@ class HealthWindow:
 
 
 class Check(ABC):
-    """One check. `name` is what alerts and the configuration call it."""
+    """One check. `name` is its name in alerts and in the configuration."""
 
     name: ClassVar[str]
 
@@ -109,7 +108,7 @@ class Check(ABC):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the check remembers between windows, msgpack-able."""
+        """Return the check's state between windows, for msgpack."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, Held
 
 
 class EnvMonitor:
-    """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
+    """`standing` follows from all results so far; `groups` counts those checked since the last resumption."""
 
     def __init__(self, config: HealthConfig, settings: RunSettings = RunSettings()) -> None:  # noqa: B008 - immutable
         for field, names, known in (
@@ -175,7 +175,7 @@ class EnvMonitor:
         self._lengths.record_lengths([], lengths)
 
     def trained(self, steps: Sequence[Mismatch]) -> None:
-        """Take in what the trainer found in the steps of a report."""
+        """Take in the trainer's figures of a report's steps."""
         self._step_size.record_steps(steps)
         self._mismatch.record_mismatch(steps)
 

@@ -112,7 +112,7 @@ class StepSizeCheck:
         return least
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is remembered of the steps."""
+        """Return the state of the steps."""
         return {
             "start": self._start,
             "moved": self._moved,
