@@ -19,7 +19,7 @@ def krippendorff_alpha(ratings: Mapping[str, Sequence[float | None]], *, metric:
     """Return Krippendorff's alpha of ratings of the same samples; None is a missing rating.
 
     `value` is None, and `reason` says why, where alpha is undefined: without variation it is not 1. Raises `DataError`
-    on what is no rating, `ConfigError` on columns of different lengths or an unknown metric.
+    on an invalid rating, `ConfigError` on columns of different lengths or an unknown metric.
     """
     alpha = IntervalAlpha() if metric == "interval" else CategoryAlpha(metric)
     for unit in zip(*_columns(ratings).values(), strict=True):

@@ -14,7 +14,7 @@ __all__ = ["HealthChecks"]
 
 
 class HealthChecks:
-    """The checks of one environment: they judge each window of groups, and remember what they need of those before."""
+    """The checks of one environment: they evaluate each window of groups, and remember earlier ones."""
 
     def __init__(self, **settings: Any) -> None:
         """Begin without a group. `settings` are those of `HealthConfig`: `window`, `off`, `score_low`, `score_high`.
@@ -39,8 +39,8 @@ class HealthChecks:
     ) -> list[Alert]:
         """Take in a group by the scores of its samples; advantages are score - mean unless given.
 
-        Returns what the checks say of the window that it fills, else nothing; healthy findings are left out. Raises
-        `DataError` on columns of different lengths, or numbers that are none.
+        Returns the results of the window that it fills, else nothing; healthy findings are left out. Raises `DataError`
+        on columns of different lengths, or numbers that are none.
         """
         columns = {"lengths": lengths, "advantages": advantages, **(ratings or {})}
         for name, column in columns.items():
@@ -91,10 +91,10 @@ class HealthChecks:
         return [one for one in self._monitor.evaluate() if one.severity not in {"idle", "ok"}]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the checks remember, as msgpack can hold it."""
+        """Return the checks' state, in a form that msgpack can hold."""
         return {"monitor": self._monitor.state_dict(), "groups": self._groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         self._monitor.load_state_dict(state["monitor"])
         self._groups = state["groups"]

@@ -31,7 +31,7 @@ class PerformanceTracker:
 
     @contextmanager
     def track(self, *, items: int = 1) -> Iterator[None]:
-        """Time what is done in the context; an exception counts as a failed call, and goes on."""
+        """Time the code in the context; an exception counts as a failed call, and propagates."""
         started = time.monotonic()
         failed = True
         try:

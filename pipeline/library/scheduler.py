@@ -27,7 +27,7 @@ class CurriculumScheduler:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        """Begin with what is known of the items. `settings`: the others of `CurriculumConfig`.
+        """Begin with the known figures of the items. `settings`: the others of `CurriculumConfig`.
 
         Raises `ConfigError` where names repeat, or columns are not as long as the items.
         """
@@ -102,7 +102,7 @@ class CurriculumScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned: the same draws follow.
+        """Load a state that `state_dict` returned: the same draws follow.
 
         Raises `SettingsChangedError` if it was learned of other items, or of these in another order.
 
