@@ -76,7 +76,7 @@ def _recorded(settings: msgspec.Struct) -> dict[str, Any]:
 def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
     """Return `config` with the settings of a promotion; environments that it does not name stay unchanged.
 
-    Its raters are those of the message; check them with `scoring.promoted` before they are loaded. Raises `ConfigError`
+    Its raters are those of the message; check them with `scorer.promoted` before they are loaded. Raises `ConfigError`
     if the two do not fit together, if this build does not know a setting of the promotion, or if it names an estimator
     that `config` does not.
     """
@@ -189,7 +189,7 @@ class ActivePromotion:
 
         The raters of this rollout are unavailable.
 
-        Raises `InfrastructureError` as `at`.
+        Raises `InfrastructureError` as `promotion_at`.
         """
         await self._look_again()
         return giving_up_promotion(self._promotions, seq)

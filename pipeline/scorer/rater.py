@@ -4,8 +4,8 @@ A rater gets a `Sample` and returns a number, or None to abstain. It is a functi
 `Rater`, sync or async, over one sample or over a whole group. It declares its bounds, so that raters of different
 scales can be joined, and a version, which is part of the ensemble's digest. It raises `lachesis.RaterUnavailable` when
 a service that it depends on is unavailable; then the group waits. The usual clients' connection errors, time limits and
-statuses 408, 429 and 5xx do the same (see `pipeline.outages`). Any other exception makes this one rating missing. A
-missing rating is None, never 0.
+statuses 408, 429 and 5xx do the same (see `pipeline.common.outages`). Any other exception makes only this rating
+missing. A missing rating is None, never 0.
 
     @rater(bounds=(0.0, 1.0), version="1")
     def brevity(sample: Sample, *, limit: int = 100) -> float:

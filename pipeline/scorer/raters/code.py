@@ -1,6 +1,6 @@
 """Rates program code by running it against tests: the share of them that pass.
 
-The code is an untrusted answer. Each test runs in a sandbox of its own (see `pipeline.scoring.sandbox`): without
+The code is an untrusted answer. Each test runs in a sandbox of its own (see `pipeline.scorer.sandbox`): without
 network, with limited time, memory and output, and no file but the interpreter's. When a rating is there, no process of
 the code is alive.
 """
