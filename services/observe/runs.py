@@ -165,9 +165,7 @@ def state_of_run(
     if state is not None and supervisor_runs:
         return "stopping" if state.phase == "ended" else state.phase
     if keeper_runs:
-        if state is not None and state.phase == "ended":
-            return "stopping"  # its supervisor has gone already
-        return "starting" if state is None else "restarting"
+        return "starting" if state is None else "stopping" if state.phase == "ended" else "restarting"
     if state is not None and supervisor_runs is None:
         return "elsewhere"
     if state is not None and state.phase != "ended":

@@ -49,6 +49,7 @@ def state(phase: str, process: ProcessRecord = HERE) -> SupervisorState:
         ("stopping", {"state": state("stopping"), "supervisor_runs": True}),
         ("stopping", {"state": state("ended"), "supervisor_runs": True}),
         ("restarting", {"state": state("running"), "keeper_runs": True}),
+        ("stopping", {"state": state("ended"), "keeper_runs": True}),
         ("starting", {"keeper_runs": True}),
         ("interrupted", {"state": state("running"), "ended": "finished"}),
         ("interrupted", {"state": state("stopping")}),
