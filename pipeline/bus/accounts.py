@@ -4,9 +4,9 @@ Pure.
 
 The server checks where a client publishes, but not where it asks for the answer. With all identities in one account, a
 client could name a foreign subject for it, and the server itself would store its answer there, or take it as a request
-to delete a stream. Here nobody is in the account that holds the streams. Each identity's own account imports from it
-what the identity may do; the server sends an answer back to the account that asked, where nothing is stored. Broadcasts
-go from the sender's account to the listeners' accounts, since the server passes nothing on twice.
+to delete a stream. Therefore no client is in the account that holds the streams. Each identity's own account imports
+from it what the identity may do. The server sends an answer back to the account of the request, where nothing is
+stored. Broadcasts go from the sender's account to the listeners' accounts, since the server passes nothing on twice.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _RESPONSE_TTL = {f"{API}.DIRECT.GET.": "10s"}
 
 @dataclass(slots=True)
 class Account:
-    """What an account offers to others and takes from them, as (account, subject); without `user` nobody is in it."""
+    """What an account offers to others and takes from them, as (account, subject); without `user` it has no clients."""
 
     name: str
     user: tuple[str, str, Permissions] | None = None
@@ -78,7 +78,7 @@ def accounts_of(run: str, table: Mapping[str, Access], keys: Mapping[str, str]) 
 
 
 def _without_names(run: str, identity: str, publish: list[str], access: Access) -> list[str]:
-    """Return `publish` with one subject for those that differ in a reader's name: permissions tell them apart."""
+    """Return `publish` with one subject for those that differ in a reader's name: permissions distinguish them."""
     names = {
         f"{API}.CONSUMER.{verb}.{stream_name(run, kind)}.{name}": f"{API}.CONSUMER.{verb}.{stream_name(run, kind)}.*"
         for kind in access.reads

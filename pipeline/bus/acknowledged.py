@@ -1,9 +1,9 @@
-"""Remembers the newest message of each stream that was acknowledged to a process, beyond its end too.
+"""Remembers the newest message of each stream that was acknowledged to a process, also after the process ends.
 
-A store that loses its end shows no trace of a message that nobody had read; its writer alone knows of it. Guarantees
-that a new message which takes a sequence that was acknowledged for another one is an error at once; and, with a file,
-that what was acknowledged is known after `kill -9` of the writer, for whoever compares (`runtime.store_marks`). A power
-cut may take the newest entries of the file, as it takes what the server had not written to its disk yet.
+If a store loses its newest messages and no process had read them, only their writer knows that they existed. Guarantees
+that it is an error at once if a new message takes a sequence that was acknowledged for another one. With a file,
+acknowledgements survive `kill -9` of the writer, so that `runtime.store_marks` can compare them. A power cut may take
+the newest entries of the file, as it takes what the server had not written to its disk yet.
 """
 
 import fcntl
@@ -138,7 +138,7 @@ def _unpack(data: bytes) -> list[Acknowledgement]:
 
 class _AckFile:
     """A file of slots: for each stream one for each of the newest connections. Each is written by one call, so that
-    one that was cut off is whole, or its check sum tells."""
+    one that was cut off is whole, or its check sum shows it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -167,7 +167,7 @@ class _AckFile:
                 self._write(stream, number, b"")
 
     def write(self, ack: Acknowledgement) -> None:
-        """Write an acknowledgement. A disk that is full is told of once; the memory has it still."""
+        """Write an acknowledgement. A full disk is reported once; the memory still has it."""
         try:
             if self._closed or (self._descriptor < 0 and not self._open()):
                 return

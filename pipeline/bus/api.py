@@ -288,7 +288,7 @@ class Bus(Protocol):
         """Return a key's entry, None where it was never set or was removed. Raises `DamagedError` as `last`."""
 
     async def delete(self, key: str) -> None:
-        """Remove a key, if it is there; it takes no room any more. Whoever watches it is not told."""
+        """Remove a key, if it is there; it takes no room any more. Watchers are not notified."""
 
     def watch(self, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
         """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
@@ -296,14 +296,15 @@ class Bus(Protocol):
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Ask a service and return its answer.
 
-        Raises `UnservedError` where nobody serves it, `InfrastructureError` on no answer in time, and what the
-        service's handler raised of `DataError` and `InfrastructureError`.
+        Raises `UnservedError` if no process serves it, `InfrastructureError` on no answer in time, and a `DataError` or
+        `InfrastructureError` that the service's handler raised.
         """
 
     def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
         """Answer requests on `subject`, one at a time, while the context is open; replicas share them.
 
-        A `DataError` or `InfrastructureError` of the handler reaches the one who asked; anything else ends the context.
+        A `DataError` or `InfrastructureError` of the handler is raised at the requester; anything else ends the
+        context.
         """
 
     async def broadcast(self, subject: str, data: bytes) -> None:

@@ -36,7 +36,7 @@ def is_refusal(text: str) -> bool:
 
 
 class NatsClient(Client):  # type: ignore[misc]  # untyped
-    """The client, but it never speaks to a server without TLS where TLS was asked for, and no message makes it deaf.
+    """The client, but it never speaks without TLS to a server if TLS is required, and no message stops its reading.
 
     The stock client follows the server, even from `tls://`: an impostor that answers in the server's place gets the
     token.

@@ -1,7 +1,7 @@
-"""Makes the ids of single writers' commits: one commit has one id, and nobody else can guess it.
+"""Makes the ids of single writers' commits: one commit has one id, which no other process can guess.
 
-A server drops a message whose id its stream has seen before. If the id of a commit could be told in advance, whoever
-may write in its stream could store something else under it, and the commit would never be stored.
+A server drops a message whose id its stream has seen before. If the id of a commit were predictable, any writer of its
+stream could store something else under that id, and the commit would never be stored.
 """
 
 import hmac
@@ -10,7 +10,7 @@ import secrets
 __all__ = ["commit_id"]
 
 _KEY = secrets.token_bytes(32)
-"""Of this process alone; no id tells of it."""
+"""Only this process knows it; no id reveals it."""
 
 
 def commit_id(name: str) -> str:

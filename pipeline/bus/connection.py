@@ -1,8 +1,8 @@
-"""Connecting to a server, and finding out at start what would otherwise fail much later.
+"""Connects to a server, and finds at start the faults that would otherwise show much later.
 
 Raises `StartupError` when there is no server, or it is too old, has no JetStream or takes too small messages, and
-`AccessError` when it refuses the credentials or cannot prove who it is; the text says what to do and never holds a
-secret. Where TLS was asked for nothing is sent without it, neither at first nor after a reconnect.
+`AccessError` when it refuses the credentials or cannot prove its identity; the text says what to do and never holds a
+secret. If TLS is required, nothing is sent without it, neither at first nor after a reconnect.
 """
 
 import importlib.util

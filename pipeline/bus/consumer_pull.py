@@ -2,8 +2,8 @@
 
 Bounded in messages and bytes, alive through restarts of the server.
 
-One request is open at a time; it asks for what there is room for. Its heartbeats tell a quiet stream from a lost
-request. What arrives is queued for the owner of the pull; room comes back when they call `release`.
+One request is open at a time, for as many messages as there is room for. Its heartbeats distinguish a quiet stream from
+a lost request. Messages are queued for the owner of the pull; `release` makes room for more.
 """
 
 import itertools

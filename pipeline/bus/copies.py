@@ -1,8 +1,8 @@
-"""Makes the copies of a stream in a cluster anew, from that of its leader.
+"""Rebuilds the copies of a stream in a cluster from the leader's copy.
 
-A node that was started from an older store, or that leads no more after the others were, keeps what it had stored
-beyond its leader's end: the server compares sequences, not contents, and calls such a copy current. Reads that any copy
-answers, and the next leader, then return other messages at the same sequences.
+A node keeps messages beyond its leader's end if it was started from an older store, or if the others were and it no
+longer leads. The server compares sequences, not contents, and calls such a copy current. Reads that any copy answers,
+and the next leader, then return other messages at the same sequences.
 """
 
 import logging
@@ -23,7 +23,7 @@ _POLL_S: Final = 0.1
 _ASK_AGAIN_S: Final = 1.0
 """Seconds until a change that was refused is requested again, which logs a line each time."""
 _STILL_S: Final = 10.0
-"""Seconds without any change after which it is asked for again: a server may wait for a consumer that cannot move."""
+"""Seconds without any change after which it is requested again: a server may wait for a consumer that cannot move."""
 _TRIES: Final = 6
 
 
@@ -70,7 +70,7 @@ async def _set_copies(link: ServerLink, stream: str, config: dict[str, Any], cop
             still, known = anyio.current_time(), _without_times(group)
         elif anyio.current_time() > still + _STILL_S:
             return False
-        await anyio.sleep(_POLL_S if asked else _ASK_AGAIN_S)  # the cluster tells nobody when a copy is made
+        await anyio.sleep(_POLL_S if asked else _ASK_AGAIN_S)  # the cluster does not announce a finished copy
         asked = asked or await _request_copies(link, stream, config, copies)
 
 

@@ -1,7 +1,7 @@
-"""Why the server does not do what it was asked: asked of the server itself, in words for people.
+"""Explains to people why the server does not answer a request, by querying the server itself.
 
-Guarantees an answer within twice `DIAGNOSIS_S`, whatever is silent. "No such stream" is said only where a server
-that can know has said so: a cluster without a leader has nobody who answers for a stream, and that is no missing one.
+Guarantees an answer within twice `DIAGNOSIS_S`, whatever is silent. Reports "no such stream" only if a server that can
+know has said so: in a cluster without a leader no server answers for a stream, though the stream exists.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["DIAGNOSIS_S", "explain", "servers_away", "stream_info"]
 DIAGNOSIS_S = 1.5
 """Most that each question to the server, and trying every configured address, may take, seconds."""
 _KEPT_S = 2.0
-"""An explanation is not asked for again for so long: many waits have the same reason."""
+"""Seconds before an explanation is requested again: many waits have the same reason."""
 _LEADERLESS_S = 0.3
 """Seconds that a stream's own leader still has to answer, once the server has said that its JetStream has none."""
 _DEFAULT_PORT = 4222
@@ -56,7 +56,8 @@ async def _explain(link: "ServerLink", stream: str) -> str:
 
 
 async def _request_both(link: "ServerLink", stream: str) -> tuple[bytes | None, Msg | None]:
-    """Return what the server says of a stream and of its JetStream, asked at once; None: nothing within `DIAGNOSIS_S`.
+    """Return what the server says of a stream and of its JetStream, queried at once; None: nothing within
+    `DIAGNOSIS_S`.
 
     A server without a leader says that of its JetStream at once, and leaves the other question unanswered.
     """
@@ -80,7 +81,7 @@ async def _request_both(link: "ServerLink", stream: str) -> tuple[bytes | None, 
 
 def _is_leaderless(msg: Msg) -> bool:
     error = error_in(msg.data)
-    return not msg.data or (error is not None and error.err_code == NO_LEADER)  # empty: nobody serves this subject
+    return not msg.data or (error is not None and error.err_code == NO_LEADER)  # empty: no server serves this subject
 
 
 async def stream_info(link: "ServerLink", stream: str, *, timeout_s: float) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Fetching messages by sequence, in the order asked for.
+"""Fetching messages by sequence, in the requested order.
 
 Direct gets, several outstanding, or many with one request.
 """
@@ -32,7 +32,7 @@ class DirectGetter:
     async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncGenerator[StoredMessage]:
         """Yield the messages at `seqs` as stored (large ones as heads). Raises `NotFoundError`."""
         asked: deque[tuple[int, PendingRequest, float]] = deque()
-        heard = 0.0  # when the last answer came: what was asked together and lost together is not waited for in turn
+        heard = 0.0  # when the last answer came: requests that were sent and lost together are not waited for in turn
         largest = INLINE_BYTES  # until sizes are known, assume the worst
         remaining = iter(seqs)
         try:

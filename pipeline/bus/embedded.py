@@ -121,8 +121,9 @@ class _KilledError(StartupError):
 class EmbeddedServer:
     """`async with EmbeddedServer(store) as server:` runs a server on the directory `store`, made if need be.
 
-    `start` after a stop or a crash uses the same port and token again, so that clients reconnect by themselves; after a
-    crash of this process, too, whoever starts a server on its store does, unless the port has been taken meanwhile.
+    `start` after a stop or a crash uses the same port and token again, so that clients reconnect by themselves. So does
+    any process that starts a server on this store after a crash of this process, unless the port has been taken
+    meanwhile.
     """
 
     def __init__(self, store: Path, config: ServerConfig | None = None, *, binary: Path | None = None) -> None:

@@ -1,8 +1,9 @@
-"""Leaving a server that is cut off from its cluster, and coming back to it once it serves again.
+"""Leaves a server that is cut off from its cluster, and returns to it once it serves again.
 
 Guarantees that a connection moves only to a server at which JetStream and the stream that is waited for have been seen
 to answer, and never while the server it is on answers for that stream: a full disk, a single server or a cluster
-without a quorum move nothing. What was under way is asked or published again under the same message id.
+without a quorum move nothing. Requests under way are sent again, and messages are published again under the same
+message id.
 """
 
 import logging
@@ -29,7 +30,7 @@ _PROBE_INTERVAL_S = (0.5, 1.5)
 _ASK_INTERVAL_S = (3.0, 5.0)  # between two questions whether the server serves, though nothing waits for it
 _PROBE_S = 3.0
 _ANSWER_S = 1.0
-_NO_SERVER_PAUSE_S = (2.0, 4.0)  # pause before the other servers are asked again, when none of them served
+_NO_SERVER_PAUSE_S = (2.0, 4.0)  # pause before the other servers are tried again, when none of them served
 _HOME_INTERVAL_S = (10.0, 20.0)  # between two probes of the server that was left; random, so that connections spread
 _HOME_PROBES = 2
 _MAX_PAUSE_FACTOR = 16
@@ -68,7 +69,7 @@ class Failover:
                 elif stall.seconds >= LEAVE_AFTER_S:
                     await self._leave(stall.stream)
         finally:
-            self._end_unserved()  # nobody would notice any more that the server serves again
+            self._end_unserved()  # no loop would notice any more that the server serves again
 
     async def _ask_whether_served(self) -> None:
         """Count it as a wait if the server does not serve: tasks that only read or listen there receive nothing, and
@@ -139,7 +140,7 @@ class Failover:
         return found
 
     async def _is_served_at(self, server: ParseResult, stream: str) -> bool:
-        """Whether `stream` is served at another server, which is asked over a connection of its own."""
+        """Whether another server serves `stream`; it is queried over a connection of its own."""
         with anyio.move_on_after(_PROBE_S):
             probe = await self._dial(self._url(server))
             if probe is None:

@@ -2,7 +2,7 @@
 
 Each operation lives in a module of its own; here they share one link.
 
-Here a stream's kind becomes the server's name for the run's own stream; below, streams go by that name.
+A stream's kind becomes here the server's name for the run's own stream; the modules below use that name.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -148,7 +148,7 @@ class NatsBus:
         return await streams.ensure(self._link, config)
 
     async def renew_copies(self, stream: str, copies: int) -> None:
-        """Make the copies of a stream, or of the bucket, anew from its leader's; see `copies.renew_copies`."""
+        """Rebuild the copies of a stream, or of the bucket, from its leader's; see `copies.renew_copies`."""
         await renew_copies(self._link, self._name(stream), copies)
 
     async def describe_streams(self) -> list[streams.StreamDescription]:
@@ -221,7 +221,7 @@ class NatsBus:
     async def delete_all(self, stream: str, filters: Sequence[str], *, keep: int = 0) -> None:
         """Delete all that is stored on each of `filters` but the newest `keep` messages.
 
-        Without `keep` last messages go too: only what nobody will ever write again.
+        Without `keep` the last messages go too: only for subjects that are never written again.
         """
         await trimming.delete_all(self._link, self._name(stream), filters, keep=keep)
 
@@ -258,7 +258,7 @@ class NatsBus:
         return await self._blobs.join(await self._getter.get(self._name(stream), seq))
 
     async def get_head(self, stream: str, seq: int, *, leader: bool = False) -> StoredMessage:
-        if leader or stream == BUCKET:  # of which no other server may be asked for any message
+        if leader or stream == BUCKET:  # no other server may be queried for their messages
             return await by_sequence(self._link, self._name(stream), seq)
         return await self._getter.get(self._name(stream), seq)
 
@@ -320,7 +320,7 @@ class NatsBus:
         return StreamExtent(state.last_seq, sum((state.subjects or {}).values()))
 
     async def server_time_ns(self) -> int:
-        # of the bucket: an environment is not told what others store in the streams
+        # of the bucket: an environment may not see what others store in the streams
         return to_ns((await streams.stream_info(self._link, self._name(BUCKET))).ts)
 
     # -- key-value -----------------------------------------------------------------------------------------------

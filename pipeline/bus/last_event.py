@@ -1,8 +1,8 @@
-"""The newest event on a subject that one writer owns, whatever others have published there.
+"""Reads the newest event on a subject that one writer owns, whatever others have published there.
 
-Nobody but the owner should be able to; but if somebody did, the owner must not be kept from starting by a message that
-can never be taken away again. What is no event of the owner's is passed over, said so, and lies there for ever; so is,
-without a word, what a recovery noted as unusable (`left_out`).
+Only the owner should be able to publish there. If another did, its message can never be removed, and must not keep the
+owner from starting. A message that is no event of the owner's is skipped with a warning. A message that a recovery
+noted as unusable (`left_out`) is skipped silently.
 """
 
 import logging

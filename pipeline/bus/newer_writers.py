@@ -1,6 +1,6 @@
 """Finds out whether a message of a newer schema version was written by a newer build, or forged.
 
-Four bytes, `{"v": 4}`, are a message of a newer version: whoever may write a subject could end its readers with them.
+Four bytes, `{"v": 4}`, are a message of a newer version: any writer of a subject could end its readers with them.
 So a reader believes it only if a service that may write the subject says in its own heartbeat, which no other key may
 send, that its build writes that version.
 

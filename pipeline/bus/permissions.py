@@ -1,7 +1,7 @@
 """Server permissions of each identity: subjects that it may publish and subscribe to. Pure.
 
-Consumers are made under names that belong to one identity, and of which it has a few for each stream. So nobody takes
-messages from another's consumer, and nobody uses up the consumers that a stream may have.
+Consumers are made under names that belong to one identity, which has a few for each stream. So no identity can take
+messages from another's consumer, or use up the consumers that a stream may have.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ __all__ = ["ANSWERS", "API", "Permissions", "identity_in", "inbox_prefix", "perm
 API = "$JS.API"
 _INBOX = "_INBOX_"
 ANSWERS = "_R_.>"
-"""Where the server expects answers to what other accounts asked. It makes these subjects; no client can name one."""
+"""Where the server expects answers to requests of other accounts. It makes these subjects; no client can name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def inbox_prefix(identity: str) -> str:
 
 
 def identity_in(prefix: str) -> str | None:
-    """Return the identity that has this prefix; None where the server does not tell identities apart."""
+    """Return the identity that has this prefix; None if the server does not distinguish identities."""
     return prefix.removeprefix(_INBOX) if prefix.startswith(_INBOX) and prefix != _INBOX else None
 
 

@@ -26,7 +26,7 @@ _OVERHEAD_BYTES = 256
 
 
 class PublishWindow:
-    """Room for so many bytes and messages in flight, given in the order asked for.
+    """Room for so many bytes and messages in flight, granted in the order of the requests.
 
     A message larger than the whole window goes alone.
     """
@@ -185,7 +185,7 @@ class Publisher:
             return int(found["Nats-Sequence"])
 
     async def last(self, stream: str, subject: str, *, patient: bool = False) -> StoredMessage | None:
-        """Return the subject's last message, read from the stream's leader where that may be asked."""
+        """Return the subject's last message, read from the stream's leader if the identity may query it."""
         if reads_by_key(self._link, stream):
             return await last_of_key(self._link, stream, subject, patient=patient)
         return await leader.last(self._link, stream, subject, patient=patient)

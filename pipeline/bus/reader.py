@@ -1,9 +1,9 @@
 """Reads a stream in order from a cursor, without acknowledgements, gaps or repeats.
 
 Each time the connection or the consumer is lost, or the consumer's own numbers show a gap, a new ephemeral consumer is
-made that starts behind the last message received. The server is told when one is no longer needed, and none is made
-where there is nothing to read. In a cluster it may read from a replica that lags behind: so how far
-the stream goes is the leader's word, never the consumer's.
+made that starts behind the last message received. A consumer is deleted when it is no longer needed, and none is made
+if there is nothing to read. In a cluster it may read from a replica that lags behind, so the leader says how far the
+stream goes, never the consumer.
 """
 
 import logging
@@ -43,14 +43,14 @@ _CREATE_S = 3.0  # then under another name: a server that died may have been cho
 _BELIEVE_LOSS_S = 12.0  # longer than a leader without a majority stays one
 _ASK_AGAIN_S = 0.5
 _LOST_HISTORY_HINT = "the broker lost history that it had acknowledged, or its store was replaced by an older one"
-_INACTIVE_S = 30.0  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
+_INACTIVE_S = 30.0  # the server forgets an ephemeral consumer that gets no pull for so long; it is made again
 _ABANDON_S = 1.0  # to hand that word to the client, which takes no time unless its buffer is full
 _ABANDONED_S = 0.001  # the same for one that is given up: no permission to delete is needed for it
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What `api.Bus.read` takes besides stream and filters."""
+    """What `api.Bus.read` takes in addition to stream and filters."""
 
     start: int = 1
     headers_only: bool = False
@@ -173,7 +173,7 @@ class StreamReader:
         """Raise `HistoryLostError` unless the stream still holds what was read of it.
 
         A broker whose disk was rolled back would give the sequences after it to other messages, and this reader would
-        pass over those. A leader that was cut off may speak of the past for some seconds: it is asked again.
+        skip those. A leader that was cut off may answer from an old state for some seconds, so it is queried again.
         """
         seq, stored_ns = self._received, self._received_ns  # what is on its way from before may still arrive
         last = await self._end()

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _FULL_ERROR = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no space left", re.IGNORECASE)
-_STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text tells them apart
+_STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text distinguishes them
 _TOO_LARGE = 10054
 _SUBJECTS_OVERLAP = 10065
 _NO_STORAGE = (10023, 10047)
@@ -174,7 +174,7 @@ class StreamState(msgspec.Struct, frozen=True):
 
 
 class StreamCopy(msgspec.Struct, frozen=True):
-    """A copy of a stream in a cluster, besides the leader's. `active`: nanoseconds since the leader heard of it."""
+    """A copy of a stream in a cluster, other than the leader's. `active`: nanoseconds since the leader heard of it."""
 
     name: str = ""
     current: bool = False

@@ -1,9 +1,7 @@
-"""Decides where an answer may go: only to an inbox.
+"""Decides where an answer may go: only to an inbox. Counts requests that name another subject. Pure.
 
-Counts the requests that asked for another subject. Pure.
-
-Whoever may send a request chooses its reply subject, so a service must not publish on just any of them. Whose inboxes
-a service may answer to is up to the server's permissions; that the server refuses an answer ends nothing.
+The sender of a request chooses its reply subject, so a service must not publish on just any of them. The server's
+permissions decide which inboxes a service may answer to. A refused answer ends nothing.
 """
 
 import re
@@ -12,7 +10,7 @@ __all__ = ["MAX_REPLY_CHARS", "RefusedReplies", "is_inbox", "refused_publication
 
 MAX_REPLY_CHARS = 256
 """Longest reply subject that is answered; an honest one has less than 100."""
-# Requests from another account arrive with a reply subject below _R_, made by the server. The client tells of refusals
+# Requests from another account arrive with a reply subject below _R_, made by the server. The client reports refusals
 # in lower case.
 _INBOX = re.compile(r"_INBOX(?:_[\w-]+)?|_R_", re.ASCII | re.IGNORECASE)
 _TOKENS = re.compile(r"(?:\.[^\s.*>]+)+", re.ASCII)

@@ -61,7 +61,7 @@ _STREAM_INFO = "$JS.API.STREAM.INFO."
 _QUICK = RetryPolicy(first_s=0.02, longest_s=0.5)
 """Between two requests: an answer takes milliseconds, and the connection is there."""
 _PATIENCE = RetryPolicy(first_s=2.0, growth=1.5)
-"""For an answer, before it is asked for again: longer than answers take, so that a slow server is not asked twice."""
+"""For an answer, before the request is repeated: longer than answers take, so that a slow server gets it once."""
 
 
 def status_of(msg: Msg) -> str | None:
@@ -162,9 +162,9 @@ class ServerLink:
         self.explanations: dict[str, tuple[float, str]] = {}
         """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
         self.optional: set[str] = set()
-        """Subjects that may be refused without harm: what is asked on them only explains something."""
+        """Subjects that may be refused without harm: requests on them only explain something."""
         self.refused: set[str] = set()
-        """Those that were refused, and need not be asked again."""
+        """Those that were refused, and are not requested again."""
         self.unanswered = RefusedReplies()
         self.acknowledged = AcknowledgedEnds()
         self._server = ""
@@ -236,7 +236,7 @@ class ServerLink:
             refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}
             self.refused |= refused
             if refused:
-                return  # it was asked for people's sake alone; the caller continues without the answer
+                return  # the request served only a message to people; the caller continues without the answer
             subject = refused_publication(text)
             if subject is not None and is_inbox(subject, self.config.inbox_prefix):
                 self._leave_unanswered(subject)  # only answers are published to inboxes
@@ -441,7 +441,7 @@ class ServerLink:
     async def call_raw(
         self, subject: str, request: bytes, *, what: str, give_up_s: float | None = None, patient: bool = False
     ) -> Msg:
-        """As `call`, without decoding; `patient`: for ever. Only transient errors are asked again."""
+        """As `call`, without decoding; `patient`: for ever. Only transient errors are retried."""
         give_up_s = give_up_s or self.config.give_up_s
         stream = stream_in_api(subject)
         with self.waits.waiting(what, stream) as wait:
@@ -464,11 +464,8 @@ class ServerLink:
             raise InfrastructureError(f"{what}: {wait.reason}, for {give_up_s:g} s")
 
     async def explain_wait(self, wait: ServerWait, stream: str, refusal: str | None) -> None:
-        """Note why a wait for `stream` goes on.
-
-        What the server said, or what it says when asked about the stream.
-
-        It is asked once the wait is a stall.
+        """Note why a wait for `stream` goes on: the server's refusal, or its answer about the stream once the wait is a
+        stall.
         """
         if refusal is not None:
             wait.reason = refusal

@@ -68,7 +68,7 @@ _FIXED = ("storage", "retention")
 _MAX_OWNERS_SHOWN = 6
 _PROBE_S, _PROBE_END_S = 3.0, 10.0
 _MAX_LISTED = 200_000
-"""Sequences that the server is asked to list: they come in one answer."""
+"""Sequences that the server lists in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
