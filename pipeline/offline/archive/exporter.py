@@ -1,9 +1,8 @@
-"""Export: selected rollouts of a run, each with what was derived of it, into one file.
+"""Exports selected rollouts of a run, each with the annotations derived from it, into one file.
 
-What goes in: rollouts in the order of ROLLOUTS, the annotations of one revision, and the ledger. What comes out: rows
-(`logic.row`), in that order. Guarantees that memory does not grow with history: what one pass over the streams must
-tell the next is kept in an index on disk; that what is read is held back from trimming meanwhile; and that the file
-is there whole or not at all (`files`).
+Turns rollouts, the annotations of one revision and the ledger into rows (`logic.row`), in the order of ROLLOUTS.
+Guarantees that memory does not grow with history: what one pass over the streams leaves for the next is kept in an
+index on disk. What is read is not trimmed meanwhile, and the file is there whole or not at all (`files`).
 """
 
 import time
@@ -259,7 +258,7 @@ class Exporter:
 
 
 def _ends(entry: LedgerEntry) -> list[tuple[int, bytes]]:
-    """Return what became of the rollouts that an entry tells of, by sequence."""
+    """Return what became of the rollouts that an entry names, by sequence."""
     pack, found = msgspec.msgpack.encode, []
     if entry.batch is not None:
         number = entry.batch.number

@@ -1,9 +1,9 @@
-"""Files that are whole or not there.
+"""Writes files that are whole or not there.
 
-Written beside their place under `.partial`, synced, then put into it.
+A file is written beside its place under `.partial`, synced, then moved into place.
 
-Guarantees that what lies at the path asked for is a finished export, whatever was killed when, and that of two writers
-of one file the second is refused.
+Guarantees that a file at the requested path is a finished export, whatever was killed when, and that the second of two
+writers of one file is refused.
 """
 
 import errno
@@ -25,7 +25,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def format_of(path: Path, given: str | None = None) -> Format:
-    """Return the format that is given, or that the name tells. Raises `ConfigError` where it tells none."""
+    """Return the format that is given, or that the name implies. Raises `ConfigError` if it implies none."""
     found = _SUFFIXES.get(f".{given}" if given else path.suffix.lower())
     if found is None:
         raise ConfigError(f"{path}: which format? Name it *.parquet or *.jsonl, or give --format")
@@ -58,7 +58,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
             partial.unlink(missing_ok=True)
             raise
     finally:
-        with suppress(OSError):  # of what could not be written, which was told
+        with suppress(OSError):  # the file could not be written, which was reported
             file.close()
 
 

@@ -1,15 +1,15 @@
-"""Import: rollouts from files into a run's stream, where every stage treats them as any other.
+"""Imports rollouts from files into a run's stream, where every stage treats them as any other.
 
 Guarantees that
 
-* a group is stored once, however often and by however many processes its file is imported: what is stored already is
-  told by its id, and what another import stores meanwhile by the broker's window of duplicates, well within which the
-  ids are read again;
-* a live run keeps its bounds: each group waits for a lease of the governor, as a producer's does. Where no governor can
-  be, because nobody else is on the server or the caller says so, the byte budgets are kept here;
-* what is in a file and not stored is told, with file, line and reason.
+* a group is stored once, however often and by however many processes its file is imported: its id shows whether it is
+  stored already, and the broker's window of duplicates catches what another import stores meanwhile; the ids are read
+  again well within that window;
+* a live run keeps its bounds: each group waits for a lease of the governor, as a producer's does. If there can be no
+  governor, because no other client is on the server or the caller says so, the byte budgets are kept here;
+* what is in a file and not stored is reported, with file, line and reason.
 
-Only rollouts are imported: scores and rewards are derived from them anew.
+Only rollouts are imported: scores and rewards are derived from them again.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Compares two revisions of the same rollouts. Pure.
 
-In: two revisions, each the scores and rewards of its groups. Out: a `Comparison`, plain data: everything that is about
-both is of the groups that both have.
+Takes the scores and rewards of each revision's groups and returns a `Comparison`, plain data. Everything that compares
+the two uses only the groups that both have.
 """
 
 import math
@@ -239,7 +239,7 @@ def compare(run: str, a: ComparedRevision, b: ComparedRevision, *, disputed: int
 
 
 def _count_at_odds(raters: Sequence[RaterFigures]) -> float | None:
-    """Return how many raters are at odds with the others; None where that cannot be told."""
+    """Return how many raters are at odds with the others; None if that cannot be known."""
     found = [rater.at_odds for rater in raters]
     return None if None in found else float(sum(map(bool, found)))
 

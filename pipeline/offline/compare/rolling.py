@@ -21,7 +21,7 @@ _MAX_WAITING = 8192
 
 
 class RollingFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `pairs` groups, the live revision's first; None: not defined, or nothing to tell it from.
+    """Of `pairs` groups, the live revision's first; None: not defined, or too little data.
 
     `rank_correlation` is that of the scores, the lowest of any environment; `sign_flips` the share of groups, trainable
     in both, in which a sample's advantage changed its sign; the others are shares of groups without variance.

@@ -23,8 +23,8 @@ _Z = 1.96
 
 
 class Significance(msgspec.Struct, frozen=True, kw_only=True):
-    """`matters`: None if the groups are too few to tell. Of `groups` with rewards in both revisions, `changed` would
-    be trained on otherwise, which is a share between `low` and `high`; `shift`: change of the mean score, with its
+    """`matters`: None if the groups are too few to decide. Of `groups` with rewards in both revisions, `changed` would
+    be trained on differently, a share between `low` and `high`; `shift`: change of the mean score, with its
     interval."""
 
     matters: bool | None

@@ -1,4 +1,4 @@
-"""How fast a replay may go. None of it changes what comes out, so it is no part of a revision."""
+"""Limits how fast a replay goes. None of it changes the result, so it is no part of a revision."""
 
 from typing import Annotated
 
@@ -31,9 +31,9 @@ class ReplayPace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.max_inflight or (_DEFAULT_IN_FLIGHT_WAITING if waits else _DEFAULT_IN_FLIGHT) * self.workers
 
     def block(self, *, waits: bool) -> int:
-        """Return how many groups a worker is asked for at once.
+        """Return how many groups a worker gets at once.
 
-        Few enough that it may have two blocks in flight, and that by `max_rate` ten blocks a second are asked for.
+        Few enough that it may have two blocks in flight, and that `max_rate` is reached with ten blocks a second.
         """
         most = self.in_flight(waits=waits) // (2 * self.workers)
         if self.max_rate is not None:

@@ -57,7 +57,7 @@ class BlockSize:
         self._room = anyio.Semaphore(2 * pace.workers)
 
     async def begin(self) -> int:
-        """Return how many rollouts the next block may have, once it may be asked for."""
+        """Return how many rollouts the next block may have, once it may be requested."""
         if not self._waits:
             await self._room.acquire()
         return self._size

@@ -127,7 +127,7 @@ async def read_derived(bus: Bus, config: RunConfig, defined: RevisionRecord | No
 
     None is the live revision.
 
-    Several events may tell of one group: the first counts. It holds a reader open: a caller that may stop early closes
+    Several events may concern one group: the first counts. It holds a reader open: a caller that may stop early closes
     it.
     """
     run, revision = config.run, config.revision

@@ -1,17 +1,17 @@
-"""A replay: scores, normalizes and computes advantages of selected history into REPLAY.
+"""Replays selected history: scores, normalizes and computes advantages, and writes them to REPLAY.
 
-What goes in: rollouts, in the order of ROLLOUTS, one environment after the other; or, where the selection has no end
-(a shadow), all of them as they are stored. What comes out: `RescoreEvent`s, each
-a fenced commit. Guarantees:
+Reads rollouts in the order of ROLLOUTS, one environment after the other; if the selection has no end (a shadow), it
+reads all of them as they are stored. Writes `RescoreEvent`s, each a fenced commit. Guarantees:
 
-* nothing of the live run is touched: rollouts are read with a cursor of its own, nothing is acknowledged, every subject
-  written names the revision;
-* a replay that is killed, paused or refused at any point goes on at the next start behind its last commit, and what
-  comes out is the same to the bit (given raters that answer the same), however often and wherever that happens;
-* how many processes judge changes nothing: they hand back scores alone, and this one folds and commits them in order;
-* a finished one does nothing; the same name with another definition is refused; of two at once, one is;
-* what it has yet to read is held back from trimming while it runs. A paused replay holds nothing. A shadow's hold gives
-  way where the run would have to wait for room; the shadow then ends rather than leave a rollout out.
+* nothing of the live run is touched: the replay reads rollouts with its own cursor, acknowledges nothing, and every
+  subject that it writes names the revision;
+* a replay that is killed, paused or refused at any point goes on behind its last commit at the next start, and its
+  result is the same to the bit (given raters that answer the same), however often that happens;
+* the number of processes that score changes nothing: they return only scores, and this one folds and commits them in
+  order;
+* a finished replay does nothing; the same name with another definition is refused, and so is the second of two at once;
+* what it has yet to read is not trimmed while it runs. A paused replay holds nothing. A shadow's hold gives way if the
+  run would have to wait for room; the shadow then ends rather than skip a rollout.
 """
 
 import sys
@@ -69,10 +69,10 @@ Progress = Callable[[int, int], None]
 """Told how many groups are committed, of how many: by this start alone, and as many, where there is no end."""
 
 Observer = Callable[[str, int, FoldCommit], None]
-"""Told what was committed: of which environment, the next sequence to read, and the scores and rewards."""
+"""Is called with what was committed: of which environment, the next sequence to read, and the scores and rewards."""
 
 Committed = Callable[[str, int, int, FoldCommit], None]
-"""As an observer, told of how many groups as well."""
+"""As `Observer`, with the number of groups as well."""
 
 Source = Callable[[Take], Awaitable[None]]
 """Hands rollouts out, in order."""

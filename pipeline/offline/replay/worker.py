@@ -1,8 +1,9 @@
 """A replay's worker: a process that reads and scores the rollouts that it is given.
 
-`workers` starts it as `python -m lachesis.pipeline.offline.replay.worker PID`, with the pid of the replay. It is told
-by its standard input and answers by its standard output. It ends with its standard input, and with the replay's
-process, busy or not. Signals to end are for the replay to heed, which lets it finish what it holds.
+`workers` starts it as `python -m lachesis.pipeline.offline.replay.worker PID`, with the pid of the replay. It gets
+requests on its standard input and answers on its standard output. It ends with its standard input, and with the
+replay's process, busy or not. It ignores signals to end: the replay heeds them, and lets the worker finish what it
+holds.
 """
 
 import logging
@@ -133,7 +134,7 @@ class _WorkerProcess:
         self._turns = CooperativeYield()
 
     async def answer(self, block: RolloutBlock) -> None:
-        """Judge a block and tell its verdicts, or why there are none."""
+        """Score a block and send its verdicts, or why there are none."""
         try:
             reply = await self._scored_block(block)
         except (LachesisError, BaseExceptionGroup) as error:

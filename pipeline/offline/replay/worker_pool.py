@@ -92,7 +92,7 @@ class WorkerPool:
 
 @dataclass(slots=True, eq=False)
 class _PendingBlock:
-    """A block that a worker is asked for. No answer: the worker died."""
+    """A block that was sent to a worker. No answer: the worker died."""
 
     answer: WorkerReply | WorkerError | None = None
     done: anyio.Event = field(default_factory=anyio.Event)

@@ -1,10 +1,7 @@
-"""The batches of a ledger, verified.
+"""Verifies a ledger: its chain, its reports, and each manifest, which it rebuilds from the streams.
 
-Its chain, what was reported of it, and each manifest rebuilt from the streams.
-
-What goes in: the ledger of a trainer, live or on past rollouts, and the streams that it was made from. What comes out:
-findings, and what the ledger was found to be. Nothing is written, and it takes no torch. What was trimmed is counted,
-never taken for equal.
+Reads the ledger of a live or offline trainer and the streams that it was made from. Returns findings, and the state of
+the ledger. It writes nothing and needs no torch. Trimmed history is counted, never taken for equal.
 """
 
 from collections.abc import Callable, Mapping
@@ -209,7 +206,7 @@ class _LedgerWalk:
         return found
 
     async def verify(self, saved: Mapping[str, LedgerPosition]) -> None:
-        """Follow the ledger from its first entry, make every batch anew, and compare what names a place in it."""
+        """Follow the ledger from its first entry, rebuild every batch, and compare what names a place in the ledger."""
         entries = follow_ledger(self._bus, self._config.run, self._trainer, LedgerPosition(), follow=False)
         async with aclosing(entries):
             async for entry in entries:
@@ -286,7 +283,7 @@ class _LedgerWalk:
                 else:
                     self.fail("batches", f"batch {batch.number}, group {ref.group}: it has no reward in the streams")
                 return None
-            # which logprobs were taken is told by the ledger alone; that they fit the group was checked
+            # only the ledger says which logprobs were taken; that they fit the group was checked
             found.append(BatchIngredient(ref.seq, group.env, Plan.of(group), reward, ref.teacher))
         return found
 
@@ -303,7 +300,7 @@ class _LedgerWalk:
         )
 
     async def form_again(self, past: OfflineTrainerRecord) -> None:
-        """Form the whole ledger of an offline trainer anew and compare it entry by entry."""
+        """Form the whole ledger of an offline trainer again and compare it entry by entry."""
         try:
             again = await rebuild_entries(self._bus, past, self._judged, self._teachers, self._progress)
         except LachesisError as error:

@@ -1,15 +1,13 @@
-"""The ledger of an offline trainer.
+"""Forms an offline trainer's ledger from a finished revision, checks it, and stores it before training.
 
-Formed from a finished revision, checked, and stored before training.
-
-What goes in: the rewards of a revision and the rollouts they are of. What comes out: the trainer's own ledger, written
-by the code that forms live batches, and the record of what it was formed from. Guarantees:
+Reads the rewards of a revision and their rollouts. Writes the trainer's own ledger, with the code that forms live
+batches, and a record of its sources. Guarantees:
 
 * nothing is stored unless every rollout can be trained on: one that was trimmed, cannot be read, has no logprobs, lacks
   those of the teacher where they are required, or was made with another tokenizer is an error that says which;
-* the same revision and settings give the same entries to the bit; a start that was killed anywhere goes on at the next
-  one, and one under the same name with other settings is refused;
-* the ledger of the live trainer is never touched, and what is yet to be trained on is held back from trimming.
+* the same revision and settings give the same entries to the bit; the next start goes on where one was killed, and a
+  start under the same name with other settings is refused;
+* the ledger of the live trainer is never touched, and what is yet to be trained on is not trimmed.
 """
 
 import time
@@ -168,7 +166,7 @@ async def _define(
 
 
 def _selected(results: Sequence[RevisionResult], asked: OfflineTrainerRecord) -> list[RevisionResult]:
-    """Return the rollouts that have a reward and lie within the policy steps asked for. Raises `NotFoundError`."""
+    """Return the rollouts that have a reward and lie within the requested policy steps. Raises `NotFoundError`."""
     low, high = asked.min_step, asked.max_step
     rewarded = [one for one in results if one.reward is not None]
     found = [

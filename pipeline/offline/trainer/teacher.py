@@ -44,9 +44,9 @@ class WithTeacher(NamedTuple):
 async def attach_teacher(
     bus: Bus, definition: OfflineTrainerRecord, live: str, wanted: Sequence[RevisionResult]
 ) -> list[WithTeacher]:
-    """Return `wanted` with what the teacher of the revision `live` stored of each, where it is asked for.
+    """Return `wanted` with what the teacher of the revision `live` stored of each, if it is requested.
 
-    Raises `NotFoundError` where the teacher's logprobs are required and missing.
+    Raises `NotFoundError` if the teacher's logprobs are required and missing.
     """
     if definition.teacher == "off":
         return [WithTeacher(judged, None) for judged in wanted]

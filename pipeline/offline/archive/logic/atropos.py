@@ -18,7 +18,7 @@ from lachesis.schemas.rollout import RolloutGroup
 __all__ = ["UNKNOWN_POLICY", "ImportAssumptions", "epoch_of", "from_line"]
 
 UNKNOWN_POLICY = "0-imported-unknown"
-"""Policy version of groups whose weights nobody knows."""
+"""Policy version of groups whose weights are unknown."""
 PRODUCER = "import"
 
 

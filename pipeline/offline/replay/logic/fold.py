@@ -1,11 +1,11 @@
-"""The fold of one environment: scores in the order of ROLLOUTS in, rewards and a state to commit out.
+"""Folds one environment's scores, in the order of ROLLOUTS, into rewards and a state to commit.
 
 Pure.
 
 The normalizer is that of the live run: its windows hold the selected groups and nothing else (see `windows`).
 So a replay of all history under the live settings gives the live rewards to the bit, and a replay of some of it depends
 on nothing that was not selected. Scores come in order and each group is resolved as it comes: after a step nothing
-waits, and besides the normalizer's own state a restart only needs the scores of the one window still open.
+waits, and a restart needs only the normalizer's own state and the scores of the one window still open.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _Scores = list[Finite | None]
 
 
 class _OpenWindow(msgspec.Struct, frozen=True, array_like=True):
-    """A group of a window that is not folded; `scores` None: it has none. `more`: what is folded besides, by key."""
+    """A group of a window that is not folded; `scores` None: it has none. `more`: what else is folded, by key."""
 
     seq: Seq
     group: str

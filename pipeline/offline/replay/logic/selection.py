@@ -1,7 +1,4 @@
-"""Which rollouts a replay takes, told from their planning headers and times alone.
-
-And whether two revisions mean the same. Pure.
-"""
+"""Selects a replay's rollouts by planning headers and times, and compares revisions. Pure."""
 
 import hashlib
 from collections.abc import Collection, Iterable
