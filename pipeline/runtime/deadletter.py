@@ -20,7 +20,7 @@ REQUEUED_HEADER = "Lachesis-Requeued"
 
 _MAX_REASON_CHARS = 2000
 _DEAD_LETTER_NOTICE_S = 60.0
-"""Seconds for which a heartbeat tells of the last dead letter."""
+"""Seconds for which a heartbeat names the last dead letter."""
 
 
 def dead_letter(

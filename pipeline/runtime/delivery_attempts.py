@@ -1,7 +1,8 @@
-"""The durable record of deaths: how often handling one message ended the process that held it.
+"""Records durably how often handling one message ended the process that held it.
 
-The broker's delivery count cannot tell a death from a message given back in good order, so a replica that takes a
-redelivered message notes a death before it starts and takes the note back when it is done, however that ends.
+The broker's delivery count does not distinguish a death from a message that was given back in good order. So a replica
+that takes a redelivered message notes a death before it starts, and removes the note when it is done, however that
+ends.
 """
 
 from lachesis.pipeline.bus.api import Bus

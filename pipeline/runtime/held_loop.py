@@ -147,7 +147,7 @@ class _Speaker:
         ticked_s = self._ticked_s
         held = self._holders.held
         if held is None and time.monotonic() - ticked_s >= SPEAKS_AFTER_S:
-            frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - of another thread, nothing else tells
+            frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - the only way to see another thread
             place = place_of(stack_of(frame))
             held = HeldLoop(place, ticked_s)
             if self._ticked_s == ticked_s:  # else it goes on

@@ -26,7 +26,7 @@ __all__ = ["BrowserGuard", "HttpServer", "RequestCounter", "TimedHttpProtocol", 
 
 
 class RequestCounter:
-    """An ASGI application whose requests for one of `paths` are told to `answered`, each once it is answered.
+    """An ASGI application that reports each request for one of `paths` to `answered` once it is answered.
 
     A call's payload is the request's body as it was sent, and `plain` what the application says in
     `request.state.plain_bytes` that it was before it was compressed. 4xx and 5xx count as failed, and so does an
@@ -76,9 +76,9 @@ class BrowserGuard:
     """An ASGI application that answers no script of a web page, on loopback either.
 
     A request with an origin is refused. So is one for a host that is neither of `hosts` nor a loopback address: the
-    name of a page may be made to lead here (DNS rebinding). `hosts` None: any host, for a server whose names nobody
-    knows. `refuse` makes the answer, status 403, of the reason. `has_pages`: it has pages of its own, whose scripts are
-    answered, as is a browser that only opens an address.
+    name of a page may be made to lead here (DNS rebinding). `hosts` None: any host, for a server whose names are
+    unknown. `refuse` makes the answer, status 403, of the reason. `has_pages`: it has pages of its own, whose scripts
+    are answered, as is a browser that only opens an address.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["InputSource", "open_bursts", "read_to_end"]
 
-_OVERHEAD_BYTES = 256  # approximate bytes of a message besides its data: headers alone have none
+_OVERHEAD_BYTES = 256  # approximate bytes of a message in addition to its data: headers alone have none
 
 
 @dataclass(frozen=True, slots=True)

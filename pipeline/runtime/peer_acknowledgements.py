@@ -1,7 +1,7 @@
 """Compares what services say was acknowledged to them with how far the streams go. Pure.
 
-A service of another machine that alone knows of a message says so in its heartbeats. It is a word of one key about
-itself, so it is told to a person, with the name of who says it, and ends nothing.
+A service on another machine may be the only process that knows of a message; it says so in its heartbeats. Such a claim
+is only as good as the key that made it, so it becomes a notice that names the service, and ends nothing.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class PeerAcknowledgements:
     def describe_lost(self, found: Mapping[str, StreamUsage], asked_s: float) -> str | None:
         """Return what services have missed for long enough in the streams, None if nothing.
 
-        `found`: the streams, which were asked for at `asked_s`. They may end before what was named later.
+        `found`: the streams, which were requested at `asked_s`. They may end before what was named later.
         """
         texts = []
         for (_, stream), claim in sorted(self._claims.items()):

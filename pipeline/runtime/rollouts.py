@@ -27,8 +27,8 @@ class StoredRollout:
 def read_rollout(message: StoredMessage) -> StoredRollout:
     """Return the group that `message` holds.
 
-    Raises `SchemaError` when it cannot be read, or when subject, planning header and body do not tell of the same
-    group: others plan by the header alone, and what a stage derives is stored under the body's names.
+    Raises `SchemaError` when it cannot be read, or if subject, planning header and body do not name the same group:
+    others plan by the header alone, and what a stage derives is stored under the body's names.
     """
     broken = message.headers.get(BROKEN_HEADER)
     if broken is not None:  # the data is the head of a large message that could not be put together

@@ -1,7 +1,7 @@
-"""A service: a named process (or part of one) on the bus, with heartbeats, drain and retries.
+"""Runs a service: a named process (or part of one) on the bus, with heartbeats, drain and retries.
 
 Guarantees that a heartbeat leaves once a second while the service lives, and at once when it has started; and that
-`draining` is set, once and for good, when it is asked to stop; loops end at the next safe point after that.
+`draining` is set, once and for good, when it is requested to stop; loops end at the next safe point after that.
 """
 
 import logging
@@ -94,7 +94,7 @@ class Service:
         self.loop_holders: LoopHolders | None = None
         """What knows the code that it calls on the event loop."""
         self.held_limit_s = HELD_LIMIT_S
-        """Seconds for which code may hold the event loop before nobody speaks for the service any more."""
+        """Seconds for which code may hold the event loop before heartbeats for the service stop."""
         self._stalled: str | None = None  # why, as it was last logged
         self._stalled_s = 0.0  # since when
 
@@ -287,7 +287,7 @@ async def open_service(
     tracing: Tracing | None = None,
     alive_file: Path | None = None,
 ) -> AsyncIterator[Service]:
-    """Yield a service that sends heartbeats until the context ends; one more tells that it drained.
+    """Yield a service that sends heartbeats until the context ends; the last one says that it drained.
 
     `alive_file` is touched after each, for probes that look at its age.
     """

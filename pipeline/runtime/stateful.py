@@ -1,17 +1,17 @@
-"""Stateful stages: one fenced writer for each environment turns events into commits.
+"""Runs stateful stages: one fenced writer for each environment turns events into commits.
 
 A commit holds outputs and the state change.
 
-In: messages of several streams, in bursts, each stream in its order. Out: events on one subject; each is one fenced
-message with outputs, the change of the stage's state, and the positions from which a restart reads again.
-Guarantees:
+Reads messages of several streams, in bursts, each stream in its order. Writes events on one subject; each is one fenced
+message with outputs, the change of the stage's state, and the positions from which a restart reads again. Guarantees:
 
 * a start takes up the last snapshot and the commits after it, then reads again from the positions of the last commit:
   a process that is killed at any line repeats nothing and loses nothing;
 * of two writers one is refused (`FencedError`) and ends; after an error the last message of the subject, as the leader
-  has it, tells whether a commit was stored (`Bus.commit`);
-* a bad message (`DataError`) is rejected, by default as a dead letter, and its neighbours are not; one of a newer
-  version (`VersionError`) ends the service, unread, if its writers say that they write that version, and is bad if not;
+  has it, shows whether a commit was stored (`Bus.commit`);
+* a bad message (`DataError`) is rejected, by default as a dead letter, and its neighbours are not. A message of a newer
+  version (`VersionError`) ends the service, unread, if its writers say that they write that version; otherwise it is
+  bad;
 * infrastructure that fails is waited for. Once the service drains, the burst in hand is finished or left: what is not
   committed is read again by the next start.
 
@@ -218,7 +218,7 @@ async def run_stateful(stages: Iterable[StatefulStage[E]]) -> None:
             await stage.open()
         except InfrastructureError:
             if stage.service.draining.is_set():
-                return  # it was told to end while it waited
+                return  # it was requested to end while it waited
             raise
         await stage.follow()
 

@@ -1,13 +1,14 @@
-"""Stateless stages: competing consumers of rollouts, each turning a group into an annotation.
+"""Runs stateless stages: competing consumers of rollouts, each turning a group into an annotation.
 
-What goes in: rollout groups, from the durable consumer that all replicas share. What comes out: annotation messages,
-each carrying every group that was ready when it left (no lingering when only one is). Guarantees:
+Reads rollout groups from the durable consumer that all replicas share. Writes annotation messages, each with every
+group that was ready when it left (it does not linger if only one is). Guarantees:
 
 * a group is acknowledged only once its annotation, or its dead letter, is stored;
-* what is held is kept alive (`in_progress`), and given back on drain: at once what was not begun, the rest finished;
+* held groups are kept alive (`in_progress`); on drain those not begun are given back at once, and the rest are
+  finished;
 * a bad group (`DataError`) becomes a dead letter at once; a failing dependency (`InfrastructureError`) is retried for
-  as long as it fails and never becomes a result. A stage with `patience_s` gives the group back after so long: it comes
-  again, to any replica, and what lies behind it is not held up;
+  as long as it fails and never becomes a result. A stage with `patience_s` gives the group back after that time: it is
+  delivered again, to any replica, and later groups are not held up;
 * any other exception is a bug and ends the service; a group that kills its handler becomes a dead letter after
   `max_attempts` such ends, counted in a durable record. (A process killed while it handles a group for the first time
   is not on record, nor one killed after a dependency failed.) Suspects are handled one at a time, so that their
@@ -46,8 +47,8 @@ __all__ = ["StatelessStage", "StoredRollout", "run_stateless"]
 _MAX_ANNOTATIONS_PER_MESSAGE = 256
 _LAG_S = 1.0
 _REDELIVERY = RetryPolicy(first_s=1.0, longest_s=OUTAGE_POLICY.longest_s)
-"""When a group comes again that was given back. At most as long as one that is held waits between two attempts: when
-the dependency is back, nobody waits longer."""
+"""When a group that was given back is delivered again. At most the pause of a held group between two attempts: when the
+dependency is back, neither waits longer."""
 _MAX_HALVINGS = 16
 
 Item = TypeVar("Item")

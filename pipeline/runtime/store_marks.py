@@ -233,7 +233,8 @@ class MarkWriter:
 class EndWatch:
     """Writes the marks of the streams once a second, and notices a stream that went back meanwhile.
 
-    What the processes of this machine had acknowledged is compared as well, so it covers what nobody has read.
+    What the processes of this machine had acknowledged is compared as well, so it covers messages that no process has
+    read.
     """
 
     def __init__(self, bus: Bus, run: str, folder: Path) -> None:
