@@ -179,7 +179,7 @@ async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: i
 
 
 def write_if_room(path: Path, write: Callable[[], object]) -> DiskShortage | None:
-    """Write unless the disk of `path` is full; return what is missing then, for what nobody can wait for.
+    """Write unless the disk of `path` is full; then return what is missing. For callers that cannot wait for room.
 
     `write` must leave nothing behind when it meets a full disk. All its other errors are raised.
     """

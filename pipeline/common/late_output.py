@@ -91,7 +91,7 @@ class BufferedOutput(io.RawIOBase):
             while written < len(content):
                 written += os.write(self._descriptor, content[written:])
         except OSError as error:
-            if error.errno == errno.EIO and self._is_terminal:  # the terminal is gone, and with it whoever would read
+            if error.errno == errno.EIO and self._is_terminal:  # the terminal is gone, and its reader too
                 return len(content)
             if not is_disk_full(error):
                 raise

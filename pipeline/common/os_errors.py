@@ -1,4 +1,4 @@
-"""Errors of the file system that are nobody's bug, in words: what, where, and how to fix it."""
+"""Explains errors of the file system that are no bug: what failed, where, and how to fix it."""
 
 import errno
 import os

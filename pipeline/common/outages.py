@@ -1,10 +1,10 @@
-"""Whether an exception of somebody else's code says that a service it needs is away.
+"""Determines whether an exception of user code means that a service it needs is unavailable.
 
 Pure; no client is imported.
 
-An outage says nothing about what was being judged, so the call is repeated; anything else is the fault of the code or
-of what it was given, and repeating it would not help. The rule goes by the names of an exception's classes, since the
-libraries that raise them need not be installed, and by the HTTP status that it carries.
+An outage says nothing about the group that was scored, so the call is retried. Anything else is a fault of the code or
+of its input, which a retry would not help. The rule uses the names of an exception's classes, since the libraries that
+raise them need not be installed, and the HTTP status that it carries.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Data can then neither move the cursor nor hide the text that follows.
 Secrets that this process knows (`hide`) are left out too.
 
 `SafeOutput` stands in for standard output and error of every process, so nothing that is printed or logged goes past
-it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.output`).
+it. What rich draws itself, colours and bars, passes unchanged; its consoles make the text in it safe
+(`services.output`).
 """
 
 import io

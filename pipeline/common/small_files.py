@@ -32,7 +32,7 @@ def read_small_file(path: Path) -> bytes:
     with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= MAX_SMALL_FILE_BYTES:
-            data = file.read(size + 1)  # memory is taken for all that is asked for; it may have grown meanwhile
+            data = file.read(size + 1)  # `read` allocates the whole size at once; the file may have grown meanwhile
             size = len(data)
     if size > MAX_SMALL_FILE_BYTES:
         raise OSError(errno.EFBIG, f"is larger than {MAX_SMALL_FILE_BYTES} bytes", str(path))

@@ -2,7 +2,7 @@
 
 A hash is 64 hex digits of the tokenizer (`pipeline.model.tokenizer`) and, where an environment gives its template
 parameters, `+` and 16 digits of these. The first part alone decides what the token ids mean, so a trainer and a teacher
-go by it; groups of before, without parameters, are read as ever.
+compare only that part. Older groups without parameters are still read.
 """
 
 import hashlib

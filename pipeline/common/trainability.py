@@ -31,7 +31,7 @@ _MAX_QUOTED_CHARS = 80
 
 
 class TrainerReads(NamedTuple):
-    """What a trainer reads besides text tokens: further columns by name, and attachments."""
+    """What a trainer reads in addition to text tokens: further columns by name, and attachments."""
 
     columns: frozenset[str] = frozenset()
     attachments: bool = False
@@ -44,8 +44,8 @@ TEXT_ALONE: Final = TrainerReads()
 class TrainerLimits(NamedTuple):
     """What a trainer can read. `tokenizer_hash` and `vocabulary` (the number of token ids) are None where unknown.
 
-    `reads`: what besides text tokens. None: whole groups, as a trainer of one's own may, with rewards of turns too.
-    `temperature`: what it divides logits by; None: not known, so how a group was sampled is not compared.
+    `reads`: what it reads in addition to text tokens. None: whole groups, as a trainer of one's own may, with rewards
+    of turns too. `temperature`: what it divides logits by; None: not known, so how a group was sampled is not compared.
     """
 
     tokenizer_hash: str | None = None
@@ -57,7 +57,7 @@ class TrainerLimits(NamedTuple):
     def of(
         cls, policy: PolicyRecord | None, reads: TrainerReads | None, temperature: float | None = None
     ) -> TrainerLimits:
-        """Return the limits that the run's policy record tells of."""
+        """Return the limits that the run's policy record states."""
         if policy is None:
             return cls(reads=reads, temperature=temperature)
         return cls(policy.tokenizer_hash, policy.vocabulary, reads, temperature)

@@ -54,7 +54,7 @@ _CANCELLATIONS = frozenset({"CancelledError", "Cancelled"})
 _own_process: tuple[int, str] | None = None
 """Pid and name of the service that this process is."""
 _fork_reports: tuple[int, int] | None = None
-"""Ends of the pipe by which a process that was forked, and came back, tells the service."""
+"""Ends of the pipe by which a process that was forked, and came back, notifies the service."""
 _MAX_REPORTS_BYTES = 1 << 16
 _MAX_WHERE_CHARS = 100
 
@@ -75,7 +75,7 @@ def load_module(place: str, what: str) -> ModuleType:
         with IMPORT_LOCK, refuse_ending(f"{what}: importing {place!r}"):
             return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        # only the module that was asked for: if one is missing inside it, its author has to see that
+        # only the named module: if an import inside it is missing, its author has to see that
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
@@ -216,7 +216,7 @@ def _load_file(path: Path, what: str) -> ModuleType:
 
 
 class _FileFinder(MetaPathFinder):
-    """Finds the files that were asked for, so that Python's import machinery runs them like any module."""
+    """Finds the requested files, so that Python's import machinery runs them like any module."""
 
     def __init__(self) -> None:
         self.files: dict[str, Path] = {}
