@@ -32,7 +32,7 @@ def json_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _describe(kind: type[msgspec.Struct], properties: dict[str, Any]) -> None:
-    """Add to each property what is written under its field, and what the loader accepts besides its type."""
+    """Add to each property what is written under its field, and what the loader accepts in addition to its type."""
     for name, text in field_descriptions(kind).items():
         found = properties.get(name)
         if found is None:

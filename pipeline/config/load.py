@@ -2,9 +2,9 @@
 
 Variables are those that the struct names itself (`VARIABLES`), and after them `LACHESIS_*`.
 
-What goes in: a msgspec struct type and those sources. What comes out: the struct, and for each value the place it came
-from. Guarantees that no unknown key passes silently: an error names the key, its source and the nearest known key; that
-every path is absolute: those of the file are relative to the file's folder, all others to the current one.
+Fills a msgspec struct type from those sources, and returns for each value the place it came from. Guarantees that no
+unknown key passes silently: an error names the key, its source and the nearest known key. Every path becomes absolute:
+those of the file are relative to the file's folder, all others to the current one.
 """
 
 import ast
@@ -45,8 +45,8 @@ PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
 
 _NO_TOML = (ValueError, RecursionError)
-"""Errors of tomllib and decoding: besides TOMLDecodeError (a ValueError), numbers of thousands of digits and deep
-nesting have errors of Python's own."""
+"""Errors of tomllib and decoding: TOMLDecodeError (a ValueError), and Python's own errors for numbers of thousands of
+digits and for deep nesting."""
 _MAX_DEPTH = 32
 
 C = TypeVar("C", bound=msgspec.Struct)

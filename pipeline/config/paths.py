@@ -2,13 +2,13 @@
 
 Pure, except for the check whether a model's folder exists.
 
-The types say as well what a setting reaches beyond numbers and choices: `Address` where something is asked or served,
-`ProgramArguments`, `CodeParams` of code that the configuration names. `reach_of` tells it of a setting's path.
+The types also say what a setting reaches beyond numbers and choices: `Address` of a server that is queried or served,
+`ProgramArguments`, `CodeParams` of code that the configuration names. `reach_of` returns this for a setting's path.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
 `ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`;
-`TemplatePath` a file with a chat template, or the text of one. What
-the parameters of others' code mean is not known; of our own, `PARAM_PATHS` of a struct says it by kind.
+`TemplatePath` a file with a chat template, or the text of one. The meaning of parameters of user code is not known; for
+our own code, `PARAM_PATHS` of a struct gives it by kind.
 """
 
 import os

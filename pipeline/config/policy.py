@@ -6,21 +6,21 @@ A policy is a TOML file, or the name of a preset:
     others = "free"                   # settings that no rule names: free (the default) or locked
 
     [fields."training.steps"]
-    locked = true                     # nobody may change it
-    value = 500                       # what it is; left out: what the configuration says
+    locked = true                     # no session may change it
+    value = 500                       # its value; default: that of the configuration
 
     [fields."batching.batch_size"]
     min = 16
     max = 512
-    value = 128                       # where nobody changed it
+    value = 128                       # unless it is changed
 
-A `*` in a setting's path stands for any one part of it, such as an environment's name. Rules are held against the
-values that come out, so that no other way of writing a setting gets round them.
+A `*` in a setting's path stands for any one part of it, such as an environment's name. Rules are checked against the
+resulting values, so that no other way of writing a setting gets round them.
 
 Under any policy, the settings that name code, programs and their arguments, files, models, addresses or parameters of
-code are locked, whatever `others` says: whoever sets them decides what this user's machine runs, reads or asks. Numbers
-and switches among such parameters, and built-in names where code may be named, are not meant. A rule that has the
-setting's own name in its path frees it:
+code are locked, whatever `others` says: they decide what this user's machine runs, reads or connects to. Numbers and
+switches among such parameters, and built-in names where code may be named, are exempt. A rule with the setting's own
+name in its path frees it:
 
     [fields."environments.*.params.level"]
     choices = ["easy", "hard"]

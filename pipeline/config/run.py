@@ -89,7 +89,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     attachment_bytes: Annotated[int, Meta(ge=0)] = 0
     """Most bytes that the attachments of a group take. Default 0."""
     success_rater: str | None = None
-    """Rater whose calibrated rating tells whether a sample succeeded. Default None: the score itself."""
+    """Rater that decides, by its calibrated rating, whether a sample succeeded. Default None: the score itself."""
     success_threshold: float = 1.0
     """A sample succeeds when that value reaches this. Default 1."""
     scoring: ScoringConfig | None = None
@@ -103,12 +103,13 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
     lost_samples: Literal["refill", "drop", "abandon"] = "refill"
-    """What becomes of a group of which some samples are lost because their inference server went away: nobody listens,
-    the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: they are generated again, twice
-    at most. drop: the group goes on with those that are there, if they are `fewest_samples`; a smaller group fits into
-    fewer batches, so it waits longer. abandon: the whole group is given up, which is also what becomes of one that
-    neither helps. A failure that the model's answer may have caused (a time limit, a tool's error, a broken answer)
-    always gives up the whole group: to sort out such samples would favour other answers. Default refill."""
+    """What to do with a group that lost samples because its inference server became unavailable: no process listens,
+    the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: the lost samples are generated
+    again, twice at most. drop: the group goes on with the others, if there are at least `fewest_samples`; a smaller
+    group fits into fewer batches, so it waits longer. abandon: the whole group is given up; so is a group that refill
+    or drop cannot save. A failure that the model's answer may have caused (a time limit, a tool's error, a broken
+    answer) always gives up the whole group, because dropping such samples would favour other answers. Default
+    refill."""
     fewest_samples: PositiveInt = 2
     """Samples that a group needs to go on without lost ones, with lost_samples "drop". Default 2."""
 
@@ -217,8 +218,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
     adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
     inputs: list[ModelInputConfig] = []
-    """What the model is given of rollouts besides text tokens, each as { input = "routed_experts" }. A rollout that
-    holds more than is named here is refused where it comes in. Default: nothing more."""
+    """What the model is given of rollouts in addition to text tokens, each as { input = "routed_experts" }. A rollout
+    that holds more than is named here is refused on arrival. Default: nothing more."""
     ranks: PositiveInt = 1
     """Processes of the trainer on this machine, each with a share of every batch and a GPU of its own, where there are
     GPUs. Under torchrun its number of processes counts. Default 1."""
@@ -264,7 +265,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def reads(self) -> TrainerReads:
-        """Name what the trainer reads besides text tokens."""
+        """Name what the trainer reads in addition to text tokens."""
         columns = frozenset[str]().union(*(one.reads_columns for one in self.inputs))
         return TrainerReads(columns, any(one.reads_attachments for one in self.inputs))
 
@@ -577,7 +578,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def trainer_reads(self) -> TrainerReads | None:
-        """Name what the run's own trainer reads besides text tokens; None where another trains."""
+        """Name what the run's own trainer reads in addition to text tokens; None if another trains."""
         return self.training.reads if self.mode == "train" else None
 
     def advantage_of(self, env: str) -> AdvantageConfig:
