@@ -1,8 +1,8 @@
-"""The heartbeats of a run, kept by service and process. Pure: no bus, no clock.
+"""Keeps the heartbeats of a run by service and process. Pure: no bus, no clock.
 
-In: heartbeats, each with the time at which the listener received it, in seconds of a clock that does not jump (the
-sender's clock may be wrong). Out: the processes that speak, their newest heartbeats, and how their figures grew within
-the window. `status`, `top`, the demo's view and the trainer's log all keep their heartbeats here.
+Takes heartbeats, each with the time at which the listener received it, in seconds of a clock that does not jump (the
+sender's clock may be wrong). Gives the live processes, their newest heartbeats, and how their figures grew within the
+window. `status`, `top`, the demo's view and the trainer's log all keep their heartbeats here.
 """
 
 from collections import deque
@@ -151,10 +151,10 @@ class HeartbeatLog:
         return [one.newest for processes in self._by_service.values() for one in processes.values()]
 
     def shared_names(self, service: str | None = None) -> list[SharedName]:
-        """Return where several processes of a service go by one name.
+        """Return the names that several live processes of a service share.
 
-        A process that follows one of its name is no such case: one is silent before the other is heard. One that
-        drains may still speak beside its successor.
+        A process that replaces one of its name does not count: one is silent before the other is heard. A draining
+        process may still send heartbeats beside its successor.
         """
         found = []
         for one in self._by_service if service is None else [service]:

@@ -79,7 +79,7 @@ class Histogram:
     def since(self, earlier: "Histogram") -> "Histogram":
         """Return what was counted after `earlier`, a histogram of the same values up to some moment.
 
-        Its lowest and highest value are known as far as their buckets tell.
+        Its lowest and highest value are only as exact as their buckets.
         """
         found = Histogram()
         grown = {index: count - earlier.buckets.get(index, 0) for index, count in self.buckets.items()}

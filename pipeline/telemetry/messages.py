@@ -210,7 +210,7 @@ def consume_spans(
 
 
 def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
-    """Return a whole trace that nobody exported on the way, as far as the stamps tell.
+    """Return a whole trace that was not exported on the way, as far as the stamps show.
 
     Root, generation, stages.
     """
@@ -223,7 +223,7 @@ def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
 
 
 def stamp_spans(end: RolloutEnd, stamp: Stamp, failure: tuple[str, str] | None = None) -> list[Span]:
-    """Return a stage's spans in the trace of a rollout that ended, as far as the stamp tells.
+    """Return a stage's spans in the trace of a rollout that ended, as far as the stamp shows.
 
     `failure` is the type and the text of the error that ended the work.
     """

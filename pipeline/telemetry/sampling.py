@@ -29,7 +29,7 @@ ratio: it is of the share drawn by id.
 """
 REASONS: tuple[SamplingReason, ...] = get_args(SamplingReason)
 _FAILED = frozenset({"dead", "unscorable", "oversized", "lease_expired", "void"})
-"""Ends that nobody chose. A quarantine, a group without variance and a duplicate are ends that a setting asks for."""
+"""Ends that no setting asks for. Settings do ask for a quarantine, a group without variance and a duplicate."""
 
 
 def is_sampled(group: str, ratio: float) -> bool:

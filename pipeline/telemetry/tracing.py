@@ -129,7 +129,7 @@ class Tracing:
     ) -> SamplingReason | None:
         """End a rollout: export its root span if its trace is kept.
 
-        The spans that its stamps describe are exported too if nobody did so before.
+        The spans that its stamps describe are exported too, unless they were exported before.
 
         Returns why its trace is kept, None if it is not. `more` makes spans of the caller's own that belong to the
         trace. `end.kept` is filled in here.
