@@ -30,8 +30,7 @@ __all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import`,
 `gc` and `runs recover`: reads everything, makes the streams, puts messages back, lets environments go on, writes
-revisions of history and trains on them, stores rollouts of the past, deletes what nobody needs, fills up what was
-lost."""
+revisions of history and trains on them, stores rollouts of the past, deletes unused history, fills up what was lost."""
 OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `reproduce`, `dead` and `doctor`:
 reads everything, writes nothing."""
@@ -75,7 +74,7 @@ class Access:
     reads: tuple[str, ...] = ()
     """Streams that it reads from a cursor."""
     watches: tuple[str, ...] = ()
-    """Keys whose changes it is told of; `*` stands for one part of a key, `>` for the rest."""
+    """Keys whose changes it is notified of; `*` stands for one part of a key, `>` for the rest."""
     gets: tuple[str, ...] = ()
     """Streams, or the bucket, of which it fetches messages by sequence, or a subject's last; all that it reads, and the
     bucket where it watches, are among them, unless it reads single keys."""
@@ -95,7 +94,7 @@ class Access:
     lists: tuple[str, ...] = ()
     """Streams, or the bucket, whose consumers it lists; who lists any may also ask which streams there are."""
     forgets: tuple[str, ...] = ()
-    """Streams, or the bucket, whose consumers it deletes, those that nobody needs, or sets back."""
+    """Streams, or the bucket, of which it deletes unused consumers, or sets consumers back."""
     makes: tuple[str, ...] = ()
     """Streams, or the bucket, that it creates and changes, and deletes when the run is deleted."""
 
@@ -204,7 +203,7 @@ def _services(scope: Scope) -> dict[str, Access]:
     return {
         "governor": row(
             "governor",
-            # a chunk of its own ends a large message that nobody finished, before it is deleted
+            # a chunk of its own ends an unfinished large message before it is deleted
             writes=(
                 state("governor", "0"),
                 subjects.marks(run),

@@ -139,9 +139,9 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What form and length would add to the scores of a group. Lists have one entry per sample.
 
-    `bonus`: the most that a sample may get, None for one that did not fail. `succeeded` is None where nobody could
-    tell. No shaped score exceeds `ceiling`. What the bonus is made of: by marker whether the sample has it, and what
-    its length is worth.
+    `bonus`: the most that a sample may get, None for one that did not fail. `succeeded` is None where it is not known.
+    No shaped score exceeds `ceiling`. What the bonus is made of: by marker whether the sample has it, and what its
+    length is worth.
     """
 
     bonus: list[Finite | None]
@@ -342,7 +342,7 @@ class CurriculumEvent(_Annotation, frozen=True, kw_only=True):
 class DeadLetter(_Annotation, frozen=True, kw_only=True):
     """A message that cannot be handled, kept with its reason. The message itself stays where it is (`stream`, `seq`).
 
-    `kind`: data (bad message), poison (kills the process that handles it), deadline (nobody handled it in time).
+    `kind`: data (bad message), poison (kills the process that handles it), deadline (not handled in time).
     `leased`: the message has the header of a rollout that was generated under a lease.
     """
 
@@ -368,9 +368,9 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
 
 
 class EvalExample(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluated task (its index) for people to read: what was asked last, the answer at temperature 0, its score.
+    """An evaluated task (its index) for people to read: the last question, the answer at temperature 0, its score.
 
-    `score` is None where nobody could judge. Prompt and answer are cut to `MAX_EXAMPLE_CHARS`.
+    `score` is None where no rater could give one. Prompt and answer are cut to `MAX_EXAMPLE_CHARS`.
     """
 
     task: Count
@@ -383,12 +383,12 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     """Result of one evaluation against a named policy version; it never enters the ledger.
 
     `avg` is the mean success of k samples an item, `pass_at_k` the share of items with any success, `greedy` the mean
-    success at temperature 0 (None: not measured); all of them leave out `unjudged` samples, which nobody could judge.
+    success at temperature 0 (None: not measured); all of them leave out `unjudged` samples, which no rater could score.
     `error` is the standard error of `avg`, with tasks as the unit of chance (None: not known, as with a single task).
     `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `task_judged`
-    could be judged and `task_successes` succeeded; empty where nobody counted, or there were too many for a message.
-    `task_keys` name the same tasks by what they ask, in any order of the pool; empty in older evaluations.
-    `examples` are the first tasks, the same in every evaluation; empty where nothing was sampled at temperature 0.
+    could be judged and `task_successes` succeeded; empty if they were not counted, or were too many for a message.
+    `task_keys` name the same tasks by their content, in any order of the pool; empty in older evaluations. `examples`
+    are the first tasks, the same in every evaluation; empty where nothing was sampled at temperature 0.
     """
 
     policy_version: str
@@ -462,7 +462,7 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
         return view(self.logprobs, "float32", self.n_tokens, "logprobs")
 
     def alternatives(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """Return the likeliest tokens and their logprobs; None if the teacher was not asked for any.
+        """Return the likeliest tokens and their logprobs; None if none were requested from the teacher.
 
         int32 [T, K], -1 for none, and float32 [T, K+1], nats, -inf where there is no token; the last of all others.
         """

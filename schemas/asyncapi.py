@@ -1,7 +1,7 @@
-"""The wire as documents: an AsyncAPI 3 description of every subject, and a JSON Schema for each event.
+"""Describes the wire: an AsyncAPI 3 description of every subject, and a JSON Schema for each event.
 
-What goes in: the catalog. What comes out: `documents()`, file names with their text, the same bytes on every machine
-and Python version. Messages travel as msgpack; the schemas describe the same maps, and mark what is binary there.
+`documents()` makes file names with their text from the catalog, the same bytes on every machine and Python version.
+Messages travel as msgpack; the schemas describe the same maps, and mark what is binary there.
 """
 
 import inspect

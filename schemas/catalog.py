@@ -1,8 +1,7 @@
-"""The catalog: every subject with the events that travel on it, one table.
+"""Lists every subject with the events that travel on it, in one table.
 
-What goes in: the subjects and event structs of this package. What comes out: `CHANNELS`, which documents, the command
-line and the tests read. Guarantees that a subject is described in one place only; the tests hold it against
-`subjects.STREAMS`, so no stream carries a subject that is missing here.
+The documents, the command line and the tests read the table, `CHANNELS`. Guarantees that a subject is described in one
+place only; the tests hold it against `subjects.STREAMS`, so no stream carries a subject that is missing here.
 """
 
 from collections.abc import Mapping

@@ -81,10 +81,10 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
 
 
 class LeaseReply(Event, frozen=True, kw_only=True):
-    """`granted` false comes with the reason and with how long to wait before asking again, seconds.
+    """`granted` false comes with the reason and with how long to wait before the next request, seconds.
 
-    `never`: what was asked for can never be granted, as the run is configured. `closed`: nothing at all is granted to
-    the environment now, however much room there is.
+    `never`: the request can never be granted, as the run is configured. `closed`: nothing at all is granted to the
+    environment now, however much room there is.
     """
 
     granted: bool
@@ -111,7 +111,8 @@ class AdmissionStatus(Event, frozen=True, kw_only=True):
 
 
 class TokenProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids, and the text that a tokenizer makes of them, without white space: what tells it from another one."""
+    """Token ids, and the text that a tokenizer makes of them, without white space: they distinguish it from other
+    tokenizers."""
 
     ids: Annotated[list[Count], msgspec.Meta(max_length=256)]
     text: Annotated[str, msgspec.Meta(max_length=1 << 16)]
@@ -215,12 +216,12 @@ class EpochRecord(Event, frozen=True, kw_only=True):
 
 
 class SupervisorLease(Event, frozen=True, kw_only=True):
-    """Who runs a run's services, by the key `supervisor`; written again and again while it lives.
+    """The process that runs a run's services, under the key `supervisor`; written again and again while it lives.
 
     `folder` is the run's folder and `folder_id` what its lock file says, which no other folder's does. `machine` names
     the booted machine and its space of pids, `started` is when the process did, in ticks since that boot: together
     with the pid they name one process for ever. `released`: it has ended, and the run is free. `deleting`: it deletes
-    the run, which was begun and is to be finished; nobody may run what is left.
+    the run, and the deletion must be finished; no process may run what is left.
     """
 
     run: str
@@ -352,7 +353,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 
 class StageIncident(Event, frozen=True, kw_only=True):
     """Says on core NATS that a stage has handled a group that was delivered to it more than once, or has given it up
-    because of `error`, so that its trace is kept also where no annotation tells of that.
+    because of `error`, so that its trace is kept also where no annotation says so.
     """
 
     run: str

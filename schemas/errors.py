@@ -80,8 +80,8 @@ class RaterUnavailable(InfrastructureError):  # noqa: N818 - the public name: a 
 
 
 class ServerAwayError(InfrastructureError):
-    """Raised when a server could not be asked, or broke off, for a reason that no answer of a model can have caused:
-    nobody listens, the connection was lost, or it said that it is busy (429, 502, 503, 504)."""
+    """Raised when a server could not be reached, or broke off, for a reason that no answer of a model can have caused:
+    no process listens, the connection was lost, or it said that it is busy (429, 502, 503, 504)."""
 
 
 class UnreadableAnswerError(InfrastructureError):
@@ -96,7 +96,7 @@ class WrongServerError(InfrastructureError):
 
 
 class UnservedError(InfrastructureError):
-    """Raised when a request finds nobody who serves its subject, which is known at once, without waiting."""
+    """Raised when no process serves the subject of a request, which is known at once, without waiting."""
 
 
 class BusClosedError(InfrastructureError):
@@ -108,7 +108,7 @@ class StreamFullError(InfrastructureError):
 
 
 class NotFoundError(LachesisError, LookupError):
-    """Raised when a message, key, stream or consumer that was asked for does not exist."""
+    """Raised when a requested message, key, stream or consumer does not exist."""
 
 
 class StreamMissingError(NotFoundError):
@@ -188,7 +188,7 @@ class GroupDeclinedError(EnvironmentCodeError):
 
 
 class ToolError(LachesisError, ValueError):
-    """Raised by a tool to tell the model what was wrong with its call; the model reads the text and goes on."""
+    """Raised by a tool to show the model what was wrong with its call; the model reads the text and goes on."""
 
 
 class PolicyMovedError(InfrastructureError):

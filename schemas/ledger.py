@@ -1,10 +1,10 @@
-"""The ledger: which groups were batched, in which order, and what became of every other one.
+"""Defines the ledger: which groups were batched, in which order, and the outcome of every other one.
 
-It is the source of truth.
+The ledger is the source of truth.
 
 One writer (the batcher) appends entries to `rl.ledger.<run>.<trainer>`. Each names the hash of the one before, so that
-a consumer that kept a position can tell the same history from another. An entry is also the writer's whole state: a
-restart needs the last entry alone.
+a consumer that kept a position can distinguish the same history from another. An entry is also the writer's whole
+state: a restart needs the last entry alone.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A manifest: batch `number` counts from 0 without gaps; `complete` is false when it is smaller than asked for."""
+    """A manifest: batch `number` counts from 0 without gaps; `complete` is false when it is smaller than requested."""
 
     number: Count
     groups: list[GroupRef]
@@ -111,8 +111,8 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
     says so of sequence watermark + 1 + i. `events_cursor` is the sequence of EVENTS from which a restarted writer reads
     again. `outcomes` holds those not in `batch`; `producers` the counters seen, by `<producer>@<epoch>`. `promoted` is
-    the newest promotion, in the entry that decides it and in all after it; unset before. `stale` tells how long those
-    groups are that `outcomes` calls stale: by environment the mean tokens of a sequence of each; unset where there is
+    the newest promotion, in the entry that decides it and in all after it; unset before. `stale` gives the length of
+    the groups that `outcomes` calls stale: by environment the mean tokens of a sequence of each; unset if there is
     none. `term`, `written_ns` and `stamps` are outside the digest.
     """
 
@@ -241,11 +241,11 @@ class Mismatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numerics of an optimizer step besides weights and batch: versions, machine, settings.
+    """Numerics of an optimizer step in addition to weights and batch: versions, machine, settings.
 
     `learner` holds the settings of the step as JSON, `shuffle_seed` the seed that advantages were shuffled with (None:
-    they were not), `inputs` what the model was given besides text tokens (`training.inputs`). `torch` is its version;
-    `processor` and `instructions` name the machine, `threads` how many were used by each of `ranks` processes.
+    they were not), `inputs` what the model was given in addition to text tokens (`training.inputs`). `torch` is its
+    version; `processor` and `instructions` name the machine, `threads` how many were used by each of `ranks` processes.
     `microbatches` are pairs of a step's number and the most tokens that a micro-batch had from that step on, where that
     is not what the settings say: so many did not fit into memory. `packed`: rows were computed in one, without padding.
     """

@@ -1,9 +1,7 @@
-"""How the large parts of a rollout travel.
+"""Packs token ids into as many bits as the largest needs, and compresses texts.
 
-Token ids in as many bits as the largest needs, texts compressed.
-
-What goes in and comes out are bytes. Guarantees that what is unpacked is bounded before it is allocated, whatever the
-sender claims, and that nothing but `SchemaError` is raised.
+Works on bytes. Guarantees that what is unpacked is bounded before it is allocated, whatever the sender claims, and that
+nothing but `SchemaError` is raised.
 
 Token ids are split: the low 16 bits as uint16 [T], and each higher bit that any of them has as a packed mask [T], the
 lowest first. A vocabulary below 65,536 needs no such mask, one of 150,000 needs two: 18 bits a token instead of 32.

@@ -34,10 +34,10 @@ class RewardSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A revision that the run was asked to go on with. `digest` names its settings; `by` who asked, `asked_ns` when
-    (Unix time). `first` is the sequence of ROLLOUTS from which on it judges, None until that is decided. `give_up`:
-    rollouts below it that nobody can judge, because their raters are away, end as dead letters. `std_floor` is that of
-    whitening.
+    """A revision that is to take over the run. `digest` names its settings; `by` names the user who requested it,
+    `asked_ns` when (Unix time). `first` is the first sequence of ROLLOUTS that it scores, None until that is decided.
+    `give_up`: rollouts below it that cannot be scored, because their raters are unavailable, end as dead letters.
+    `std_floor` is that of whitening.
     """
 
     revision: str
@@ -69,8 +69,9 @@ class Promotions(Event, frozen=True, kw_only=True):
 
 
 class PromotionOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger says of a promotion: rollouts from sequence `first` on are judged by `revision`, whose settings
-    `digest` names; `by` asked for it at `asked_ns`. Batches are whitened with its `std_floor` from this entry on."""
+    """A promotion as the ledger records it: `revision`, with the settings that `digest` names, scores rollouts from
+    sequence `first` on; `by` requested it at `asked_ns`. Batches are whitened with its `std_floor` from this entry
+    on."""
 
     revision: str
     digest: str

@@ -46,9 +46,9 @@ class Retention(Event, frozen=True, kw_only=True):
     """`trimmed`: by stream, the sequence below which messages of the run may be gone. It never falls.
 
     `term` names the governor that trims; `holds` are by the name of who holds. `lost`: what the server lost, by stream.
-    `orphans`: sequences that were deleted because they held chunks of large messages that nobody listed, by stream.
-    `swept`: streams of which more may have been deleted so than is listed. `left_out`: commits and snapshots that their
-    stage cannot use, by stream: `lachesis runs recover` noted them, and they are passed over.
+    `orphans`: sequences that were deleted because they held chunks of large messages that no list names, by stream.
+    `swept`: streams in which more sequences may have been deleted that way than are listed. `left_out`: commits and
+    snapshots that their stage cannot use, by stream: `lachesis runs recover` noted them, and they are passed over.
     """
 
     run: str

@@ -1,10 +1,10 @@
-"""The rollout group: one message, published once, immutable; every other event refers to it.
+"""Defines the rollout group: one message, published once, immutable; every other event refers to it.
 
 A group holds the samples drawn for one item: their tokens as columns (`sequences`), their texts as conversations.
 
 A group travels packed: `to_wire` narrows the token ids (`token_bits`) and compresses the texts (`packed_messages`), and
-`from_wire` undoes both, so that neither field is ever set in a group that was read. One published without either, by
-whoever finds that simpler, is read as well.
+`from_wire` undoes both, so that neither field is ever set in a group that was read. A group published without either,
+which is simpler, is read as well.
 """
 
 import math
@@ -58,7 +58,7 @@ def is_word(text: str) -> bool:
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call the model asked for; `arguments` is the JSON text exactly as generated."""
+    """A tool call of the model; `arguments` is the JSON text exactly as generated."""
 
     name: str
     arguments: str

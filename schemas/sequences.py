@@ -35,7 +35,8 @@ EXCLUDED_SINCE: Final = 3
 """The wire version whose readers know of samples that their environment excludes from training."""
 
 TEACHER_COLUMN: Final = "teacher_logprobs"
-"""The column, float32 [T], with the logprobs of a teacher that the environment asked itself; NaN where it has none."""
+"""The column, float32 [T], with the logprobs of a teacher that the environment queried itself; NaN where it has
+none."""
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
@@ -81,16 +82,14 @@ class GeneratedTokens(NamedTuple):
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """The columns of n sequences with T tokens in all.
 
-    `offsets` int32 [n+1], `tokens` int32 [T], `loss_mask` packed bits [T], `logprobs` float32 [T]; None: nobody kept
-    those it was sampled with, so it can be judged and not trained on.
-    `token_bits`: on the wire alone. With it `tokens` are uint16 [T], the low halves, and it holds each higher bit that
-    any token has as packed bits [T], the lowest first.
-    `sample_index` [n]: which sample a sequence belongs to (None: one sequence a sample).
-    `rewards`: components the environment itself scored, per sample; None where it could not.
-    `turn_rewards`: per sample, one reward a turn. `token_advantages` float32 [T]: from an environment that assigns
-    credit itself. `columns`: further per-token columns by name (router choices of a mixture of experts, say).
-    `excluded_samples`: those that the environment says must not be trained on, ascending. They are rated and count in
-    the group's statistics as all others.
+    `offsets` int32 [n+1], `tokens` int32 [T], `loss_mask` packed bits [T], `logprobs` float32 [T]; None: those of
+    sampling were not kept, so it can be scored but not trained on. `token_bits`: on the wire alone. With it `tokens`
+    are uint16 [T], the low halves, and it holds each higher bit that any token has as packed bits [T], the lowest
+    first. `sample_index` [n]: which sample a sequence belongs to (None: one sequence a sample). `rewards`: components
+    the environment itself scored, per sample; None where it could not. `turn_rewards`: per sample, one reward a turn.
+    `token_advantages` float32 [T]: from an environment that assigns credit itself. `columns`: further per-token columns
+    by name (router choices of a mixture of experts, say). `excluded_samples`: those that the environment says must not
+    be trained on, ascending. They are rated and count in the group's statistics as all others.
     """
 
     offsets: bytes

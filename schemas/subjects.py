@@ -238,7 +238,7 @@ def marks(run: str) -> str:
 def fillers(run: str) -> dict[str, str]:
     """Return by stream the subject of what a recovery stores in place of lost messages.
 
-    WEIGHTS needs none: whoever reads weights compares their digest.
+    WEIGHTS needs none: every reader of weights compares their digest.
     """
     return {
         ROLLOUTS: blob("rollout", run, "lost", "recovery"),
@@ -267,12 +267,12 @@ def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:
 
 
 def shadow(run: str, revision: str) -> str:
-    """Request/reply subject on which a revision that follows the run is asked to end."""
+    """Request/reply subject of requests to end a revision that follows the run."""
     return f"rl.shadow.{run}.{revision}"
 
 
 def health(run: str, service: str) -> str:
-    """Request/reply subject on which a service tells how it is."""
+    """Request/reply subject on which a service reports its health."""
     return f"rl.health.{run}.{service}"
 
 
@@ -301,7 +301,7 @@ def service_name(service: str) -> str:
 
 def micro(run: str, service: str) -> tuple[str, ...]:
     """Return the subjects of a service's NATS micro endpoints (`nats micro ls|info|stats|ping`)."""
-    # each verb by its name: nats-server lets whoever may subscribe to `$SRV.*` subscribe to `$SRV.>` as well
+    # each verb by its name: in nats-server, permission to subscribe to `$SRV.*` includes `$SRV.>`
     asked = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(service_name(service))]
     return (*asked, health(run, service))
 
