@@ -1,12 +1,12 @@
-"""Putting dead-lettered messages back, so that the run treats each of them once.
+"""Puts dead-lettered messages back, so that the run treats each of them once.
 
-What goes in: dead letters. What comes out: for each message they are about, either the message stored anew or why it is
-left alone. Guarantees that nothing counts twice:
+Each message that a dead letter names is either stored again or left alone, with the reason. Guarantees that nothing
+counts twice:
 
 * A rollout comes back as another rollout: the same samples under an id, producer and counter of their own, with a note
-  of where they are from, admitted under a lease as any other. It qualifies only if its outcome on record is dead and no
-  reward was ever derived from it, which can be told only as long as no event stored after it was trimmed. The old
-  outcome stands, and the new rollout gets one of its own.
+  of their origin, admitted under a lease as any other. It qualifies only if its recorded outcome is dead and no reward
+  was ever derived from it, which is known only as long as no event stored after it was trimmed. The old outcome stands,
+  and the new rollout gets one of its own.
 * An annotation comes back as it was. Of several for one group the first stored counts, so it changes nothing where
   another has come meanwhile. Commits of stateful stages never come back: their order is their meaning.
 * What is put back names what it repeats in a header, and that is looked for first: done twice, it is done once.
@@ -100,7 +100,7 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
 
 
 class Requeuer:
-    """Stores cases anew. `service` speaks to the governor; nothing is stored without its lease."""
+    """Stores cases again. `service` speaks to the governor; nothing is stored without its lease."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,7 +1,8 @@
-"""A shadow: a revision that follows the live run in its own process, compared as both go on.
+"""Runs a shadow: a revision that follows the live run in its own process, compared as both go on.
 
 It is a replay whose selection has no end (`stage`), with a service's heartbeats around it, a reader of the live rewards
-beside it, and an ear for being told to end. Killed at any point it goes on, at its next start, behind its last commit.
+beside it, and a subscription to requests to end. Killed at any point it goes on, at its next start, behind its last
+commit.
 """
 
 import time
@@ -28,7 +29,7 @@ __all__ = ["SERVICE", "run_shadow", "service_name"]
 SERVICE = "shadow"
 _PERIOD_S = 1.0
 _RATE_S = 10.0
-"""Seconds over which the rate is told."""
+"""Seconds over which the rate is measured."""
 
 
 def service_name(revision: str) -> str:
@@ -95,7 +96,7 @@ class _ShadowService:
         """Keep the figures of the heartbeats up to date."""
         while True:
             await anyio.sleep(_PERIOD_S)
-            with suppress(InfrastructureError):  # told again in a moment
+            with suppress(InfrastructureError):  # sent again in a moment
                 last = (await self._service.bus.usage(ROLLOUTS)).last
                 self._publish_figures(last)
 

@@ -34,7 +34,7 @@ _MAX_SECTION_CHARS = 64
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An environment that can be selected. `kind`: what a configuration names it by; None: as `name` has it there.
 
-    `section`: its name under [environments]. `params`: what [environments.NAME.params] has besides. `fields`: its own
+    `section`: its name under [environments]. `params`: what else [environments.NAME.params] has. `fields`: its own
     settings, `environments.NAME.params`, or `params.settings` of a class of Atropos. `problem`: why it cannot be
     selected, and what to do instead. `note`: what is to be set before a run.
     """

@@ -39,7 +39,7 @@ COMMON = (
     "evaluate.every_steps",
     "evaluate.items",
 )
-"""Settings that are shown where no section is asked for, besides those of the environment."""
+"""Settings that are shown if no section is requested, together with those of the environment."""
 _KNOWN_NAMES: Mapping[str, str] = PRESETS["rl"].names
 """Names of settings in Atropos' agent tools, under any policy and without one."""
 _MAX_EDITS = 512
@@ -91,7 +91,7 @@ class RunDraft:
         return load(RunConfig, file=self._file, environ=self._environ, sets=self._sets).config
 
     def select(self, entry: CatalogEntry) -> None:
-        """Begin anew with an environment. Raises `ConfigError` where it does not fit the configuration."""
+        """Start over with an environment. Raises `ConfigError` if it does not fit the configuration."""
         self._load(entry, {})
         self.entry, self.edits = entry, {}
 

@@ -1,8 +1,8 @@
-"""The MCP server of the agent tools: over stdin and stdout, or over HTTP with a token.
+"""Serves the agent tools over MCP: on stdin and stdout, or over HTTP with a token.
 
-Guarantees that nothing but the protocol is written to stdout; that over HTTP nobody without the token reaches a tool,
-nor a web page by another name of this machine, and what one request holds is bounded; and that a tool's error reaches
-the agent as a sentence.
+Guarantees that nothing but the protocol is written to stdout, and that a tool's error reaches the agent as a sentence.
+Over HTTP, no client without the token reaches a tool, nor does a web page by another name of this machine, and the size
+of a request is bounded.
 """
 
 import functools

@@ -42,7 +42,7 @@ _OPENROUTER_KEY = "OPENROUTER_API_KEY"
 _HISTORY = 10
 """Steps that the results of a run show, evenly spaced."""
 _HISTORY_FIGURES = frozenset({"train/step", "reward/mean", "staleness/mean", "latency/e2e/rolling_p99"})
-"""What they show of a step, besides held-out rates."""
+"""Figures of a step that they show, in addition to held-out rates."""
 _NANOSECONDS = 1e9
 MAX_RUNS = 8
 """Runs of this machine that are live at once, if the operator says nothing else."""

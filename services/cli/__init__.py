@@ -45,7 +45,7 @@ def _run_command() -> None:
     except (LachesisError, OSError, BaseExceptionGroup) as error:
         ended_by = leaves(error)
         if all(isinstance(leaf, BrokenPipeError) for leaf in ended_by):
-            sys.exit(0)  # whoever read the output has seen enough
+            sys.exit(0)  # the reader of the output has closed it
         texts = [_text_of(leaf) for leaf in ended_by]
         if not all(texts):
             raise

@@ -1,16 +1,16 @@
-"""`lachesis auth`: keys and least-privilege permissions for your own server.
+"""`lachesis auth`: makes keys and least-privilege permissions for your own server.
 
 They follow from the table in `schemas.access`.
 
 `init` fills a folder that a nats-server's configuration includes:
 
-    auth.conf           what to include: the accounts of each run found here, and TLS where it was asked for
+    auth.conf           what to include: the accounts of each run found here, and TLS if requested
     auth/RUN.conf       the run's accounts: one holds the streams, and each service and environment has one with an nkey
                         user and its permissions; public keys alone
     auth/RUN/NAME.nk    the seed of one of them (mode 0600), what `nats.nkey_folder` names; all its replicas share it
     tls.conf            the server's certificate, if one was named
 
-Safe to repeat: seeds that exist stay (unless `force`), missing ones are made, permissions are written anew.
+Safe to repeat: seeds that exist stay (unless `force`), missing ones are made, permissions are rewritten.
 """
 
 import os
@@ -69,8 +69,8 @@ def auth_show(options: Options, as_json: Json = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """The server's certificate and key, and the authority that its clients' certificates must come from (None: none
-    is asked for). PEM files; the server reads them, so the paths are its own.
+    """The server's certificate and key, and the authority that its clients' certificates must come from (None: none is
+    required). PEM files; the server reads them, so the paths are its own.
     """
 
     cert: Path

@@ -229,4 +229,4 @@ def _when(letter: DeadLetter) -> str:
     try:
         return datetime.fromtimestamp(letter.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError):
-        return "?"  # a year beyond all calendars: whoever wrote the letter has no clock
+        return "?"  # a year beyond all calendars: the writer of the letter has no clock

@@ -43,7 +43,7 @@ class _Environment(NamedTuple):
 
 
 class _Targets(NamedTuple):
-    """Where answers come from. `run`: the configuration of the run whose server is asked."""
+    """Where answers come from. `run`: the configuration of the run whose server is queried."""
 
     servers: ServerTargets
     folders: list[Path]

@@ -1,7 +1,7 @@
 """Formats events for people: plain values, a line of text or JSON, and `field=value` filters.
 
-What goes in: a stored message and its channel. What comes out: plain dictionaries, in which a binary column is its
-dtype and length, or its values when asked for in full. Pure; whatever the bytes are, nothing is raised.
+Turns a stored message and its channel into plain dictionaries, in which a binary column is its dtype and length, or its
+values if the full event is requested. Pure; whatever the bytes are, nothing is raised.
 """
 
 import base64
@@ -27,7 +27,7 @@ _HIDDEN_FIELDS = {
     "stamps", "previous", "resolved", "producers", "term", "chain", "commit", "tokenizer_hash",
     "tasks", "task_successes", "task_judged",
 }  # fmt: skip
-"""Fields that serve the pipeline or `lachesis trace`, and not whoever reads along."""
+"""Fields that serve the pipeline or `lachesis trace`, not a human reader."""
 _ENVELOPE = ("stream", "subject", "seq", "time_ns")
 
 

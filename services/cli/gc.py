@@ -1,4 +1,4 @@
-"""`lachesis gc`: what of a run's history nobody needs any more, and deleting it."""
+"""`lachesis gc`: lists the unused history of a run, and deletes it."""
 
 import re
 import sys

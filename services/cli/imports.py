@@ -103,7 +103,7 @@ class AtroposOptions:
 
 async def _run(config: RunConfig, request: ImportRequest) -> ImportSummary:
     async with open_run(config, f"{config.run}.import", OPERATOR, create=True) as (bus, ended):
-        if ended:  # nobody else can be there: the server lives for this alone
+        if ended:  # no other client can be there: the server runs only for this import
             request = msgspec.structs.replace(request, leased=False)
         service = Service(bus, PRODUCER, config.run, config.revision)
         with bar("import", DownloadColumn(), TransferSpeedColumn()) as tell:

@@ -174,7 +174,7 @@ class Options:
 
 
 def _assign(path: str, text: str) -> str:
-    """Return `path=text` with the text as a TOML string, lest it be read as a number."""
+    """Return `path=text` with the text as a TOML string, so that it is not read as a number."""
     return f"{path}={json.dumps(text, ensure_ascii=False)}"
 
 

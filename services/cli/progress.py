@@ -27,7 +27,7 @@ PAUSED = 130
 
 @contextmanager
 def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield what is told how much is done, of how much. By default both are groups."""
+    """Yield a function that takes how much is done, of how much. By default both are groups."""
     shown = columns or (MofNCompleteColumn(), TextColumn("groups"))
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), *shown, TimeElapsedColumn(), TimeRemainingColumn(),

@@ -49,11 +49,11 @@ def promote(
 ) -> None:
     """Switch the live run to a revision; --config is the configuration that made it.
 
-    The ledger says from which rollout on, and who asked for it; nothing is restarted. What was stored before is judged
-    as before; with --give-up it becomes a dead letter where that cannot be done, and `lachesis dead requeue` has the
-    revision judge it. The promotion stays in force whatever configuration the run is started with again; another one
-    ends it. Raters and estimators of your own, and raters with a regular expression, must be named by the
-    configuration of the services, with their params: see `scoring.promotable` and `advantage.promotable`.
+    The ledger says from which rollout on, and who requested it; nothing is restarted. Earlier rollouts are scored as
+    before; with --give-up those that cannot be scored become dead letters, and `lachesis dead requeue` has the revision
+    score them. The promotion overrides the configuration file, also after a restart, until the next promotion. Raters
+    and estimators of your own, and raters with a regular expression, must be named by the configuration of the
+    services, with their params: see `scoring.promotable` and `advantage.promotable`.
     """
     config = options.config_with_environments("the revision's")
     found, follows = anyio.run(_promote, config, subjects.check_name("revision", revision), give_up, wait_s)

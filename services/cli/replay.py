@@ -24,7 +24,7 @@ from lachesis.services.run.losses import warn_of_losses
 __all__ = ["replay"]
 
 _MAX_REASONS = 5
-"""Groups of which it is told why they have no score."""
+"""Groups for which the reason of a missing score is shown."""
 
 
 @with_options

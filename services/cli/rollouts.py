@@ -182,7 +182,7 @@ def _print_rows(rows: Sequence[GroupRow], older: int | None, raters: Iterable[st
 
 
 def _print_group(view: GroupView) -> None:
-    """Print a group: what was asked, and each sample with what everybody made of it."""
+    """Print a group: its prompt, and each sample with everything derived from it."""
     console = SafeConsole(soft_wrap=True)
     for text in (*_head(view), *_said("prompt", view.prompt)):
         console.print(text)

@@ -37,7 +37,7 @@ _Name = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the 
 
 @runs_app.command("list")
 def runs_list(as_json: Json = False) -> None:
-    """List the runs that were started on this machine, the newest first. No server is asked."""
+    """List the runs that were started on this machine, the newest first. No server is queried."""
     found = look_at_runs()
     if as_json:
         print_json(found)
@@ -54,7 +54,7 @@ def runs_list(as_json: Json = False) -> None:
 @runs_app.command("show")
 @with_options
 def runs_show(options: Options, run: _Name = None, *, as_json: Json = False) -> None:
-    """Show one run: state, processes, newest figures, and where its files are. No server is asked."""
+    """Show one run: state, processes, newest figures, and where its files are. No server is queried."""
     config = _named(options, run)
     found = look_at_folder(config.run, config.path)
     if as_json:

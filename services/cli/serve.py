@@ -108,7 +108,7 @@ async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path |
                 settings,
                 name=model.name,
                 aliases=["policy", "default", model.source, Path(model.source).name],
-                token=secrets.token_urlsafe(32),  # nobody changes its state
+                token=secrets.token_urlsafe(32),  # no client can change its state
                 key=key,
                 hosts={settings.host} if settings.host in LOOPBACK else None,
                 exceptions=exceptions,

@@ -17,7 +17,7 @@ _OPENROUTER = "openrouter"
 _OPENROUTER_URL = "https://openrouter.ai/api/v1"
 _OPENROUTER_KEY = "OPENROUTER_API_KEY"
 OPENROUTER_MODELS = ("qwen/qwen3-8b", "z-ai/glm-4.7-flash", "minimax/minimax-m2.1")
-"""Models of OpenRouter that are asked where none is named."""
+"""Models of OpenRouter that are used if none is named."""
 
 
 class ServerTargets(NamedTuple):
@@ -49,7 +49,7 @@ async def open_server_models(
 
 
 def _text_model(chat: ChatClient, name: str, *, several: bool) -> ModelUnderTest:
-    """Return a model of a server; the server is part of its name where `several` places are asked."""
+    """Return a model of a server; the server is part of its name if `several` places are queried."""
     shown = f"{name} @ {httpx.URL(chat.url).netloc.decode()}" if several else name
     return ModelUnderTest(shown, lambda: ChatInference(chat, name))
 

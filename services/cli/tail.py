@@ -113,7 +113,7 @@ def resolve(subject: str, run: str) -> TailTargets:
         subject = ".".join(run if part == "{run}" else pattern for part, pattern in _parts(named[0]))
     parts = subject.split(".")
     pairs = [(channel, found) for channel in CHANNELS if (found := narrow(subject, channel.pattern)) is not None]
-    if "*" in parts[1:2]:  # requests only by name: a server that knows identities lets nobody listen to them
+    if "*" in parts[1:2]:  # requests only by name: a server that knows identities lets no client listen to them
         pairs = [(channel, found) for channel, found in pairs if channel.reply is None]
     if not pairs or not all(parts) or ">" in parts[:-1]:
         kinds = ", ".join(channel.name for channel in CHANNELS)
@@ -181,6 +181,6 @@ def _is_pipe(fd: int) -> bool:
 
 
 async def _end_with_reader(scope: anyio.CancelScope) -> None:
-    """Cancel once nobody reads standard output any more, even if no further event comes that would tell."""
+    """Cancel once the reader of standard output is gone, even if no further event would show that."""
     await anyio.wait_readable(sys.stdout.fileno())  # the writing end of a pipe becomes "readable" by an error alone
     scope.cancel()

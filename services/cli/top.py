@@ -1,7 +1,7 @@
-"""`lachesis top`: a run as it goes, redrawn once a second, or one look at it as text or JSON.
+"""`lachesis top`: shows a live run, redrawn once a second, or once as text or JSON.
 
-What goes in: heartbeats, evaluations, what the server says of the durable consumers, and of the run's folder the
-notices of its supervisor and the figures; nothing is written.
+Reads heartbeats, evaluations, the server's information on durable consumers, and, from the run's folder, its
+supervisor's notices and its figures. Writes nothing.
 """
 
 import sys
@@ -95,7 +95,7 @@ def top(
 
 
 async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | None:
-    """Return what was seen last, None if told to end by a signal."""
+    """Return what was seen last, None if ended by a signal."""
     watch = _TopScreen(config, window_s)
     seen: Overview | None = None
     async with background() as watching:
@@ -185,7 +185,7 @@ class _TopScreen:
             await anyio.sleep(1.0)
 
     async def follow_consumers(self, bus: Bus) -> None:
-        """Ask once a second how far the competing consumers are. One that is unknown has nobody yet."""
+        """Query once a second how far the competing consumers are. An unknown consumer has no members yet."""
         while True:
             for stage in ("scorer", "teacher"):
                 durable = subjects.durable(stage, self.config.run, self.config.revision)

@@ -1,7 +1,7 @@
 """`lachesis trace`: shows one rollout as a waterfall, or follows slow and failed ones.
 
-What goes in: the streams, read by their stamps, so that no Jaeger is needed; with `telemetry.jaeger_url`, `--follow`
-asks Jaeger instead. Nothing is written.
+Reads the streams by their stamps, so that no Jaeger is needed; with `telemetry.jaeger_url`, `--follow` queries Jaeger
+instead. Writes nothing.
 """
 
 import sys
@@ -45,7 +45,7 @@ _TIME_COLUMNS_CHARS = 24
 """Characters of the columns `at` and `took`, with what lies between all columns."""
 _POLL_S = 5.0
 _LOOKBACK = timedelta(minutes=30)
-"""How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
+"""How far back each query of Jaeger goes: a trace is stored under its start, long before it ends."""
 
 
 @with_options

@@ -74,8 +74,8 @@ def train(
     """Train a second model offline on a revision's rewards, with its own ledger and checkpoints.
 
     The importance ratio is against the logprobs that the rollouts were sampled with. The live run is not touched, and
-    nobody is sent the weights; they are in trainers/NAME of the run's folder. After Ctrl-C or a crash the same command
-    goes on where it was.
+    the weights are not published; they are in trainers/NAME of the run's folder. After Ctrl-C or a crash the same
+    command goes on where it was.
     """
 
     request = OfflineRequest(
@@ -108,7 +108,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Where an offline trainer stands. `manifest` names all its batches in order, `chain` its ledger.
 
     `steps` and `policy_version` are of its newest checkpoint (0 and None: there is none); `finished`: every batch, or
-    as many as were asked for, is in it.
+    the requested number, is in it.
     """
 
     trainer: str

@@ -1,7 +1,7 @@
-"""Everything seen of a run, folded together as it comes. Pure: no bus, no clock.
+"""Folds everything seen of a run as it comes. Pure: no bus, no clock.
 
-In: heartbeats, stored messages of ROLLOUTS (headers), EVENTS and LEDGER. Out: the figures that the live view and the
-summary show. Guarantees that a message seen twice (a stream read again after the server came back) counts once.
+Takes heartbeats and stored messages of ROLLOUTS (headers), EVENTS and LEDGER. Gives the figures that the live view and
+the summary show. Guarantees that a message seen twice (a stream read again after the server came back) counts once.
 """
 
 from collections import Counter

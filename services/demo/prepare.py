@@ -1,8 +1,8 @@
-"""The demo's model: a character tokenizer, random weights, and a short supervised warm start.
+"""Makes the demo's model: a character tokenizer, random weights, and a short supervised warm start.
 
-In: the run's configuration. Out: `PreparedModel`, with a folder that the run loads its model from. Guarantees that no
-prompt of the held-out set is among those of the warm start or of training, whatever was cached; that a cached model is
-one that the very same inputs made (data, settings, seed, code, library versions); and that `cached` says which it was.
+Returns a `PreparedModel`, with a folder that the run loads its model from. Guarantees that no prompt of the held-out
+set is among those of the warm start or of training, whatever was cached. A cached model is used only if the very same
+inputs made it (data, settings, seed, code, library versions); `cached` says whether it was.
 """
 
 import hashlib

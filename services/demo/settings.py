@@ -1,7 +1,6 @@
-"""The demo's configuration: its TOML file, `LACHESIS_*` and the command line, merged into one file.
+"""Merges the demo's TOML file, `LACHESIS_*` and the command line into one `RunConfig`.
 
-The file is `demo.toml` or, for the pretrained model, `smollm2.toml`. In: what the command line says. Out: a
-`RunConfig`.
+The file is `demo.toml` or, for the pretrained model, `smollm2.toml`.
 """
 
 import os
@@ -50,7 +49,7 @@ DEADLINES_S: dict[DemoModel, float] = {"tiny": 600.0, "smollm2": 1200.0}
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What `lachesis demo` was asked for. `deadline_s`: the demo fails when it is not done by then."""
+    """Options of `lachesis demo`. `deadline_s`: the demo fails if it is not done by then."""
 
     model: DemoModel = "tiny"
     seed: int = 0

@@ -38,9 +38,9 @@ State = Literal["finished", "interrupted", "deadline", "failed"]
 
 
 class DemoGate(msgspec.Struct, frozen=True, kw_only=True):
-    """Pass rates from 0 to 1; gains and what is required in percentage points. `passed` is None if not asked for.
+    """Pass rates from 0 to 1; gains and what is required in percentage points. `passed` is None if not requested.
 
-    With samples that nobody could judge the gate is not passed, whatever the others say.
+    If samples could not be scored, the gate is not passed, whatever the others say.
     """
 
     before: float | None
@@ -125,7 +125,7 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the run finished and its gate, if asked for, was passed."""
+        """Whether the run finished and its gate, if requested, was passed."""
         return self.state == "finished" and self.gate.passed is not False
 
 

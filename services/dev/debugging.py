@@ -57,7 +57,7 @@ class PausedClock:
             return max(until_s, self._seen_s) - self._stood_s
 
     def record(self, now_s: float, *, stands: bool) -> None:
-        """Say that at `now_s` somebody stands at a breakpoint, or nobody does."""
+        """Record whether the process stands at a breakpoint at `now_s`."""
         with self._lock:
             gap_s = now_s - self._seen_s
             self._stood_s += gap_s if self._stands else max(0.0, gap_s - _MAX_GAP_S)
@@ -65,7 +65,7 @@ class PausedClock:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop on a clock that can stand. `turns` counts how often it asked for the time."""
+    """An event loop on a clock that can stand. `turns` counts how often it read the time."""
 
     def __init__(self, clock: PausedClock) -> None:
         self._paused_clock = clock

@@ -1,11 +1,11 @@
-"""`lachesis dev`: one group from its task to an optimizer step, through the stages, in one process.
+"""`lachesis dev`: takes one group from its task to an optimizer step, through the stages, in one process.
 
 The environment, the governor, the scorer, the normalizer and the batcher are the ones that services run, on a bus in
 memory. The policy answers on a port of this process. The trainer's side is its feed, its packing and its optimizer
 step. Nothing is written into the run's folder.
 
-Guarantees that it ends: with the group's outcome, which the ledger tells, or with the first failure of the
-environment's code, or when a rater stays unavailable. Code that never returns is the concern of `debugging`.
+Guarantees that it ends: with the group's outcome from the ledger, or with the first failure of the environment's code,
+or when a rater stays unavailable. Code that never returns is the concern of `debugging`.
 """
 
 import logging
@@ -200,7 +200,7 @@ async def _serve_policy(policy: PolicyModel, folder: Path, limits: EngineConfig)
             decode=policy.tokenizer.decode,
         ) as engine,
     ):
-        token = secrets.token_hex(16)  # nobody has it: these weights stay
+        token = secrets.token_hex(16)  # no client has it: these weights stay
         app = build_app(policy, engine, model_name="policy", weights_folder=folder, token=token, hosts={_HOST})
         server = HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False))
         async with background() as tasks:

@@ -29,7 +29,7 @@ _CALLERS = tuple(
 _WORKER = "AnyIO worker thread"
 """Name of the threads in which stages call plain functions."""
 _END_S = 1.0
-"""How long worker threads have to end once nothing is asked of them any more; idle ones do at once."""
+"""How long worker threads have to end once they get no more work; idle ones do at once."""
 _OURS = (_PACKAGE, f"{Path(anyio.__file__).parent}{os.sep}")
 """Folders of this package, and of what runs its tasks."""
 

@@ -1,8 +1,8 @@
-"""Which stage limits the run. Pure.
+"""Finds the stage that limits the run. Pure.
 
 A run is a loop with a bounded number of groups in it: leases hold back the environments once enough is under way. So
-what waits upstream says little: a full window makes every environment wait (backpressure) and every stage behind the
-slow one idle, whoever is slow. What tells is where work is being done all the time, and where the groups are:
+waiting upstream says little: whichever stage is slow, a full window makes every environment wait (backpressure) and
+every stage behind the slow one idle. The signs are where work is done all the time, and where the groups are:
 
 1. A stage that the groups need and that is not there (stale, silent, or waiting for something that is down) stops all.
 2. A stage whose slots are at work all the time cannot go faster: the most loaded limits the rate. Of several, the one

@@ -1,9 +1,9 @@
-"""Rollouts as they end, and which of them are worth a look. Pure: no bus.
+"""Follows rollouts as they end, and selects those that are worth a look. Pure: no bus.
 
-What goes in, in the order of the LEDGER stream: entries, and the trainer's reports that say when it took each step;
-and the planning headers of ROLLOUTS. What comes out: rollouts that failed, or were stale, late, redelivered or slow,
-by the rule of the exported traces (`TraceSampler`), as far as stamps tell. A rollout that was trained ends once a
-report tells of its step, which is when the checkpoint is written.
+Takes ledger entries and the trainer's reports of its steps, in the order of the LEDGER stream, and the planning headers
+of ROLLOUTS. Gives rollouts that failed, or were stale, late, redelivered or slow, by the rule of the exported traces
+(`TraceSampler`), as far as stamps show. A trained rollout ends once a report names its step, which is when the
+checkpoint is written.
 """
 
 from typing import NamedTuple
@@ -90,7 +90,7 @@ class Endings:
             entry, members = self._batched.pop(number)
             step = steps.get(number)
             if step is None:
-                continue  # of a trainer that died before it could tell
+                continue  # of a trainer that died before it could report
             for member in members:
                 own = Stamp("trainer", entry.written_ns, step.start_ns, step.end_ns)
                 stamps = [*entry.stamps.get(member.plan.group, []), own]

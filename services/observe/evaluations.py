@@ -1,6 +1,6 @@
-"""How held-out evaluations stand, next to the training reward: for `up`, `status` and `top`. No bus.
+"""Shows held-out evaluations next to the training reward: for `up`, `status` and `top`. No bus.
 
-In: the evaluations, folded, and the figures in the run's folder. Out: a row for each environment, lines of text, and a
+Makes, from the folded evaluations and the figures in the run's folder, a row for each environment, lines of text, and a
 warning for each environment whose rate fell.
 """
 

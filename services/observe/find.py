@@ -1,8 +1,8 @@
 """Finds rollouts in the streams: one by its id or any part of it, or those between two sequences.
 
-What goes in: the bus, open for reading. What comes out: what the streams hold of each. Ids begin with the time at
-which they were made, so that of a long beginning only what is about as old is read: a stream is entered from its end,
-in steps that grow, and left once nothing more can come.
+Reads the bus and returns what the streams hold of each rollout. Ids begin with the time at which they were made, so for
+a long prefix of an id only messages of about that age are read: a stream is entered from its end, in growing steps, and
+left once nothing more can come.
 """
 
 from collections.abc import Sequence
@@ -163,7 +163,7 @@ async def _next_entry(bus: Bus, subject: str, start: int) -> LedgerEntry | None:
 async def _is_older(bus: Bus, stream: str, filters: Sequence[str], start: int, time_ns: int) -> bool:
     """Whether what lies at `start` was stored before `time_ns`: the message there, else the next one on `filters`.
 
-    A reader would fetch hundreds of messages for the one that is asked for.
+    A reader would fetch hundreds of messages for the one that is needed.
     """
     with suppress(NotFoundError):
         return (await bus.get_head(stream, start)).time_ns < time_ns
@@ -248,7 +248,7 @@ async def _ledger(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimelin
                         rollout.report(report)
                     batched = [one for one in batched if not (one.ended or (one.reported and not until_trained))]
             except SchemaError:
-                continue  # what cannot be read tells nothing of these rollouts
+                continue  # an unreadable message says nothing about these rollouts
             if not waiting and not batched:
                 return
     left = [*waiting.values(), *(rollout for rollout in batched if not rollout.reported)]

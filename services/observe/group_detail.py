@@ -1,7 +1,7 @@
 """Reads one group with its samples, tokens and trace, and what other revisions say of it.
 
-What goes in: the bus, open for reading, and a group's id. What comes out: a `GroupDetail`, bounded in tokens,
-revisions and time, in which None means "not known" or "there is none".
+Returns for a group's id a `GroupDetail`, bounded in tokens, revisions and time, in which None means "not known" or
+"there is none".
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ class TokenWindow(msgspec.Struct, frozen=True, kw_only=True):
 class TokenColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one sequence, from token `start` on, of its `total`; lists have one entry per token.
 
-    `mask`: whether the loss lets it in. `logprobs` are at the sampling temperature, None where the mask leaves a token
-    out or nobody kept them; `teacher` those of the teacher. `advantages`: the environment's own, None: there are none.
+    `mask`: whether the loss lets it in. `logprobs` are at the sampling temperature, None if the mask leaves a token out
+    or they were not kept; `teacher` those of the teacher. `advantages`: the environment's own, None: there are none.
     """
 
     sequence: int

@@ -123,8 +123,8 @@ async def newest_groups(
 ) -> AsyncGenerator[GroupRow]:
     """Yield the groups that are wanted, the newest first.
 
-    With `before` those that lie below that sequence of ROLLOUTS. `progress` is told how many sequences are read, of how
-    many.
+    With `before` only those below that sequence of ROLLOUTS. `progress` is called with how many sequences are read, of
+    how many.
     """
     async with aclosing(_stretches(bus, config, wanted, before)) as stretches:
         async for stretch in stretches:

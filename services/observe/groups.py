@@ -212,7 +212,7 @@ class GroupOrder:
 
 
 def has_text(group: RolloutGroup, text: str) -> bool:
-    """Whether `text` is in what was said to the model or by it, or in what it asked tools for.
+    """Whether `text` is in the messages to or from the model, or in its tool calls.
 
     Upper and lower case are the same.
     """

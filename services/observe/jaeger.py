@@ -28,7 +28,7 @@ __all__ = ["Jaeger"]
 _TIMEOUT_S = 10.0
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_TRACES = 200
-"""Traces asked for at once."""
+"""Traces requested at once."""
 _ROOT = {"query.serviceName": subjects.service_name(subjects.ENVIRONMENT), "query.operationName": "rollout"}
 _SEARCHED = tuple(reason for reason in REASONS if reason != "ratio")
 
@@ -104,7 +104,7 @@ class _TraceAnswer(msgspec.Struct):
 
 
 class Jaeger:
-    """Jaeger at `base`, asked about one run. A trace counts as a rollout's once its root is there, which ends it."""
+    """Jaeger at `base`, queried about one run. A trace counts as a rollout's once its root is there, which ends it."""
 
     def __init__(self, base: str, client: httpx.AsyncClient, run: str) -> None:
         self._base = base.rstrip("/")

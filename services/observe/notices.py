@@ -163,7 +163,7 @@ class NoticeWatch:
         self._board.report("exhaustion", exhaustion_notices(found))
 
     def report_server(self, problem: str | None) -> None:
-        """Take in why the server cannot be asked, None: it can."""
+        """Record why the server cannot be queried; None: it can."""
         notice = None
         if problem is not None:
             notice = Notice(

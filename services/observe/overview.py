@@ -81,7 +81,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardCurve:
-    """The reward of each step that a heartbeat told of, oldest first."""
+    """The reward of each step that a heartbeat reported, oldest first."""
 
     def __init__(self) -> None:
         self._by_step: dict[float, float] = {}

@@ -44,7 +44,7 @@ def recent_figures(folder: Path) -> list[dict[str, float]]:
 
 
 def step_times(folder: Path, step: int) -> tuple[int, int] | None:
-    """Return when one of the newest steps began and ended, Unix ns; None where the figures do not tell."""
+    """Return when one of the newest steps began and ended, Unix ns; None if the figures do not say."""
     for figures in reversed(recent_figures(folder)):
         took_s = figures.get("latency/trainer/proc/p50")  # one stamp for all groups of the batch: exact
         if figures.get("train/step") == step and took_s is not None:
@@ -61,7 +61,7 @@ class _StepReward(msgspec.Struct):
 def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float] | None:
     """Return the mean training rewards of the steps that policies `first` and `last` made.
 
-    Of the first policy, which no step made, that of the step after it. None where the figures do not tell. Reads the
+    Of the first policy, which no step made, that of the step after it. None if the figures do not say. Reads the
     whole log of figures, line by line.
     """
     before = after = None

@@ -1,8 +1,8 @@
-"""One rollout's way through the pipeline, from what the streams hold of it. Pure: no bus, no clock.
+"""Describes one rollout's way through the pipeline, from what the streams hold of it. Pure: no bus, no clock.
 
-What goes in: its planning header, the annotations, dead letters, ledger entry and train reports that concern it. What
-comes out: its state in words, and its spans, which are those of its trace (`pipeline.telemetry.spans`), so that the
-terminal and Jaeger show the same.
+Takes its planning header, and the annotations, dead letters, ledger entry and train reports that concern it. Gives its
+state in words, and its spans, which are those of its trace (`pipeline.telemetry.spans`), so that the terminal and
+Jaeger show the same.
 """
 
 from dataclasses import dataclass, field

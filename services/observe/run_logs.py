@@ -40,7 +40,7 @@ async def follow_logs(run: str, folder: Path, processes: Collection[str] = ()) -
     """Yield the process and the line of whatever is logged from now on, until the run has ended."""
     seen = {name: file.stat().st_size for name, file in log_files(folder, processes).items()}
     while True:
-        is_over = not look_at_folder(run, folder).is_live  # asked first: what it logged last is still read
+        is_over = not look_at_folder(run, folder).is_live  # checked first, so that its last log lines are still read
         for name, file in log_files(folder, processes).items():
             for line in _read_from(file, seen, name):
                 yield name, line
@@ -54,7 +54,7 @@ def _read_from(file: Path, seen: dict[str, int], name: str) -> Iterator[str]:
     with open_regular_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
         start = seen.get(name, 0)
-        start = 0 if start > size else start  # it was begun anew
+        start = 0 if start > size else start  # the file was started over
         while start < size:
             opened.seek(start)
             part = opened.read(_MAX_READ_BYTES)

@@ -127,7 +127,7 @@ class RunSummaryWriter(RunWatcher):
         if shortage is None:
             yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else "")
         else:
-            file.unlink(missing_ok=True)  # one of an earlier end tells nothing of this one
+            file.unlink(missing_ok=True)  # one of an earlier end says nothing about this one
             yield _not_written("no summary", shortage)
         if problem is not None:
             yield problem

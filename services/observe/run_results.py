@@ -13,7 +13,7 @@ __all__ = ["EnvRates", "RunResults", "results_of"]
 
 
 class EnvRates(msgspec.Struct, frozen=True, kw_only=True):
-    """Held-out rates of an environment: of the first policy that the figures tell of, the last and the best."""
+    """Held-out rates of an environment: of the first policy in the figures, the last and the best."""
 
     first: float
     last: float

@@ -1,7 +1,7 @@
-"""How runs of this machine stand, by what lies in their folders.
+"""Shows the state of this machine's runs from their folders.
 
-No server is asked, so the answer is there at once. What goes in: a run's folder. What comes out: a `RunOverview`, in
-which None means "not known" or "none yet".
+No server is queried, so the answer is there at once. For each folder it returns a `RunOverview`, in which None means
+"not known" or "none yet".
 """
 
 import os

@@ -1,9 +1,7 @@
-"""Services by what their heartbeats say since they started, replicas taken together.
+"""Summarizes services from their heartbeats since they started, with replicas merged. Pure: no bus, no clock.
 
-Pure: no bus, no clock.
-
-What goes in: heartbeats, and the services that the run should have. What comes out: one row a service, in the order of
-the pipeline, in which None means "not known".
+Makes from heartbeats, and the services that the run should have, one row a service, in the order of the pipeline, in
+which None means "not known".
 """
 
 from collections import defaultdict

@@ -79,7 +79,7 @@ _REACH_S = 2.0
 _PATIENCE_S = 0.8
 """Seconds to wait for the server that the run had last, and for each of its answers."""
 _LATE_ANSWER_S = 0.6
-"""Seconds, where an answer takes milliseconds, after which it is asked why there is none."""
+"""Seconds, where an answer takes milliseconds, after which the cause of its absence is queried."""
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,11 +164,12 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 async def look_at_run(config: RunConfig, show: Callable[["RunSnapshot"], None]) -> None:
     """Call `show` with the snapshot, `ANSWER_S` after the call at the latest.
 
-    What it takes to hang up comes later.
+    The connection is closed after that.
 
-    What the server does not answer by then is not known, and `problems` says why; where it cannot be reached at all,
-    the run's folder tells what there is. Raises `NotFoundError` when the server has other runs and knows nothing of
-    this one, `StartupError` where there is neither server nor folder, `AccessError` when it refuses the credentials.
+    Parts that the server has not answered by then are not known, and `problems` says why. If it cannot be reached at
+    all, the snapshot comes from the run's folder. Raises `NotFoundError` when the server has other runs and knows
+    nothing of this one, `StartupError` where there is neither server nor folder, `AccessError` when it refuses the
+    credentials.
     """
     until_s = anyio.current_time() + ANSWER_S
     async with AsyncExitStack() as stack:
@@ -197,7 +198,7 @@ def _server_of(config: RunConfig) -> str:
 
 
 def snapshot_of_folder(config: RunConfig, problem: str) -> "RunSnapshot":
-    """Return what the run's folder tells, where its server cannot be asked; `problem` says why."""
+    """Return what the run's folder shows when its server cannot be queried; `problem` says why."""
     figures = newest_figures(config.path)
     step = int(figures["train/step"]) if "train/step" in figures else None
     return RunSnapshot(

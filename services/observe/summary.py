@@ -1,7 +1,7 @@
 """Writes a run's `summary.json` from its figures, evaluations and ledger. No bus.
 
-Guarantees that it tells of the whole run, also where that was stopped and resumed, except for what says that it is of
-the last start alone.
+Guarantees that it covers the whole run, also if that was stopped and resumed, except for fields that are named as those
+of the last start.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,8 @@
-"""The stages of a run over the last seconds: from heartbeats and consumer info to one row a stage.
+"""Computes one row a stage for the last seconds, from heartbeats and consumer info. Pure: no bus.
 
-Pure: no bus.
-
-What goes in: heartbeats, whose figures count from the start of each instance, and what the server says of the durable
-consumers. What comes out: rates, lag and its trend, load, and quantiles of what happened within the window, which are
-differences of two heartbeats of one instance. Times are arguments, seconds of a clock that does not jump.
+Takes heartbeats, whose figures count from the start of each instance, and the server's information on durable
+consumers. Gives rates, lag and its trend, load, and quantiles of what happened within the window, which are differences
+of two heartbeats of one instance. Times are arguments, seconds of a clock that does not jump.
 """
 
 from collections import defaultdict, deque

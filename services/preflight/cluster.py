@@ -1,6 +1,6 @@
-"""Checks of a cluster: every stream has a leader and the configured number of current replicas.
+"""Checks a cluster: every stream has a leader and the configured number of current replicas.
 
-What goes in: the server's descriptions of the streams. A server that is not part of a cluster describes none.
+Reads the server's descriptions of the streams. A server that is not part of a cluster describes none.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
-"""Checks of what one identity can use up for the others: readers of a stream, and the room in it.
+"""Checks what one identity can use up for the others: readers of a stream, and the room in it.
 
 `lachesis doctor` shows these findings and `lachesis status` warns of them, so that both name the identity and the way
-out. What goes in: the names of a stream's consumers, and the newest messages of a stream that is nearly full.
+out. Reads the names of a stream's consumers, and the newest messages of a stream that is nearly full.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ _MANY_READERS = 0.75
 _NEWEST_MESSAGES = 4096
 """How many of a stream's messages are looked at for who filled it, without their data: a fraction of a second."""
 _MAX_READ_S = 1.0
-"""Longest time that this takes: the readers of whoever asks may be used up, too."""
+"""Longest time that this takes: the caller's own readers may be used up, too."""
 _MAX_NAMED = 3
 _NEW_KEY = "delete its seed (auth/RUN/IDENTITY.nk), run `lachesis auth init` and reload the server"
 _FREE_READERS = (

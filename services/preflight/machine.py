@@ -1,6 +1,6 @@
-"""Checks of this machine: Python, packages, nats-server, file modes, disk, ports and keys.
+"""Checks this machine: Python, packages, nats-server, file modes, disk, ports and keys.
 
-What goes in: the configuration and what the machine says. Secrets are looked for, never read out.
+Reads the configuration and the state of the machine. It checks that secrets exist and never shows them.
 """
 
 import importlib.metadata
@@ -196,7 +196,7 @@ def binary(config: RunConfig) -> DoctorFinding:
 
 
 def files(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Check that the run's folder can be written, and that nobody else can read what is secret."""
+    """Check that the run's folder can be written, and that no other user can read its secrets."""
     parent = _existing(config.path)
     if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
         yield fail("folder", f"{parent} cannot be written", "choose another with --set folder=DIR")
@@ -323,7 +323,7 @@ def weights(config: RunConfig) -> Iterator[DoctorFinding]:
 
 
 def ports(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Check that the ports asked for are free; those left open are chosen by the system."""
+    """Check that the requested ports are free; the system chooses those left open."""
     wanted = {f"inference.{role}.port": settings.port for role, settings in config.inference.items() if settings.port}
     if config.mode == "train" and config.training.backend == "tinker" and not config.role("policy").port:
         wanted |= {"training.tinker.port": config.training.tinker.port} if config.training.tinker.port else {}

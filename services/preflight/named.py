@@ -202,11 +202,11 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _names(source: Path) -> set[str] | None:
-    """Return every name that a module's own lines may bind, None where that cannot be told from them."""
+    """Return every name that a module's own lines may bind, None if they do not show that."""
     try:
         tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # whoever imports it will say more
+        return None  # its import will say more
     found: set[str] = set()
     for node in tree.body if all(isinstance(node, _PLAIN) for node in tree.body) else ast.walk(tree):
         match node:

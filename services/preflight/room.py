@@ -1,9 +1,7 @@
 """Checks that the server can hold what the streams may take.
 
-The account's limits, and the server's own `max_file`.
-
-What goes in: the server's answers. An account does not learn `max_file` through NATS, so the server's monitoring is
-asked for it, where it listens on its usual port.
+Compares the account's limits and the server's own `max_file`. An account does not learn `max_file` through NATS, so it
+is read from the server's monitoring, if that listens on its usual port.
 """
 
 from collections.abc import Iterator, Mapping

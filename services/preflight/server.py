@@ -111,7 +111,7 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
     findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
     for found in findings:
         yield found
-    with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
+    with suppress(InfrastructureError):  # reported elsewhere: there is no leader to answer
         for exhausted in await find_exhaustion(bus, config, map(kind_of, present)):
             yield exhausted
     if missing := await _missing(bus, config, set(led) - set(present)):
@@ -133,7 +133,7 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
 
 async def _missing(bus: NatsBus, config: RunConfig, names: set[str]) -> DoctorFinding | None:
     """Return what of the run's streams is gone, or was never made; `names` do not answer."""
-    with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
+    with suppress(InfrastructureError):  # reported elsewhere: there is no leader to answer
         lost = await describe_lost_store(bus, config)
         if lost is not None:
             return fail("streams", lost, ways_out(config.run))
@@ -193,7 +193,7 @@ async def _room(
     for limited in problems:
         yield limited
     if "error" not in account:
-        with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
+        with suppress(InfrastructureError):  # reported elsewhere: there is no leader to answer
             for shared in check_sharing(await bus.reserved_bytes()):
                 yield shared
     if config.nats is not None:

@@ -1,4 +1,4 @@
-"""Ends a process that was told to drain and cannot, because its event loop or a thread hangs.
+"""Ends a process that should drain and cannot, because its event loop or a thread hangs.
 
 A thread of its own learns of SIGTERM, SIGINT and the end of the supervisor by files (`signal.set_wakeup_fd`, standard
 input), so a blocked event loop cannot keep it from it. After the limit it logs where every thread stands and ends the
@@ -30,10 +30,10 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 def limited_drain(limit_s: float, code: int, *, supervised: bool) -> Iterator[None]:
     """End this process with exit `code` when it does not end by itself.
 
-    It has `limit_s` seconds from when it is told to drain, or from the end of the body.
+    It has `limit_s` seconds from the request to drain, or from the end of the body.
 
     To be entered by the main thread once the event loop has its signal handlers. `supervised`: the end of standard
-    input tells, too.
+    input is a request to drain, too.
     """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)

@@ -20,7 +20,7 @@ __all__ = ["separate_forked_children", "tell_returned_forks"]
 
 _LOOK_S = 1.0
 _SAID_S = 60.0
-"""Seconds for which a fork that came back is told of."""
+"""Seconds for which a fork that came back is reported."""
 
 _loops: list[asyncio.AbstractEventLoop] = []
 """The event loop of this process, once there is one."""

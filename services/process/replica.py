@@ -1,7 +1,7 @@
-"""The name of a process among those of its service: a number that was given, else the host's name.
+"""Names a process among those of its service: by a given number, else by the host's name.
 
-Guarantees that processes without a number on one machine go by different names: the second by the host's name and
-`-2`, and so on. A name is free again when its process ends, however it ends.
+Guarantees that processes without a number on one machine have different names: the second has the host's name and `-2`,
+and so on. A name is free again when its process ends, however it ends.
 """
 
 import errno
@@ -34,7 +34,7 @@ def claim_replica(run: str, service: str, number: int | None, *, supervised: boo
     """Yield the name of this process in `service`, which no other process here claims meanwhile.
 
     A number is taken as it is given; if another process here has it, that is logged. Processes on other machines are
-    not seen: their heartbeats tell, see `HeartbeatLog.shared_names`.
+    not seen here; their heartbeats show them, see `HeartbeatLog.shared_names`.
     """
     first = replica_name(number)
     with ExitStack() as held:

@@ -1,17 +1,15 @@
-"""The life of a service's process.
-
-Connect, announce, work, drain when told to, say clearly why it ended.
+"""Runs a service's process: connects, announces, works, drains on request, and says why it ended.
 
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
 supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
 
-Exit codes: 0 its work is finished, or it drained as it was told, 1 a bug (traceback), 2 cannot start (the message says
+Exit codes: 0 its work is finished, or it drained on request, 1 a bug (traceback), 2 cannot start (the message says
 what to do), 3 fenced by another writer, 4 the drain took too long (`drain_limit` ends what cannot be cancelled),
-5 drained under a supervisor, 6 the server refused its credentials, 7 a setting was changed that what is
-stored was made with, 8 a disk was full where it could not wait for room, 9 another rank of the trainer was lost, 10 the
-code that it runs failed, group after group or by ending the process, 11 a step of the trainer does not fit into memory,
-12 the server does not permit it a subject, 13 a server over HTTP refused its key.
-A supervisor believes a code only if the process has noted it (`exit_note`).
+5 drained under a supervisor, 6 the server refused its credentials, 7 a setting was changed that stored data depends on,
+8 a disk was full where it could not wait for room, 9 another rank of the trainer was lost, 10 the code that it runs
+failed, group after group or by ending the process, 11 a step of the trainer does not fit into memory, 12 the server
+does not permit it a subject, 13 a server over HTTP refused its key. A supervisor believes a code only if the process
+has noted it (`exit_note`).
 """
 
 import faulthandler
@@ -128,7 +126,7 @@ class ProcessRole:
 
 
 def run_process(role: ProcessRole, config: RunConfig) -> int:
-    """Run one service until it is told to stop, and return the exit code, which its supervisor is told of."""
+    """Run one service until it is requested to stop; note the exit code for its supervisor and return it."""
     keep_output()
     if role.supervised:
         is_supervised_by_socket()
@@ -284,7 +282,7 @@ async def _serve(
 
 
 async def _connect(role: ProcessRole, config: RunConfig, reported: anyio.Event) -> NatsBus | None:
-    """Return the bus, or None where the process was told to drain while there was no server yet."""
+    """Return the bus, or None if the process was requested to drain while there was no server yet."""
     bus = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
@@ -294,7 +292,7 @@ async def _connect(role: ProcessRole, config: RunConfig, reported: anyio.Event) 
 
 
 async def _is_alone(bus: NatsBus, role: ProcessRole, config: RunConfig, reported: anyio.Event) -> bool:
-    """Return True once no other process writes what this one does, False if it was told to drain while it waited.
+    """Return True once no other process writes what this one does, False if it was requested to drain while it waited.
 
     A supervisor has made sure of it before it starts any. Raises StartupError.
     """
@@ -309,7 +307,7 @@ async def _is_alone(bus: NatsBus, role: ProcessRole, config: RunConfig, reported
 
 @asynccontextmanager
 async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
-    """Yield what is set once the process is told to drain, by a signal or by its supervisor's end."""
+    """Yield what is set once the process is requested to drain, by a signal or by its supervisor's end."""
     reported = anyio.Event()
     async with anyio.create_task_group() as tasks:
         await tasks.start(_tell_on_signal, reported)
@@ -335,7 +333,7 @@ async def _tell_without_supervisor(reported: anyio.Event) -> None:
         while os.read(sys.stdin.fileno(), 4096):
             await anyio.wait_readable(sys.stdin)
     except (ConnectionResetError, PermissionError):
-        pass  # it died with something unread; or this is a file, which nobody holds open
+        pass  # it died with something unread; or this is a file, which no process holds open
     log.warning("draining: the supervisor is gone")
     reported.set()
 

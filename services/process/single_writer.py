@@ -1,8 +1,8 @@
-"""Refuses a second process of a service of which a run has one, by the name of the first.
+"""Refuses a second process of a service that may run only once, and names the first.
 
-Whoever starts asks on the service's own health subject, before it answers there itself. A process that died answers no
-more from the moment its connection is gone, so nothing has to expire. Two that start in the same moment both hear
-nobody; then, as always, the fence of what they write decides.
+A starting process sends a request on the service's own health subject, before it answers there itself. A process that
+died no longer answers from the moment its connection is gone, so nothing has to expire. If two start in the same
+moment, both get no answer; then the fence of what they write decides.
 """
 
 import logging

@@ -33,7 +33,7 @@ def open_tracing(config: RunConfig, name: str, replica: str) -> Iterator[Tracing
 
     What is left is exported at the end, within `close_s` seconds.
 
-    Raises `StartupError` where an export is asked for and its packages are missing, `ConfigError` as `open_otlp`.
+    Raises `StartupError` if an export is requested and its packages are missing, `ConfigError` as `open_otlp`.
     """
     if not config.telemetry.wanted():
         yield Tracing()
@@ -66,7 +66,7 @@ def open_tracing(config: RunConfig, name: str, replica: str) -> Iterator[Tracing
 
 
 async def follow_clock(bus: Bus, clock: Clock) -> None:
-    """Keep `clock` on the server's time, measured anew every half minute."""
+    """Keep `clock` on the server's time, measured again every half minute."""
     while True:
         found = []
         for _ in range(_CLOCK_REQUESTS):

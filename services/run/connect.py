@@ -140,7 +140,7 @@ async def until_ended(bus: Bus, config: RunConfig) -> None:
     With its own server, or, where it has another one, as `has_ended` says.
     """
     while True:
-        with suppress(InfrastructureError):  # the server is unavailable: what it holds is asked for again
+        with suppress(InfrastructureError):  # the server is unavailable: its content is requested again
             if await has_ended(bus, config):
                 return
         await anyio.sleep(1.0)
@@ -158,7 +158,7 @@ async def has_ended(bus: Bus, config: RunConfig) -> bool:
 
 
 async def is_trained(bus: Bus, config: RunConfig) -> bool:
-    """Whether all the steps that were asked for are taken, durable and reported."""
+    """Whether all the requested steps are taken, durable and reported."""
     steps, subject = config.training.steps, subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
     if steps is None:
         return False
@@ -194,8 +194,8 @@ async def open_run(
     A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
     context. With `create` that makes the streams as well, for a run that has neither a server nor a folder too. Raises
     as `connect_run`, and, unless it is to be made, `NotFoundError` when the server has other runs and knows nothing of
-    this one. `patience_s`, `connect_s` and `needs_jetstream` as there; without the latter, whether the run is known is
-    not asked.
+    this one. `patience_s`, `connect_s` and `needs_jetstream` as there; without the latter it is not checked whether the
+    run is known.
     """
     async with AsyncExitStack() as stack:
         ended = False

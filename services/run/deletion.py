@@ -91,7 +91,7 @@ class RunContents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) -> tuple[RunContents, bool]:
-    """Delete a run if `confirm`, which is asked once it is known to be over, says so.
+    """Delete a run if `confirm`, which is called once the run is known to be over, says so.
 
     Return what there was of it, and whether it was deleted.
 
@@ -125,7 +125,7 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
 
 @asynccontextmanager
 async def _server(config: RunConfig) -> AsyncIterator[tuple[NatsBus | None, str | None]]:
-    """Yield the bus of the run's server, if it has anything to ask, or why it cannot be asked."""
+    """Yield the bus of the run's server, if there is one to query, or why it cannot be queried."""
     async with AsyncExitStack() as stack:
         bus, problem = None, None
         if config.nats is not None:
@@ -176,7 +176,7 @@ async def _contents(bus: NatsBus | None, config: RunConfig, problem: str | None)
 async def _delete_stored(bus: NatsBus, config: RunConfig, *, has_bucket: bool) -> None:
     """Delete the run's streams, and last its bucket: until then the lease there says that the run is being deleted."""
     async with AsyncExitStack() as held:
-        if has_bucket:  # without it nobody can run the run
+        if has_bucket:  # without it no supervisor can run the run
             tasks = await held.enter_async_context(background())
             lease = RunLease(bus, config.run, config.path, tasks.cancel_scope.cancel, deletes=True)
             await lease.acquire()

@@ -1,10 +1,8 @@
-"""The configuration that a run goes by, `run.toml` in its folder.
+"""Writes and reads the configuration that a run uses, `run.toml` in its folder.
 
-What `--run NAME` reads, and every service is given.
-
-Guarantees that the file is there whole or not at all, that only this user can read it (an address may hold a
-password), that it belongs to its folder wherever that is moved, and that no file of somebody's is written over: beside
-a `run.toml` that was written by hand it is `run.effective.toml`.
+`--run NAME` reads it, and every service gets it. Guarantees that the file is there whole or not at all, that only this
+user can read it (an address may hold a password), that it belongs to its folder wherever that is moved, and that no
+user's file is overwritten: beside a `run.toml` that was written by hand it is `run.effective.toml`.
 """
 
 import os
@@ -70,7 +68,7 @@ def _says(file: Path, config: RunConfig) -> bool:
     try:
         return file.is_file() and load(RunConfig, file=file).config == wanted
     except ConfigError:
-        return False  # another build's, or one that was edited badly: written anew
+        return False  # another build's, or one that was edited badly: it is rewritten
 
 
 def _replace(file: Path, text: str) -> None:

@@ -91,7 +91,7 @@ def find_run(name: str, file: Path | None = None) -> Path | None:
 
     None if there is none. A renamed folder is known by its own configuration.
 
-    With the configuration `file` that it is asked for, only a run that was started with that file. Raises `ConfigError`
+    If the configuration `file` is given, only a run that was started with that file is returned. Raises `ConfigError`
     where several runs of that name are recorded, and where others may have written what is in its folder.
     """
     here = Path("runs") / name

@@ -1,10 +1,11 @@
-"""The right to run a run's services: one supervisor at a time has it, by a lease in the run's bucket.
+"""Lets one supervisor at a time run a run's services, by a lease in the run's bucket.
 
-Guarantees: of two supervisors one is refused before it starts anything, by the name of the other; a lease whose holder
-died is taken over at once on the same machine or in the same folder, and elsewhere once it was not renewed for
-`LEASE_TTL_S`, counted by the clock of the one who waits and only while the server answers, so that no clock that is set
-and no outage of the server ends a lease; a holder that lost its lease is told, to stop what it runs. A run whose
-deletion has begun is not run again: its lease, and a file in its folder, say so until the deletion is finished.
+Guarantees: of two supervisors one is refused before it starts anything, with the name of the other. If the holder died,
+its lease is taken over at once on the same machine or in the same folder, and elsewhere once it was not renewed for
+`LEASE_TTL_S`. The waiting supervisor counts that time by its own clock and only while the server answers, so neither a
+clock that is set nor an outage of the server ends a lease. A holder that lost its lease is notified, so that it stops
+what it runs. A run whose deletion has begun is not run again: its lease, and a file in its folder, say so until the
+deletion is finished.
 """
 
 import fcntl
@@ -156,7 +157,7 @@ class RunLease:
                     return True
                 if anyio.current_time() - asked_s < within_s / _RENEWALS:
                     continue
-            until_s = anyio.current_time() + within_s  # the server was away, and nobody could renew anything
+            until_s = anyio.current_time() + within_s  # the server was unavailable, and no holder could renew anything
         return False
 
     @asynccontextmanager
@@ -190,7 +191,7 @@ class RunLease:
     async def _renew(self) -> None:
         while self.is_held:
             await anyio.sleep(self._mine.ttl_s / _RENEWALS)
-            # the server is unavailable, and nobody else can take it either; or somebody wrote just now: who is seen
+            # the server is unavailable, so no other can take it either; or another wrote just now: its name is seen
             # next time
             with suppress(InfrastructureError, FencedError):
                 await self._store(self._mine)
@@ -207,7 +208,7 @@ class RunLease:
             holder = self._read(entry)
             if holder is not None and not holder.released and not self._is_mine(holder):
                 self._taken_by = holder
-            else:  # an earlier attempt of ours was stored after all, or whoever took the lease gave it back
+            else:  # an earlier attempt of ours was stored after all, or the taker of the lease gave it back
                 self._revision = await self._write(lease, entry.revision if entry else 0)
 
     async def _write(self, lease: SupervisorLease, revision: int) -> int:
@@ -281,7 +282,7 @@ def _refusal(holder: SupervisorLease) -> str:
 
 def _folder_id(folder: Path) -> str:
     """Return the name that the lock file gives the folder, written if it has none; empty if it cannot be."""
-    with suppress(OSError), (folder / LOCK_FILE).open("a+") as file:  # no space, say: then only pids tell
+    with suppress(OSError), (folder / LOCK_FILE).open("a+") as file:  # no space, say: then only pids count
         file.seek(0)
         name = file.read().strip()
         if not name:

@@ -26,7 +26,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["StepPlan", "copied_bytes", "plan_step", "step_shape"]
 
 _PROCESS_BYTES = {"cpu": 500_000_000, "cuda": 1_000_000_000}
-"""What a trainer takes besides tensors: some 450 MB of libraries on a CPU; on a GPU its context, which is a guess."""
+"""Memory of a trainer beyond its tensors: some 450 MB of libraries on a CPU; on a GPU its context, a guess."""
 _GPU_NOTE = (
     "not measured on a GPU by this command; recorded peaks of four steps on an H100 were 8 % less to 2 % more. "
     "An inference server on the same device needs memory of its own"
@@ -178,7 +178,7 @@ def _halves(rows: int) -> Iterator[int]:
 
 
 def _rows_note(config: RunConfig, model_config: Any) -> str:
-    """Say whether the rows of a micro-batch are computed in one, as far as the model's form tells."""
+    """Say whether the rows of a micro-batch are computed in one, as far as the model's form shows."""
     attention = config.training.attention
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(

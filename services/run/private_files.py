@@ -13,7 +13,7 @@ _given: list[int] = []
 
 
 def make_files_private() -> None:
-    """Let nobody but the user read what this process writes from now on."""
+    """Let only the user read what this process writes from now on."""
     given = os.umask(PRIVATE_UMASK)
     if not _given:
         _given.append(given)

@@ -1,4 +1,4 @@
-"""Gives a process a unique name, and tells whether the process of a name still runs here."""
+"""Gives a process a unique name, and checks whether the process of a name still runs here."""
 
 import os
 from functools import cache

@@ -28,10 +28,10 @@ _RECONNECT_S = 2.0
 async def recover_run(
     config: RunConfig, confirm: Callable[[RecoveryPlan, bool], bool], *, from_first_model: bool = False
 ) -> tuple[RecoveryPlan | None, str | None]:
-    """Recover a run if `confirm` says so, which is shown the plan and whether it was begun before.
+    """Recover a run if `confirm`, which gets the plan and whether it was begun before, says so.
 
-    Return the plan, None where all fits, and the file that keeps what was replaced, None where nothing was done.
-    `from_first_model`: training may begin anew though steps were taken, since no checkpoint is left.
+    Return the plan, None if all fits, and the file that keeps what was replaced, None if nothing was done.
+    `from_first_model`: training may start over though steps were taken, since no checkpoint is left.
 
     Raises `ConfigError` where the run goes on, `NotFoundError` where there is none, `StartupError` where it cannot be
     recovered.
@@ -63,7 +63,7 @@ async def recover_run(
 
 
 def _refuse_first_model(config: RunConfig, plan: RecoveryPlan) -> None:
-    """Raise `StartupError` where training would begin anew though steps were taken: nobody has said so."""
+    """Raise `StartupError` if training would start over after steps were taken and the caller did not allow that."""
     change = plan.checkpoint
     if change is not None and change.name is None and change.from_step:
         reported = f" The trainer reported {plan.report.checkpoint}." if plan.report is not None else ""

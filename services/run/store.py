@@ -74,9 +74,10 @@ async def make_streams(bus: NatsBus, config: RunConfig, *, takes_over: bool = Fa
 
 
 async def describe_unknown_history(bus: NatsBus, config: RunConfig) -> str | None:
-    """Return that the server holds history of which the run's folder knows nothing, None where it does.
+    """Return a message if the server holds history that the run's folder does not know, else None.
 
-    Such a folder is of another machine, or new. A server whose store is older than the run could be told by nothing.
+    Such a folder is of another machine, or new. For it nothing would show that the server's store is older than the
+    run.
     """
     if config.nats is None or any((config.path / name).exists() for name in _MEMORIES):
         return None

@@ -1,8 +1,8 @@
-"""How a run's supervisor is doing: a small file in the run's folder, and systemd's notifications.
+"""Publishes the state of a run's supervisor: a small file in the run's folder, and systemd's notifications.
 
 Guarantees that the file names the process, so that one that was killed is not taken for one that runs; that its
-newest content is there as soon as the disk has room; and that whoever started the supervisor (systemd with
-`Type=notify`, or `lachesis runs start`) is told when the run is ready, without asking again and again.
+newest content is there as soon as the disk has room; and that the starter of the supervisor (systemd with
+`Type=notify`, or `lachesis runs start`) is notified when the run is ready, without polling.
 """
 
 import os
@@ -81,7 +81,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorStateWriter:
-    """Writes the state of this process's supervisor into `folder`, and tells whoever started it."""
+    """Writes the state of this process's supervisor into `folder`, and notifies its starter."""
 
     def __init__(self, folder: Path) -> None:
         self.file = DeferredFile(folder / STATE_FILE)
@@ -104,7 +104,7 @@ class SupervisorStateWriter:
         self._notify(f"{first}STATUS={text if phase == 'starting' else phase}")
 
     def _notify(self, message: str) -> None:
-        """Send a message as sd_notify(3) describes it. Who listened may have gone, and then nobody is told."""
+        """Send a message as sd_notify(3) describes it. If the listener has gone, nothing is sent."""
         if self._socket is None:
             return
         address = f"\0{self._socket[1:]}" if self._socket.startswith("@") else self._socket

@@ -1,9 +1,9 @@
-"""Says whether a run's folder may be used: nobody else may have written what is in it.
+"""Checks whether a run's folder may be used: no other user may have written what is in it.
 
 The configuration in a folder names code, so a folder that another user made in the current one would run that user's
 code as this user, who may be root. Guarantees that a folder is used only if it, its configuration and what Python would
-import from it belong to this user or to root and nobody else can write them. The way out is a list of folders that the
-user trusts, whoever owns them: containers and network file systems may show a folder of one's own as another's.
+import from it belong to this user or to root and no other user can write them. The way out is a list of folders that
+the user trusts whatever their owner: containers and network file systems may show one's own folder as another's.
 """
 
 import importlib.machinery
@@ -45,7 +45,7 @@ def is_trusted(folder: Path) -> bool:
 
 
 def trusted_folders_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file that lists folders this user trusts, whoever owns them; None without a home."""
+    """Return the file that lists folders this user trusts whatever their owner; None without a home."""
     home = environ.get("XDG_CONFIG_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.config")
     return Path(home) / "lachesis" / "trusted_folders" if home else None
 
@@ -68,7 +68,7 @@ def _doubts(folder: Path) -> Iterator[tuple[Path, str]]:
 def _doubt(found: os.stat_result, *, sticky_is_enough: bool) -> str | None:
     if found.st_uid not in _own_users():
         return f"belongs to the user {_name(found.st_uid)}"
-    if sticky_is_enough and found.st_mode & stat.S_ISVTX:  # nobody can replace what is another's
+    if sticky_is_enough and found.st_mode & stat.S_ISVTX:  # no user can replace another's file
         return None
     if found.st_mode & stat.S_IWOTH:
         return "can be written by every user"

@@ -1,7 +1,7 @@
 """Finds keys of a run's bucket whose services cannot go on from what they hold.
 
-Guarantees that a key is named only where its service would end at every start: where it begins anew by itself, or takes
-the next value, nothing is to be done.
+Guarantees that a key is named only where its service would end at every start: if the service starts over by itself, or
+takes the next value, nothing is to be done.
 """
 
 from collections.abc import Callable, Iterator

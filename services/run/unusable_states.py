@@ -36,7 +36,7 @@ from lachesis.services.run.unusable_keys import find_unusable_keys
 __all__ = ["find_unusable"]
 
 _MAX_SNAPSHOTS = 8
-"""Snapshots of one stage that are left out at most; before them it starts anew in any case."""
+"""Snapshots of one stage that are left out at most; before them it starts over in any case."""
 _LOAD_S = 60.0
 """How long an environment may take to load; the state of a curriculum whose environment takes longer is not checked."""
 

@@ -42,7 +42,7 @@ class ServiceProcess:
     async def open(cls, channel: socket.socket, stdin: int, *, above: Process | None = None) -> "ServiceProcess | None":
         """Return the service that a reaper has started, None if it starts none.
 
-        The reaper is at the other end of `channel`. The end of `stdin` tells the service that its supervisor is gone.
+        The reaper is at the other end of `channel`. The end of `stdin` shows the service that its supervisor is gone.
         `above`: the reaper's process, if this one has started it.
         """
         channel.setblocking(False)
@@ -55,7 +55,7 @@ class ServiceProcess:
         return None
 
     async def wait(self) -> int:
-        """Wait for its end and return its exit code; it counts as killed where nobody says how it ended."""
+        """Wait for its end and return its exit code; it counts as killed if no report says how it ended."""
         if self.returncode is None:
             await anyio.wait_readable(self._pidfd)
             code = -int(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Starts a run that nobody watches, and stops any run of this machine.
+"""Starts a run in the background, and stops any run of this machine.
 
 Guarantees that a run that was started goes on without the terminal and the process that started it; that `start_run`
 returns when the run says that it is ready, or raises with what it said when it ended before; that nothing is signalled
@@ -45,8 +45,8 @@ async def start_run(config: RunConfig, arguments: Sequence[str], tell: Tell, *, 
     """Start the run in the background and return how it stands once it is ready.
 
     `arguments`: what gives `lachesis up` the configuration; without `wait` it returns once the run has begun; `tell`
-    gets a line whenever it comes a step further. Raises `StartupError` where it runs already, or ends before it is
-    ready, with what it said.
+    gets a line at each step of the start. Raises `StartupError` if it runs already, or ends before it is ready, with
+    what it said.
     """
     before = look_at_folder(config.run, config.path)
     if before.is_live:
@@ -132,8 +132,8 @@ async def _until(keeper: int, messages: anyio.abc.UNIXDatagramSocket, tell: Tell
 async def stop_run(run: str, folder: Path, tell: Tell, *, now: bool = False) -> RunOverview:
     """Stop a run in order and return how it stands when it has ended.
 
-    `now`: nothing is left to drain. `tell` gets a line whenever it comes a step further. Raises `NotFoundError`
-    where it does not run here.
+    `now`: nothing is left to drain. `tell` gets a line at each step of the stop. Raises `NotFoundError` if it does not
+    run here.
     """
     keeper, supervisor = _processes(folder)
     if keeper is None and supervisor is None:
@@ -155,7 +155,8 @@ async def stop_run(run: str, folder: Path, tell: Tell, *, now: bool = False) -> 
 
 
 async def _kill(folder: Path, keeper: ProcessRecord | None, supervisor: ProcessRecord | None) -> None:
-    """End the keeper first, so that nothing is started again; a supervisor told twice kills every process."""
+    """End the keeper first, so that nothing is started again; a supervisor that is signalled twice kills every
+    process."""
     _signal(keeper, signal.SIGKILL)
     _signal(supervisor, signal.SIGTERM)
     while supervisor is not None and supervisor.runs:

@@ -1,9 +1,8 @@
-"""The fork servers of a run as its supervisor keeps them.
+"""Keeps the fork servers of a run for its supervisor.
 
-One of each kind, asked for every process that it starts.
-
-Nothing depends on one: without its answer a service starts as it would without. Those of a supervisor that was killed
-are taken over, where this one would have started them just the same.
+There is one of each kind, and each process is requested from one. Nothing depends on them: if one does not answer, the
+service starts without it. Fork servers of a supervisor that was killed are taken over, if this one would have started
+them just the same.
 """
 
 import logging
@@ -46,11 +45,11 @@ _RETRY_S = 5.0
 _ANSWER_S = 5.0
 """What a fork server may take to fork, or to say how a child of its ended, before it is taken for stuck."""
 _IMPORT_S = 60.0
-"""What it may take to import all, likewise."""
+"""Seconds that it may take to import everything."""
 
 
 class SpawnedProcess:
-    """A process that was started anew, with the part of anyio's `Process` that a supervisor needs."""
+    """A process that was started without a fork server, with the part of anyio's `Process` that a supervisor needs."""
 
     def __init__(self, process: Process, stdin: socket.socket) -> None:
         self.pid = process.pid
@@ -109,7 +108,7 @@ class _ForkServerProcess:
     def __init__(self, process: Process | _AdoptedProcess, requests: socket.socket) -> None:
         self.process = process
         self.unfit = anyio.Event()
-        """Set once it is to be asked no more."""
+        """Set once it is no longer to be used."""
         self.outdated = False
         self._ready = anyio.Event()
         self._requests = requests
@@ -147,8 +146,8 @@ class _ForkServerProcess:
         return (data, passed) if data else None
 
     async def fork(self, reported: ForkRequest) -> ServiceProcess | None:
-        """Return a process that is what it is told, once all is imported. None: the server cannot, or does not answer
-        and is ended."""
+        """Return the requested process, once everything is imported. None: the server cannot, or does not answer and is
+        ended."""
         async with self._asking:
             with anyio.move_on_after(_IMPORT_S):
                 await self._ready.wait()
@@ -220,7 +219,7 @@ class ForkServers:
                     self._door(kind).unlink()
 
     async def fork(self, reported: ForkRequest) -> ServiceProcess | None:
-        """Return a process that is what it is told; None where no server can be it."""
+        """Return the requested process; None if no server can fork it."""
         for kind, server in self._servers.items():
             if reported.service in PRELOADED[kind]:
                 return await server.fork(reported)
@@ -335,7 +334,7 @@ async def _open_supervised(
 ) -> Process:
     """Start a process that logs to `file`.
 
-    The end of its standard input tells it that the supervisor is gone.
+    The end of its standard input shows it that the supervisor is gone.
 
     It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back, with
     `variables` added, and the open files `pass_fds`.

@@ -1,16 +1,16 @@
-"""A fork server: a process that has imported the services' modules and starts each by a fork.
+"""Runs a fork server: a process that has imported the services' modules and starts each by a fork.
 
-A service that dies is away for as long as its next life imports packages: most of its recovery, and seconds where torch
-is among them. A fork server has that behind it, once and for all the lives to come. There is one with torch, and one,
-far smaller, without. Its standard input is a socket on which the supervisor (`forking`) asks by one message for each
-service, with the end of a pipe that becomes the service's standard input: as for every supervised process, its end says
+A service that dies is unavailable while its next process imports packages: most of its recovery, and seconds if torch
+is among them. A fork server imports them once, for all later starts. There is one with torch, and one, far smaller,
+without. Its standard input is a socket on which the supervisor (`forking`) requests each service by one message, with
+the end of a pipe that becomes the service's standard input: as for every supervised process, the end of that pipe shows
 that the supervisor is gone. A server whose files have changed since it imported them, by an upgrade say, forks nothing
 more, and another takes its place.
 
 Between the server and each service is a reaper (`services/process/reaper.py`), which reports to the supervisor itself.
-A server that is no longer wanted goes on until its children have ended. One whose supervisor was killed waits for the
-next to connect to its other socket, the door, since importing is most of that one's recovery as well; nobody having
-come, it ends.
+A server that is no longer wanted goes on until its children have ended. If its supervisor was killed, it waits for the
+next one to connect to its other socket, the door, since importing is most of that recovery as well. If none comes, it
+ends.
 """
 
 import atexit
@@ -89,7 +89,7 @@ Message = ForkServerReady | ForkStarted | ForkServerOutdated
 def serve_forks(kind: str, door: Path) -> ForkRequest | None:
     """Import what the services of that kind import, then fork on demand.
 
-    Returns in every process that is forked, with what it is told to be; None: it is the fork server, no longer needed.
+    Returns in every process that is forked, with its request; None: it is the fork server, no longer needed.
     """
     keep_output()
     requests = socket.socket(fileno=os.dup(sys.stdin.fileno()))
@@ -158,7 +158,7 @@ class _ForkServer:
         self._poll = select.poll()
 
     def serve(self) -> ForkRequest | None:
-        """Fork until nobody wants it any more. For what it returns see `serve_forks`."""
+        """Fork until it is no longer needed. For what it returns see `serve_forks`."""
         self._imported = _state_of(getattr(module, "__file__", None) for module in list(sys.modules.values()))
         gc.collect()
         gc.freeze()  # what is shared with the children stays shared
@@ -220,7 +220,7 @@ class _ForkServer:
     def _be_alone(self) -> None:
         """Wait for another supervisor, or only for the children where it is of no use to one."""
         self._poll.unregister(self._requests)
-        if self._outdated or self._door is None:  # and this supervisor may still be there to be told how they ended
+        if self._outdated or self._door is None:  # and this supervisor may still be there for their exit codes
             self._leaves_at = 0.0
             return
         self._requests.close()
@@ -235,7 +235,7 @@ class _ForkServer:
         end_descendants(spared=self._children.values())
 
     def _send(self, message: Message, *descriptors: int) -> None:
-        with suppress(OSError):  # nobody is there
+        with suppress(OSError):  # the other end is gone
             socket.send_fds(self._requests, [msgspec.json.encode(message)], descriptors)
 
 
@@ -252,7 +252,7 @@ def _state_of(files: Iterable[str | None]) -> dict[str, tuple[int, int] | None]:
 
 
 def _become(reported: ForkRequest, stdin: int, channel: socket.socket) -> ForkRequest:
-    """Take the place of a process that was started anew: a session, input and output of its own, and its name.
+    """Take the place of a newly started process: a session, input and output of its own, and its name.
 
     Returns below a reaper.
     """
@@ -272,7 +272,7 @@ def _become(reported: ForkRequest, stdin: int, channel: socket.socket) -> ForkRe
 
 
 def _draw_anew() -> None:
-    """Seed what draws random numbers again, as it is in a process that was started anew; `random` does so by itself."""
+    """Seed what draws random numbers again, as in a newly started process; `random` does so by itself."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:

@@ -1,8 +1,8 @@
-"""Keeps the process of a run's supervisor running: it is started again when something kills it.
+"""Keeps the process of a run's supervisor running: restarts it when something kills it.
 
 Guarantees that its end, however it comes, is noticed; that it is never running when `keep_supervisor` has returned or
-was cancelled: it is then told to drain, and killed if it does not in time. Its services notice its death by themselves,
-and the next supervisor goes on with them.
+was cancelled: it is then requested to drain, and killed if it does not in time. Its services notice its death by
+themselves, and the next supervisor goes on with them.
 """
 
 import logging
@@ -75,11 +75,10 @@ async def keep_supervisor(
 
 
 async def keep_detached(config: RunConfig, arguments: Sequence[str]) -> int:
-    """Keep the supervisor of a run that nobody watches.
+    """Keep the supervisor of a run in the background, until it ends by itself or this process is to end.
 
-    Until it ends by itself or this process is to end. `arguments`: those of the first `lachesis up`. A file
-    in the run's folder names this process meanwhile.
-    Returns the supervisor's exit code.
+    `arguments`: those of the first `lachesis up`. A file in the run's folder names this process meanwhile. Returns the
+    supervisor's exit code.
     """
     place, mine = config.path / KEEPER_FILE, ProcessRecord.current()
     DeferredFile(place).write(msgspec.json.encode(mine))
@@ -121,7 +120,7 @@ class _Life:
                 stdout=output,
                 stderr=output,
                 env=self._environ,
-                start_new_session=True,  # Ctrl-C is that of whoever keeps it, who stops it in order
+                start_new_session=True,  # Ctrl-C goes to the keeper, which stops it in order
             )
         try:
             async with anyio.create_task_group() as tasks:

@@ -26,7 +26,7 @@ _KEPT_SHARE = 4
 """A cut log keeps one part in so many."""
 _LOOK_S = 0.25
 _SAID_S = 60.0
-"""Seconds for which a log that was cut is told of."""
+"""Seconds for which a log that was cut is reported."""
 _MAX_TAIL_BYTES = 1 << 20
 
 

@@ -68,7 +68,7 @@ class ProcessLife:
 
     @property
     def killed(self) -> bool:
-        """By SIGKILL, whoever sent it."""
+        """By SIGKILL, from any sender."""
         return self.code == -signal.SIGKILL
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Restarts:
 
 
 def describe_crash(lines: Sequence[str]) -> str | None:
-    """Return what a process's log says of a crash, with its place; None: it tells of none."""
+    """Return what a process's log says of a crash, with its place; None: there is none."""
     at = next((i for i in reversed(range(len(lines))) if lines[i].startswith(_FATAL)), None)
     if at is None:
         return None

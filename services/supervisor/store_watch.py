@@ -1,9 +1,7 @@
-"""Watches the disk under the run's own server.
+"""Watches the disk under the run's own server: warns before it is full, and restarts a server that failed on it.
 
-Tells before it is full, and restarts a server that failed on it.
-
-A restart loses nothing: what was not acknowledged is published again by whoever waits for it, and clients come back by
-themselves. It is done only once there is room again, and more and more rarely where the writes keep failing.
+A restart loses nothing: publishers repeat what was not acknowledged, and clients come back by themselves. It is done
+only once there is room again, and more and more rarely where the writes keep failing.
 """
 
 import logging

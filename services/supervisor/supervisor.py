@@ -1,13 +1,11 @@
-"""The supervisor (`lachesis up`).
+"""The supervisor (`lachesis up`) starts the server and every service, in order, and keeps them running.
 
-Starts the server and every service, in order, and keeps them running.
-
-Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell (where they have just
-run, under a supervisor that was killed, all start at once), and stops before them; a process that dies comes back after
-a pause, and so does one that hangs; one that cannot run (`restarts`) ends the run with the end of its log; what a
-service started ends with it (`process/reaper`); when the supervisor dies, however it
-dies, its processes notice and drain, so nothing is left behind. Starting it again continues the run. One supervisor
-runs a run: it holds the lock of the run's folder and a lease on the server (`run_lease`).
+Guarantees: a service starts once the heartbeats of those of lower phases say that they are ready, and stops before them
+(if they have just run, under a supervisor that was killed, all start at once). A process that dies or hangs is started
+again after a pause. A process that cannot run (`restarts`) ends the run with the end of its log. Processes that a
+service started end with it (`process/reaper`). When the supervisor dies, however it dies, its processes notice and
+drain, so nothing is left behind. Starting it again continues the run. One supervisor runs a run: it holds the lock of
+the run's folder and a lease on the server (`run_lease`).
 """
 
 import logging
@@ -98,7 +96,7 @@ _LASTING_ENDS = {
     EXIT_SETTINGS_CHANGED: "cannot go on",
     EXIT_NO_MEMORY: "ran out of memory",
 }
-"""Exit codes after which another start would end likewise, and what to say of them."""
+"""Exit codes after which another start would end the same way, and what to say of them."""
 _COUNTED_S = 300.0
 _MIN_SHOWN_S = 3.0
 """The least time for which the end of a process is shown, however soon it works again."""
@@ -175,9 +173,8 @@ class _RunningProcess:
 
 
 class Supervisor:
-    """Runs one run. Every process goes by the file in its folder (`run_file`), written first: a file that is edited
-    meanwhile changes nothing until the next start. `file`: what the run was started with; `watches` look on while it
-    runs."""
+    """Runs one run. Every process uses the file in its folder (`run_file`), written first: editing a file meanwhile
+    changes nothing until the next start. `file`: what the run was started with; `watches` look on while it runs."""
 
     def __init__(self, config: RunConfig, watches: Sequence[RunWatcher] = (), *, file: Path | None = None) -> None:
         if not config.environments:
@@ -209,7 +206,7 @@ class Supervisor:
         self.has_begun = False
         """Whether the run's folder is this supervisor's."""
         self.has_served = False
-        """Whether it came to start services; it does not where it is told to stop before."""
+        """Whether it came to start services; it does not if it is requested to stop before."""
 
     @property
     def notices(self) -> list[PastNotice]:
@@ -232,7 +229,7 @@ class Supervisor:
             row.stop(signal.SIGKILL)
 
     async def run(self) -> None:
-        """Run until told to stop or until every finite service has finished.
+        """Run until requested to stop or until every finite service has finished.
 
         Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
         """
@@ -309,7 +306,7 @@ class Supervisor:
             await verify_ledger(bus, self.config, self._notices.ledger_broken)
 
     async def _mark_ends(self, bus: NatsBus) -> None:
-        """Write how far the streams go now that nobody writes any more, so that whatever is lost later is noticed."""
+        """Write how far the streams go now that no process writes any more, so that any later loss is noticed."""
         try:
             with anyio.fail_after(_MARK_S):
                 writer = await MarkWriter.open(bus, self.config.run, self.config.path)
@@ -320,7 +317,7 @@ class Supervisor:
             log.warning("how far the streams go was not written down: %s", str(error) or "no answer in time")
 
     async def _unless_stopped(self, call: Callable[..., Awaitable[object]], *arguments: Any) -> None:
-        """Await a call that may wait for long, until told to stop."""
+        """Await a call that may wait for long, until requested to stop."""
         async with background() as tasks:
             tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
             await call(*arguments)
@@ -436,7 +433,7 @@ class Supervisor:
     def _last_words(self, row: _RunningProcess, *, drained: bool) -> str:
         """Return what a process logged last in its life, in one line without time and name.
 
-        What tells that it worked is no reason of an end, unless it drained.
+        A line that says that it worked is no reason of an end, unless it drained.
         """
         lines = self._last_lines(row, _CRASH_LINES).splitlines()
         if (crash := describe_crash(lines)) is not None:
@@ -460,7 +457,7 @@ class Supervisor:
         return code, process.noted == code
 
     async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> SpawnedProcess | ServiceProcess:
-        """Start a process that logs to `file`: by a fork, unless no fork server can, or it is to begin `anew`."""
+        """Start a process that logs to `file`: by a fork, unless no fork server can, or `anew` forbids it."""
         limit_s = self.config.drain_s(planned.service) + _MARGIN_S
         reported = ForkRequest(
             service=planned.service, part=planned.part, replica=planned.replica, log=str(file), limit_s=limit_s
@@ -562,7 +559,7 @@ class Supervisor:
     async def _server(self) -> AsyncIterator[None]:
         """Run the embedded server, if the run has no other, for as long as the context is open.
 
-        There is none where the run is told to stop before the server has started.
+        There is none if the run is requested to stop before the server has started.
         """
         if self.config.nats is not None:
             async with background() as tasks:

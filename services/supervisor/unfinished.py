@@ -1,8 +1,8 @@
 """Ends the traces of a run's unfinished rollouts, so that every span has its root.
 
-What goes in: the streams, once every service has stopped: rollouts without an outcome, and batches that were not
-trained. What comes out: a root span for each of them that is traced: those of the sampled share, and dead ones that the
-batcher did not come to. Nothing is written to a stream. A run that is continued ends these rollouts once more.
+Reads the streams once every service has stopped: rollouts without an outcome, and batches that were not trained.
+Exports a root span for each of them that is traced: those of the sampled share, and dead ones that the batcher did not
+reach. Writes nothing to a stream. A run that is continued ends these rollouts once more.
 """
 
 import logging

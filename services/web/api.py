@@ -1,7 +1,6 @@
-"""Answers of the page's API: plain data out of a run's streams and folder, bounded in size and time.
+"""Answers the page's API with plain data from a run's streams and folder, bounded in size and time.
 
-What goes in: the query of a request. What comes out: data that is encoded as JSON, in which None means "not known".
-Nothing is written.
+Takes the query of a request and returns data that is encoded as JSON, in which None means "not known". Writes nothing.
 """
 
 import time
@@ -237,7 +236,7 @@ class RunApi:
         return anyio.current_time() - self._snapshot_s < _SNAPSHOT_S
 
     async def _stands_still(self) -> bool:
-        """Whether nobody but this process has started a server on the run's store since it ended."""
+        """Whether only this process has started a server on the run's store since the run ended."""
         if self._history.reads_store:
             return True
         try:

@@ -45,7 +45,7 @@ def accepted_hosts(host: str) -> Container[str]:
     """Return the names and addresses, beside those of loopback, that a request to `host` may be for."""
     if host in LOOPBACK:
         return ()
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - asked for by the user, who then needs the token
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - set by the user, who then needs the token
         return _AnyAddress()
     return (host.lower(),)
 

@@ -89,7 +89,7 @@ class SharedHistory:
                 opening.done.set()
 
     async def _until_needless(self, history: RunHistory) -> None:
-        """Return once nobody used the history for a while, or the run whose server it is has ended."""
+        """Return once the history was unused for a while, or the run whose server it is has ended."""
         async with background() as tasks:
             if not history.ended:
                 tasks.start_soon(history.bus.keep_served)

@@ -746,7 +746,7 @@ class Revisions extends View {
   constructor(query) {
     super();
     this.query = new URLSearchParams(query);
-    this.goesOn = false; // a comparison is of the moment: it is asked for again by the button
+    this.goesOn = false; // a comparison is of the moment: the button requests it again
   }
   async refresh() {
     if (!runFacts) await this.readRun();
