@@ -1,4 +1,4 @@
-"""Remembers the newest message of each stream that was acknowledged to a process, also after the process ends.
+"""Remembers, beyond a process's end, its newest acknowledged message of each stream.
 
 If a store loses its newest messages and no process had read them, only their writer knows that they existed. Guarantees
 that it is an error at once if a new message takes a sequence that was acknowledged for another one. With a file,

@@ -1,6 +1,4 @@
-"""The bus as the rest of the tree sees it.
-
-An interface, implemented by `NatsBus` and, in memory, by `MemoryBus`.
+"""Defines the interface of the bus, implemented by `NatsBus` and, in memory, by `MemoryBus`.
 
 A bus is opened for one run, which has streams and a key-value bucket of its own. A stream is named by its kind
 (`subjects.ROLLOUTS`...), a key by `schemas.keys`; subjects name the run themselves.
@@ -11,7 +9,7 @@ What every implementation guarantees:
   across reconnects. Bytes waiting for their acknowledgement are bounded.
 * `commit` stores a message only when its subject's last sequence is the expected one. It is the fence of every
   single-writer subject.
-* `consume` is for competing consumers: a message comes again until it is acknowledged, for ever, to any replica.
+* `consume` is for competing consumers: a message is redelivered to any replica until it is acknowledged.
 * `read` is for single readers that keep their own cursor: in stream order, nothing acknowledged, resumed without a gap
   or a repeat after a reconnect.
 * Sequences are those of the stream and begin at 1.

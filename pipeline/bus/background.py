@@ -1,6 +1,6 @@
-"""Background tasks of one context.
+"""Runs background tasks of one context.
 
-They end with it, and an error arrives as itself instead of in a group of one.
+They end with it, and a single error is raised as itself instead of in an exception group.
 """
 
 from collections.abc import AsyncIterator

@@ -1,7 +1,4 @@
-"""The NATS client with what the stock one leaves out.
-
-TLS that is never given up, hostile messages, a chosen server.
-"""
+"""Extends the stock NATS client: enforced TLS, robustness to hostile messages, a chosen server."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Names and descriptions of consumers, by which their list shows whose each is and what it reads.
+"""Names and describes consumers, so that their list shows the owner of each and what it reads.
 
 Pure.
 """

@@ -1,6 +1,6 @@
-"""A continuous pull from one consumer.
+"""Pulls continuously from one consumer.
 
-Bounded in messages and bytes, alive through restarts of the server.
+The pull is bounded in messages and bytes, and survives restarts of the server.
 
 One request is open at a time, for as many messages as there is room for. Its heartbeats distinguish a quiet stream from
 a lost request. Messages are queued for the owner of the pull; `release` makes room for more.
@@ -93,7 +93,7 @@ class ConsumerPull:
         self._sub: Subscription | None = None
 
     async def first(self) -> Msg:
-        """Return the oldest queued message once there is one. Whoever pops it has to `release` its room."""
+        """Return the oldest queued message once there is one. The caller has to `release` its room."""
         while not self.queue:
             await self.wait()
         return self.queue[0]

@@ -1,9 +1,7 @@
-"""Room on the disk under an embedded server.
+"""Computes the disk space left for the streams of an embedded server, and the warning to give.
 
-How much is left for what its streams may still store, and what to say.
-
-Pure but for `stored_bytes` and `StoreLogReader`, which look at the store. nats-server 2.15 answers no publish to a
-stream once a write to it has failed, also when there is room again, until it is restarted; it says so in its log alone.
+Pure but for `stored_bytes` and `StoreLogReader`, which read the store. After a failed write to a stream, nats-server
+2.15 answers no publish to it until it is restarted, also when there is room again; only its log says so.
 """
 
 import os

@@ -139,7 +139,7 @@ class NatsBus:
     async def keep_served(self) -> None:
         """Leave a server that is cut off from its cluster, and spread the connections again; until cancelled.
 
-        Whoever keeps a connection for long runs this in a task beside its work.
+        A process that keeps a connection for long runs this in a task beside its work.
         """
         await self._failover.run()
 

@@ -1,9 +1,9 @@
 """Reads one key of the bucket by its subject, for identities that may read no others.
 
-The server cannot grant a part of what a stream's leader answers: who may ask it may have any message. It can grant
-direct gets of single subjects, which any server with a copy answers. Such an answer may lag behind, so what is read
-here decides nothing by itself: changes are fenced, and who follows a key reads it again. "Not found" is believed only
-where the leader counts no message on the subject.
+The server cannot restrict queries of a stream's leader: an identity that may send them may read any message. It can
+grant direct gets of single subjects, which any server with a copy answers. Such an answer may lag behind, so it decides
+nothing by itself: changes are fenced, and followers of a key read it again. "Not found" is believed only if the leader
+counts no message on the subject.
 """
 
 import itertools

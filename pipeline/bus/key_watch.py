@@ -1,10 +1,8 @@
-"""Watching a key of the run's bucket.
+"""Watches a key of the run's bucket: yields its value and each later one; of missed ones the newest.
 
-Its value, and every later one, of several missed ones the newest alone.
-
-The server says of each value that it has stored one; the value itself is then read. That takes no consumer, so any
-number of processes may watch, and none of them can use up the consumers that a bucket may have. What is said while the
-connection is away is lost, so the value is read again after each loss, and every few seconds.
+The server announces each stored value, and the value is then read. That takes no consumer, so any number of processes
+may watch, and none of them can use up the consumers that a bucket may have. Announcements are lost while the connection
+is down, so the value is read again after each loss, and every few seconds.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""The run's key-value bucket.
+"""Implements the run's key-value bucket.
 
-A stream with one message a key, in the layout of every NATS client's buckets.
+It is a stream with one message a key, in the layout of every NATS client's buckets.
 """
 
 import secrets

@@ -1,13 +1,11 @@
-"""Reads that decide something.
+"""Reads from a stream's leader, never from a replica that lags behind, for reads that decide something.
 
-Answered by the stream's leader alone, never by a replica that lags behind.
+A leader that is cut off from the others may give old answers for some seconds. So a task that decides by such a read
+also commits with a fence: a commit needs most of the servers, and is refused if the answer was old.
 
-A leader cut off from the others may answer for some seconds what was true before. So a task that decides by one of
-these also commits with a fence: a commit needs most of the servers, and is refused where the answer was an old one.
-
-"Not found" is a question here, not an answer. A server whose store is damaged says 404 for a message that it cannot
-read, and takes its subject for empty when a commit expects that. So `last` returns None only where the server counts
-no message on the subject either; where it does, that is a `DamagedError`.
+"Not found" is not taken for granted. A server with a damaged store says 404 for a message that it cannot read, and
+takes its subject for empty when a commit expects that. So `last` returns None only if the server also counts no message
+on the subject; otherwise it raises `DamagedError`.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,8 @@
-"""Which stored messages are passed over, since the service that owns their subject cannot use them.
+"""Finds stored messages to skip, because the service that owns their subject cannot use them.
 
-Whoever has a service's key may write on its subjects, where a start takes what it finds for the service's own: a forged
-message would end it at every start. `lachesis runs recover` notes such messages in the retention record, and all who
-read a subject of one writer pass them over, as they do what is foreign.
+Any holder of a service's key may write on its subjects, and a start takes what it finds there for the service's own: a
+forged message would end it at every start. `lachesis runs recover` notes such messages in the retention record, and all
+readers of a single writer's subject skip them, as they skip foreign messages.
 """
 
 from collections.abc import Collection, Iterator, Mapping

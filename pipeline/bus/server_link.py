@@ -356,7 +356,7 @@ class ServerLink:
         return True
 
     async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> PendingRequest:
-        """Send a question. Whoever posts it must `settle` or `drop` it."""
+        """Send a question. The caller must `settle` or `drop` it."""
         question = PendingRequest(str(next(self._tokens)), asyncio.get_running_loop().create_future())
         self._waiting[question.token] = question.answer
         try:
@@ -464,8 +464,9 @@ class ServerLink:
             raise InfrastructureError(f"{what}: {wait.reason}, for {give_up_s:g} s")
 
     async def explain_wait(self, wait: ServerWait, stream: str, refusal: str | None) -> None:
-        """Note why a wait for `stream` goes on: the server's refusal, or its answer about the stream once the wait is a
-        stall.
+        """Note why a wait for `stream` goes on.
+
+        It is the server's refusal, or its answer about the stream once the wait is a stall.
         """
         if refusal is not None:
             wait.reason = refusal

@@ -1,6 +1,4 @@
-"""A run's streams and its bucket on the server.
-
-Made where missing, changed in place where they differ.
+"""Makes a run's streams and its bucket on the server, or changes them in place if they differ.
 
 `ensure_streams` may run at any time, from any number of processes: it ends with the same streams. What the server
 cannot change in place (storage, retention) is an error that names the stream, never a deletion. Further copies

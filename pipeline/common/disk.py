@@ -1,4 +1,4 @@
-"""Writing on a disk that may be full.
+"""Writes to a disk that may be full.
 
 A write waits for room, says so once, and goes on when there is room again.
 
@@ -179,7 +179,7 @@ async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: i
 
 
 def write_if_room(path: Path, write: Callable[[], object]) -> DiskShortage | None:
-    """Write unless the disk of `path` is full; then return what is missing. For callers that cannot wait for room.
+    """Write unless the disk of `path` is full; then return the shortage, for callers that cannot wait.
 
     `write` must leave nothing behind when it meets a full disk. All its other errors are raised.
     """

@@ -1,4 +1,4 @@
-"""Making what was written outlive a power loss."""
+"""Syncs written files to the disk, so that they survive a power loss."""
 
 import os
 from pathlib import Path

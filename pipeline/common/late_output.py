@@ -1,6 +1,6 @@
-"""Standard output and error that survive a full disk.
+"""Makes standard output and error survive a full disk.
 
-What cannot be written is kept, and written when there is room.
+Text that cannot be written is kept, and written when there is room.
 
 Guarantees that a log line never ends a process, that memory for what waits is bounded in bytes, and that lines which
 had to be dropped are counted in the log itself.

@@ -2,7 +2,7 @@
 
 Formats that compress can ask for gigabytes in some kilobytes, and the libraries that read them allocate what the file
 says. Guarantees that while a bound holds this process maps no more than so many bytes of data beyond what it had, and
-that it is gone afterwards: what asks for more gets `MemoryError`, as a library's own error or Python's.
+that the bound is gone afterwards. Larger allocations raise `MemoryError`, as a library's own error or Python's.
 """
 
 import resource

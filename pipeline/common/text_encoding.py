@@ -1,4 +1,4 @@
-"""Tells the encoding of a text: UTF-8, UTF-16 or UTF-32, with or without a mark.
+"""Determines the encoding of a text: UTF-8, UTF-16 or UTF-32, with or without a mark.
 
 Windows' programs put a byte order mark before UTF-8, and write UTF-16. Pure.
 """

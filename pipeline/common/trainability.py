@@ -1,8 +1,7 @@
-"""Whether a trainer can use a rollout group.
+"""Decides whether a trainer can use a rollout group. Pure.
 
-One rule for the edges that take groups in and for the trainer itself.
-
-Pure. What an edge can know is refused there; what reaches a trainer all the same costs its own group, never a batch.
+One rule serves the edges that take groups in and the trainer itself. An edge refuses what it can know; a bad group that
+still reaches a trainer costs only itself, never a batch.
 """
 
 from __future__ import annotations

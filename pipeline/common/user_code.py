@@ -1,6 +1,6 @@
 """Loads a user's Python: a module by name, or a file by path; from any number of threads at once.
 
-Guarantees: a module's code runs once a process, and a thread that asks while another one runs it waits for the end; a
+Guarantees: a module's code runs once a process, and a thread that loads it while another runs it waits for the end; a
 load that failed leaves no module behind, so the next one tries again. While a file runs it is in `sys.modules`, where
 dataclasses and pickle look for it. Files that import one another load as under Python's `import`, and do not deadlock,
 because only one thread at a time runs code of the user's.

@@ -1,4 +1,4 @@
-"""Tells from how long the last calls of one kind took what takes too long. Pure."""
+"""Detects calls that take too long, by how long the last calls of their kind took. Pure."""
 
 from collections import deque
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Makes the JSON Schema of a configuration, for editors: types, ranges, defaults and help.
 
 Guarantees that whatever `load` accepts in a TOML file for reasons of its own is accepted here as well: sizes as texts
-("1GiB") and other names of a setting (`ALIASES`). What only `__post_init__` checks, relations between settings, no
-schema can say.
+("1GiB") and other names of a setting (`ALIASES`). No schema can express what only `__post_init__` checks: relations
+between settings.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """Keeps secrets out of what people, agents and other services see.
 
-The one place that decides what of a configuration is secret. Every way out asks it: logs, errors, status, pages,
+Only this module decides which parts of a configuration are secret. Every output uses it: logs, errors, status, pages,
 `config show`, agents' tools, promotions and experiment trackers.
 
 A value is secret if its name says so, wherever it stands; so are the credentials in addresses, texts in the form of the

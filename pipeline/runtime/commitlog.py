@@ -1,13 +1,13 @@
-"""The commit log of a stateful stage.
+"""Writes and reads the commit log of a stateful stage.
 
-Its outputs, its state and its input cursors in one fenced message each.
+Each commit holds outputs, the state change and input cursors in one fenced message.
 
 A commit is a message on the stage's own output subject, stored only when the subject's last sequence is the one this
 writer knows; so of two writers one is refused (`FencedError`), and a crash leaves either all of a commit or nothing.
 Once the commits since the last one weigh enough (`is_snapshot_due`), the whole state goes to the LEDGER stream, naming
-the commit it covers. A start reads the last snapshot and the commits after it. What lies between them and is no commit
-that follows (garbage, an old commit once more) is passed over; where a commit is gone the start is refused, unless a
-recovery noted that LEDGER lost newer snapshots: the commits that these covered may be trimmed.
+the commit it covers. A start reads the last snapshot and the commits after it. Messages between them that are not the
+next commit (garbage, an old commit repeated) are skipped. If a commit is gone, the start is refused, unless a recovery
+noted that LEDGER lost newer snapshots: the commits that these covered may be trimmed.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Dead letters: what is kept of a message that cannot be handled.
+"""Writes dead letters: records of messages that cannot be handled.
 
 The message itself stays where it is stored.
 """

@@ -1,7 +1,7 @@
-"""Tells the supervisor with which exit code a process ends of its own accord, before it ends.
+"""Reports to the supervisor the exit code with which a process is about to end.
 
-An exit code alone says nothing: code of a user's that the process runs may end it with any. So a supervisor believes a
-code if the process has noted it: on the socket that is its standard input, the other end of which the supervisor holds.
+An exit code alone says nothing: user code in the process may end it with any. So a supervisor believes a code only if
+the process has noted it on the socket that is its standard input; the supervisor holds the other end.
 """
 
 import os
@@ -26,7 +26,7 @@ def is_supervised_by_socket() -> bool:
 
 
 def note_exit(code: int) -> None:
-    """Tell the supervisor, if there is one, that this process ends with `code` now."""
+    """Report to the supervisor, if there is one, that this process ends with `code` now."""
     if _noting:
         with suppress(OSError):  # it is gone
             os.write(_STDIN, b"%s %d %d\n" % (_WORD, os.getpid(), code))

@@ -1,9 +1,9 @@
-"""Speaks from a thread for a service whose event loop somebody's code holds.
+"""Sends heartbeats from a thread for a service whose event loop is held by user code.
 
 The thread has a connection of its own. Guarantees that from `SPEAKS_AFTER_S` seconds on the service's heartbeats go on,
 with a notice that names the code, and that its leases are renewed; that this thread says nothing while the loop runs;
-and that it falls silent after the service's `held_limit_s`, so that a function which never returns is taken for hung
-like anything else. Code that holds Python itself keeps this thread from running too: see `interpreter_hold`.
+and that it falls silent after the service's `held_limit_s`, so that a function which never returns counts as hung. Code
+that holds the interpreter itself stops this thread too: see `interpreter_hold`.
 """
 
 import asyncio

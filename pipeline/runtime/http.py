@@ -1,6 +1,6 @@
-"""An HTTP server inside a service.
+"""Runs an HTTP server inside a service.
 
-It leaves signals to the service, drains with it, lets go of its sockets, and counts what it answers.
+It leaves signals to the service, drains with it, releases its sockets, and counts its answers.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Announces groups that a stage handled again or in vain, so that their traces are kept.
 
-Stamps alone do not do: the group may have ended before its stage came to it, an earlier annotation may count, and work
-that failed leaves no stamp. What is lost on the way costs a trace and nothing else, so none of it is stored.
+Stamps are not enough: the group may have ended before its stage handled it, an earlier annotation may count, and failed
+work leaves no stamp. A lost announcement costs only a trace, so none is stored.
 """
 
 from contextlib import suppress
@@ -28,7 +28,7 @@ async def announce_incident(service: Service, group: str, incident: TraceInciden
 
 
 async def follow_incidents(service: Service) -> None:
-    """Tell the service's traces of incidents until cancelled; at once done where no traces are exported."""
+    """Report incidents to the service's traces until cancelled; return at once if no traces are exported."""
     if not service.tracing.on:
         return
     async with service.bus.listen(subjects.incident(service.run)) as messages:

@@ -1,6 +1,4 @@
-"""The inputs of a stateful stage.
-
-Several readers merged into bursts, so that one commit covers what came together.
+"""Merges the inputs of a stateful stage into bursts, so that one commit covers what came together.
 
 Guarantees bounded memory: the burst in hand and what is read ahead hold `most` messages and `max_bytes` bytes each, or
 one larger message, and one message a source that waits for room.

@@ -1,4 +1,4 @@
-"""Reads the record of what was trimmed of a run's history and of what is held back from that."""
+"""Reads the record of a run's trimmed history and of the holds that keep the rest."""
 
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.schemas import keys

@@ -1,4 +1,4 @@
-"""A note of a process that another one of this machine can read while the first can run nothing.
+"""Keeps a note that other processes of this machine can read while its owner can run nothing.
 
 It is memory without a name in any folder, so it ends with its process however that ends. Guarantees that a reader takes
 at most `MAX_NOTE_BYTES`, and that one which cannot be read is none.

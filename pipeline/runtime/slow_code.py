@@ -1,4 +1,4 @@
-"""Remembers which code kept a process from everything else, and logs each once."""
+"""Remembers which code blocked a process, and logs each once."""
 
 import logging
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
-"""The stored state of a stateful stage.
+"""Stores the state of a stateful stage: one snapshot on its subject, in parts if it is too large.
 
-One snapshot on its subject, in parts where it is too large for a message.
-
-Parts lie on subjects beside the snapshot's, in two sets that take turns: what the snapshot in force lists is never
-written over, so a writer that dies between two parts leaves the old state whole. The snapshot is stored last and names
+Parts lie on subjects beside the snapshot's, in two alternating sets: parts that the current snapshot lists are never
+overwritten, so a writer that dies between two parts leaves the old state whole. The snapshot is stored last and names
 the content of its parts. Each part is fenced as the snapshot is: of two writers one is refused, whatever it was about
 to write. Room is bounded: two states, the last message of each subject, which trimming leaves.
 """

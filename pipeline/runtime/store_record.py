@@ -1,8 +1,8 @@
-"""Tells whether the streams of a run are those that it has stored its history in.
+"""Checks whether the streams of a run are those that it has stored its history in.
 
-A stream is known by when the server made it: one that was deleted and made again, or that belongs to another store,
-has another time. The key `store` holds those times, so that a store that lacks one of its streams is missed; the folder
-of a run holds them too (`services.run.store`), so that a store that is gone whole is missed as well.
+A stream is identified by the time at which the server made it: one that was deleted and made again, or that belongs to
+another store, has another time. The key `store` holds those times, so a missing stream is noticed. The folder of a run
+holds them too (`services.run.store`), so that a missing store is noticed as well.
 """
 
 from collections.abc import Mapping

@@ -46,7 +46,7 @@ BELIEVE_LOSS_S = 12.0
 """Seconds, longer than a leader without a majority stays one."""
 ASK_AGAIN_S = 0.5
 MAX_LOST: Final = 1 << 20
-"""Messages that a stream is believed to have lost at its end. Whoever names one beyond that is not believed."""
+"""Messages that a stream is believed to have lost at its end. A mark beyond that is not believed."""
 _decoder = msgspec.json.Decoder(dict[str, StreamMark])
 
 

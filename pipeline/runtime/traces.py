@@ -70,7 +70,7 @@ class StageTraces:
         *,
         worked: Sequence[Span] = (),
     ) -> None:
-        """Tell of work that ended in a dead letter: no stamp does, and traces of the dead are always kept.
+        """Record work that ended in a dead letter: no stamp does, and traces of dead groups are always kept.
 
         `worked`: the spans of work that was done until then.
         """

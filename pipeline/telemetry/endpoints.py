@@ -1,6 +1,6 @@
 """Finds where spans and figures go over OTLP, and what is wrong with an address.
 
-The standard variables go before the settings. An address for all signals is the base of theirs: over HTTP /v1/traces
+The standard variables override the settings. An address for all signals is the base of theirs: over HTTP /v1/traces
 and /v1/metrics are added to it, and not to one that a variable gives for a single signal.
 """
 

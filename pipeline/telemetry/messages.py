@@ -1,6 +1,6 @@
-"""Spans of messages: waiting for one, working on it, storing one.
+"""Makes spans of messages: waiting for one, working on it, storing one. Pure.
 
-By OpenTelemetry's conventions for messaging. Pure.
+They follow OpenTelemetry's conventions for messaging.
 
 Every stage adds a wait and its work to the trace of a group, whether it exports them on the way or they are rebuilt
 from its stamps at the end. NATS has no conventions of its own: a message is named `{stream}:{sequence}`, the consumer

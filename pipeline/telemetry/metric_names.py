@@ -1,4 +1,4 @@
-"""From the figures of heartbeats to names, attributes and units of OpenTelemetry metrics. Pure.
+"""Maps figures of heartbeats to names, attributes and units of OpenTelemetry metrics. Pure.
 
 A heartbeat says `health/shop/truncated` or `reward/shop/rater/format`. Exported so, every environment, rater and stream
 would make metrics of its own, which dashboards could not sum and a metrics store has to keep for ever. So what names a

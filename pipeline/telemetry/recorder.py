@@ -1,9 +1,9 @@
 """Spans of what a stage does for one group: who rates it, which requests it makes.
 
-`recording` opens a recorder for the group that the present task works on; `traced` adds a span to it, wherever in the
-call tree, below the span that is open there. It costs next to nothing when no recorder is open, which is so for every
-group that is not sampled. `current_traceparent` is what a request to another service carries, so that its spans lie
-below ours, or so that it traces nothing (`not_recording`).
+`recording` opens a recorder for the group that the current task works on; `traced` adds a span to it, anywhere in the
+call tree, below the span that is open there. It costs next to nothing if no recorder is open, as for every group that
+is not sampled. A request to another service carries `current_traceparent`, so that its spans lie below ours, or so that
+it traces nothing (`not_recording`).
 """
 
 from collections.abc import Iterator

@@ -4,9 +4,8 @@ Pure: stamps in, spans out.
 
 A group's id is its trace id, and the root span's id is the id's second half, so every stage can add to the trace of any
 group it names. Each stage adds two children of the root: `queue.wait`, from being stored to being taken up, and
-`process`. Whoever ends the rollout adds the root itself. Ids of spans are hashes of what they are about, so that work
-which is done again says the same thing again, and a trace rebuilt from stamps has the ids of one that was exported on
-the way.
+`process`. The process that ends the rollout adds the root itself. Ids of spans are hashes of their subject, so repeated
+work gives the same ids, and a trace rebuilt from stamps has the ids of one that was exported on the way.
 """
 
 import hashlib

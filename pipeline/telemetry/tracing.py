@@ -1,4 +1,4 @@
-"""A service's telemetry: groups to trace, the clock, call statistics, and the export of spans.
+"""Runs a service's telemetry: groups to trace, the clock, call statistics, and the export of spans.
 
 Finished spans and figures go to one sink.
 """

@@ -43,7 +43,7 @@ _BURST_TOKENS = 1 << 18
 _MAX_REASONS = 20
 
 Progress = Callable[[int, int], None]
-"""Told how many groups are written, of how many."""
+"""Called with how many groups are written, of how many."""
 
 
 class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):

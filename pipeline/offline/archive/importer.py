@@ -60,9 +60,9 @@ _ANSWER_S = 5.0
 """What a governor may take to answer, seconds."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of all files are done, of how many."""
+"""Called with how many bytes of all files are done, of how many."""
 Complain = Callable[[str, str], None]
-"""Told of each group that is left out: its place, and why."""
+"""Called for each group that is left out: with its place, and why."""
 
 
 class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):

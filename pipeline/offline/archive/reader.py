@@ -1,4 +1,4 @@
-"""Files of rollouts as groups, one after the other, each with its place.
+"""Reads files of rollouts as groups, one after the other, each with its place.
 
 Memory holds one group at a time.
 """

@@ -1,8 +1,9 @@
-"""Whether the difference between two revisions matters for training, and how sure that is. Pure.
+"""Estimates whether the difference between two revisions matters for training. Pure.
 
-What matters is what the trainer would do: a group that one revision trains on and the other does not, or a sample that
-one pushes the other way. A score that moves alike in a whole group changes nothing, since advantages compare the
-samples of a group. Intervals are of 95 %: Wilson's for shares, Student's by the normal for means over groups.
+A difference matters if the trainer would act differently: a group that one revision trains on and the other does not,
+or a sample that one pushes the other way. A score that moves alike in a whole group changes nothing, since advantages
+compare the samples of a group. Intervals are of 95 %: Wilson's for shares, Student's by the normal for means over
+groups.
 """
 
 import math

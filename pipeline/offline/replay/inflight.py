@@ -1,6 +1,4 @@
-"""Rollouts between being read and being folded.
-
-Bounded in number and bytes, paced, and folded in the order of reading.
+"""Holds rollouts between reading and folding: bounded in number and bytes, paced, and in order.
 
 Guarantees that `fold` is called once for each rollout that was begun and settled, in the order in which they were
 begun, whatever the order in which they are settled.

@@ -1,4 +1,4 @@
-"""Waiting out an outage: what infrastructure failed is tried again, with backoff, and nothing else is.
+"""Waits out an outage: retries infrastructure failures with backoff, and no other errors.
 
 A full stream stays full until somebody makes room, so it is no outage.
 """

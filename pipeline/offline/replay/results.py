@@ -1,7 +1,7 @@
 """Reads the results of a finished revision in the order of ROLLOUTS and verifies its digest.
 
-Guarantees that what is handed out is what the replay folded: a commit that is gone, or a score or reward that is not
-the one whose digest is recorded, is an error before anything is handed out.
+Guarantees that the results are those that the replay folded: a missing commit, or a score or reward that differs from
+its recorded digest, is an error before anything is returned.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Reading whole revisions back, live or replayed, and the text of single samples.
+"""Reads whole revisions, live or replayed, and the text of single samples.
 
 Guarantees that of several annotations of one group the first stored counts, as it does everywhere.
 """

@@ -1,8 +1,6 @@
-"""Judging stored rollouts for a replay.
+"""Scores stored rollouts for a replay.
 
-A rollout as stored in, its score out, or the reason why it has none.
-
-Knows neither order nor commits, and no pace.
+Turns a stored rollout into its score, or the reason why it has none. Knows neither order nor commits, and no pace.
 """
 
 import gc

@@ -1,8 +1,6 @@
-"""Reading the history that a replay selects.
+"""Reads the history that a replay selects: first the headers, then the selected rollouts.
 
-Once by its headers, to know what there is, and then what is wanted of it.
-
-Guarantees that what is handed out is exactly what was found, in order: a rollout that is gone meanwhile is an error.
+Guarantees that it returns exactly the rollouts that were selected, in order: one that is gone meanwhile is an error.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence

@@ -66,10 +66,10 @@ _MAX_SEQUENCES_AHEAD = 1024
 """Sequences that the others come ahead of an environment without rollouts before it is committed all the same."""
 
 Progress = Callable[[int, int], None]
-"""Told how many groups are committed, of how many: by this start alone, and as many, where there is no end."""
+"""Called with how many groups are committed, of how many; without an end both count those of this start."""
 
 Observer = Callable[[str, int, FoldCommit], None]
-"""Is called with what was committed: of which environment, the next sequence to read, and the scores and rewards."""
+"""Called with what was committed: of which environment, the next sequence to read, and the scores and rewards."""
 
 Committed = Callable[[str, int, int, FoldCommit], None]
 """As `Observer`, with the number of groups as well."""

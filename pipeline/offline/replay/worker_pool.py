@@ -1,10 +1,10 @@
-"""The workers of a replay, as its own process sees them: rollouts to be judged in, verdicts out.
+"""Runs the workers of a replay: sends them rollouts to score, and receives their verdicts.
 
-Each worker is a process (`worker`) with a connection of its own, which reads what it judges: no payload comes through
-here. Guarantees:
+Each worker is a process (`worker`) with its own connection, and reads the rollouts that it scores: no payload comes
+through here. Guarantees:
 
-* a worker that dies is replaced, and what it had not answered is judged again, elsewhere; where one after the other
-  dies of the same rollouts, or before it is ready, that is an error which says so;
+* a worker that dies is replaced, and its unanswered rollouts are scored again elsewhere; if several die in turn of the
+  same rollouts, or before they are ready, that is an error which says so;
 * an error that a worker meets is raised here as if it had been met here;
 * no worker outlives the context, or this process.
 """

@@ -41,7 +41,7 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 __all__ = ["LedgerReplayFacts", "Progress", "is_trimmed", "verify_batches"]
 
 Progress = Callable[[int, int], None]
-"""Told how much is done, of how much."""
+"""Called with how much is done, of how much."""
 
 _MAX_REPORTED = 3
 

@@ -1,4 +1,4 @@
-"""Forms an offline trainer's ledger from a finished revision, checks it, and stores it before training.
+"""Forms and checks an offline trainer's ledger from a finished revision; stores it before training.
 
 Reads the rewards of a revision and their rollouts. Writes the trainer's own ledger, with the code that forms live
 batches, and a record of its sources. Guarantees:

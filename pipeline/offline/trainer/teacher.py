@@ -1,9 +1,7 @@
-"""The rollouts that an offline trainer is to train on.
+"""Finds and checks the rollouts that an offline trainer is to train on, with the teacher's logprobs.
 
-Found with what the teacher gave for each, and checked.
-
-Guarantees that what is handed out can be trained on: what is gone, damaged, without logprobs or another's is an error
-that names the first rollout it is about, and how to do without.
+Guarantees that the rollouts it returns can be trained on: one that is gone, damaged, foreign or without logprobs is an
+error that names the first such rollout, and how to do without.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +26,7 @@ from lachesis.schemas.subjects import ROLLOUTS, TEACHER
 __all__ = ["Progress", "WithTeacher", "attach_teacher", "validated"]
 
 Progress = Callable[[int, int], None]
-"""Told how many rollouts were read, of how many."""
+"""Called with how many rollouts were read, of how many."""
 
 _DIGITS = 20
 _REMEDY = 'Replay the others under another revision (--groups), or train without a teacher: batching.teacher = "off"'

@@ -1,6 +1,7 @@
-"""Lists of numbers as the arrays of a row, none of them changed. Pure.
+"""Turns lists of numbers into the arrays of a row without changing any. Pure.
 
-Guarantees that what does not fit into a column's type is refused: cast, 2^40 would become another token's id.
+Guarantees that a number that does not fit into a column's type is refused: a cast would turn 2^40 into another token's
+id.
 """
 
 from typing import Any
