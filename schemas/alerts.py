@@ -1,8 +1,8 @@
-"""Alerts: what the health checks found in an environment, and what it means for what goes on there.
+"""Alerts: what the health checks found in an environment, and what follows for its groups.
 
-One writer (the health service) commits an `AlertEvent` for each window and each evaluation it judged. The newest one of
-an environment is its standing: the governor grants no lease where it says halted, and the batcher diverts groups where
-it says quarantined. A `ResumeRequest` asks that writer to lift both.
+One writer (the health service) commits an `AlertEvent` for each window and each evaluation it checked. The newest one
+of an environment is its status: if it says halted, the governor grants no lease, and if it says quarantined, the
+batcher diverts groups. A `ResumeRequest` makes that writer lift both.
 """
 
 import math

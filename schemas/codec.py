@@ -7,9 +7,9 @@ length of its input (a length prefix that promises more than the message holds i
 
 How the wire may change: a new field that readers can do without is added with a default, and older readers pass over
 it. Whatever they would misread (a field's meaning, unit or type, or what the others mean where it is set) raises
-`SCHEMA_VERSION`, and the version of those events that carry it (`Event.needs`): readers of before refuse these with
-`VersionError`, and read all others. Nothing that passes through a process loses fields that this process does not know:
-messages are stored once and passed on, if at all, as the bytes they are, never as the struct read from them.
+`SCHEMA_VERSION`, and the version of those events that carry it (`Event.needs`): older readers refuse these with
+`VersionError`, and read all others. A message that passes through a process keeps the fields that this process does not
+know: messages are stored once, and passed on only as the same bytes, never as the struct read from them.
 """
 
 from typing import Any, Final, Self, TypeVar

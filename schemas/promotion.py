@@ -1,9 +1,8 @@
-"""Promotions: which revision judges a run's rollouts from which of them on.
+"""Promotions: which revision scores a run's rollouts, and from which rollout on.
 
-Stored in ROLLOUTS, among the rollouts.
-
-One subject a run holds the list of all its promotions, whole in each message, the newest message counting. The ledger's
-entries name the newest one as well, and are what decides (`pipeline.promotion.logic` has the protocol).
+They are stored in ROLLOUTS, among the rollouts. One subject a run holds the list of all its promotions, whole in each
+message; the newest message counts. The ledger's entries name the newest promotion as well, and they decide
+(`pipeline.promotion.logic` has the protocol).
 """
 
 import itertools

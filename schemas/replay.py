@@ -1,4 +1,4 @@
-"""Re-scored history: what a revision is, and its commits.
+"""Defines revisions of re-scored history, and their commits.
 
 Both are stored in REPLAY; the live run never sees them.
 

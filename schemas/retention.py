@@ -1,7 +1,7 @@
-"""The record of a run's history: how far it may have been trimmed, and who holds what back from that.
+"""Records how far a run's history may have been trimmed, and which holds keep the rest.
 
-One key, changed by compare-and-set alone. So a hold and a trim can never miss each other: the first writer is seen by
-the second.
+It is one key, changed only by compare-and-set. So a hold and a trim can never miss each other: the second writer sees
+the first.
 """
 
 from collections.abc import Iterable

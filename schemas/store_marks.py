@@ -1,7 +1,7 @@
-"""Marks of a run's store: how far each stream went, kept where its loss does not reach them.
+"""Marks of a run's store: how far each stream went, kept where the loss of a stream does not reach.
 
-They lie in the bucket, in LEDGER and in the run's folder, so of any two streams that do not fit each other, or of any
-stream and the bucket, one is named.
+They lie in the bucket, in LEDGER and in the run's folder. So if two streams, or a stream and the bucket, do not fit
+each other, the marks name one of them.
 """
 
 from lachesis.schemas.annotations import StreamMark

@@ -1,7 +1,7 @@
 """Checks of field values beyond their types: number ranges and free-form data.
 
 The ranges are msgspec constraints, so the decoder refuses what breaks them and the JSON Schemas say them. An encoder
-does not look: `Event.check` is called by every writer of data that it did not make itself.
+checks nothing: every writer of data that it did not make itself calls `Event.check`.
 """
 
 import re

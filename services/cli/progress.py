@@ -45,7 +45,7 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
 async def drain_on_signal(draining: anyio.Event, drain: Callable[[], None]) -> None:
     """Call `drain`, which sets `draining`, on SIGINT or SIGTERM.
 
-    Told again, end at once: nothing but time is lost.
+    On a second signal, end at once: nothing but time is lost.
     """
     with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for number in signals:

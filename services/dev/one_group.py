@@ -1,4 +1,4 @@
-"""`lachesis dev`: takes one group from its task to an optimizer step, through the stages, in one process.
+"""`lachesis dev`: takes one group from its task to an optimizer step, through all stages, here.
 
 The environment, the governor, the scorer, the normalizer and the batcher are the ones that services run, on a bus in
 memory. The policy answers on a port of this process. The trainer's side is its feed, its packing and its optimizer

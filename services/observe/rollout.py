@@ -1,4 +1,4 @@
-"""Describes one rollout's way through the pipeline, from what the streams hold of it. Pure: no bus, no clock.
+"""Describes one rollout's way through the pipeline, from its messages. Pure: no bus, no clock.
 
 Takes its planning header, and the annotations, dead letters, ledger entry and train reports that concern it. Gives its
 state in words, and its spans, which are those of its trace (`pipeline.telemetry.spans`), so that the terminal and

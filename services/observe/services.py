@@ -1,4 +1,4 @@
-"""Summarizes services from their heartbeats since they started, with replicas merged. Pure: no bus, no clock.
+"""Summarizes services by their heartbeats since they started; merges replicas. Pure: no bus, no clock.
 
 Makes from heartbeats, and the services that the run should have, one row a service, in the order of the pipeline, in
 which None means "not known".

@@ -327,7 +327,7 @@ async def _tell_on_signal(reported: anyio.Event, *, task_status: TaskStatus[None
 
 
 async def _tell_without_supervisor(reported: anyio.Event) -> None:
-    """Tell once standard input, which the supervisor holds open, has ended."""
+    """Notify once standard input, which the supervisor holds open, has ended."""
     try:
         await anyio.wait_readable(sys.stdin)
         while os.read(sys.stdin.fileno(), 4096):

@@ -1,4 +1,4 @@
-"""Publishes the state of a run's supervisor: a small file in the run's folder, and systemd's notifications.
+"""Publishes a supervisor's state: in a small file in the run's folder, and to systemd.
 
 Guarantees that the file names the process, so that one that was killed is not taken for one that runs; that its
 newest content is there as soon as the disk has room; and that the starter of the supervisor (systemd with

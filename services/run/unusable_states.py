@@ -1,10 +1,10 @@
 """Finds the messages on a service's own subjects that it cannot use, though nothing is lost.
 
-Whoever has a service's key may write on its subjects, where a start takes what it finds for its own: a forged commit,
-entry of the ledger, term or report, or one of a fault, would end the service at every start. Each of them is opened
-here as its service opens it, which writes nothing. Where that fails for another reason than lost history, the newest
-messages are left out, as few as it takes; of a stage then its snapshot. What is left out was derived from messages that
-are there still, so it is derived again; where steps were taken on entries that are left out, training goes back.
+Any holder of a service's key may write on its subjects, and a start takes what it finds there for its own. A commit,
+ledger entry, term or report that is forged, or that a fault wrote, would end the service at every start. This module
+opens each as its service does, which writes nothing. If that fails for another reason than lost history, it leaves out
+the newest messages, as few as needed, and for a stage then its snapshot. They were derived from messages that are still
+there, so they are derived again; if steps were taken on ledger entries that are left out, training goes back.
 """
 
 import logging

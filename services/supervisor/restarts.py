@@ -117,7 +117,7 @@ class Restarts:
             self.failures += 1
         if hopeless and self.failures >= _MAX_CODE_FAILURES:
             return None
-        # Whoever never became ready and says why will say it again.
+        # A process that never became ready and says why will say it again.
         if self.failures >= (2 if life.meaning == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):
             return None
         pause_s = self._pause_s

@@ -1,4 +1,4 @@
-"""Watches the disk under the run's own server: warns before it is full, and restarts a server that failed on it.
+"""Watches the disk under the run's server; warns before it is full, restarts a server that failed.
 
 A restart loses nothing: publishers repeat what was not acknowledged, and clients come back by themselves. It is done
 only once there is room again, and more and more rarely where the writes keep failing.

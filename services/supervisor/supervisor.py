@@ -1,4 +1,4 @@
-"""The supervisor (`lachesis up`) starts the server and every service, in order, and keeps them running.
+"""The supervisor (`lachesis up`): starts the server and every service in order; keeps them running.
 
 Guarantees: a service starts once the heartbeats of those of lower phases say that they are ready, and stops before them
 (if they have just run, under a supervisor that was killed, all start at once). A process that dies or hangs is started
