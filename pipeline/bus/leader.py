@@ -1,4 +1,4 @@
-"""Reads from a stream's leader, never from a replica that lags behind, for reads that decide something.
+"""Reads from a stream's leader, never from a replica that lags behind, to decide something by it.
 
 A leader that is cut off from the others may give old answers for some seconds. So a task that decides by such a read
 also commits with a fence: a commit needs most of the servers, and is refused if the answer was old.
