@@ -1,4 +1,4 @@
-"""`lachesis gc`: lists the unused history of a run, and deletes it."""
+"""`lachesis gc`: lists the unused history of a run; `--yes` deletes it."""
 
 import re
 import sys

@@ -1,7 +1,4 @@
-"""`lachesis shadow`: a revision that follows the run in a process of its own.
-
-Which there are; telling one to end.
-"""
+"""`lachesis shadow`: runs a revision that follows the run in its own process, lists or ends them."""
 
 import os
 import sys

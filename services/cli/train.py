@@ -1,6 +1,6 @@
-"""`lachesis train`: a second trainer, on the past as a revision judged it.
+"""`lachesis train`: trains a second model offline on a revision's rewards.
 
-Nothing live is steered or touched.
+The live run is not touched.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Says to a reader of a run's history what of it the server lost: no hole is passed over."""
+"""Reports to a reader of a run's history which parts the server lost: no hole is skipped silently."""
 
 import logging
 

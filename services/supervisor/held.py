@@ -1,7 +1,7 @@
-"""Speaks up for processes that can run nothing, because code in them holds Python itself.
+"""Names the code that holds a process's interpreter, and renews the leases of that process meanwhile.
 
-Guarantees that within about `AFTER_S` the line is known that such a process stands at, and that its leases are renewed
-from here until it goes on: nothing that it generates is granted a second time.
+Guarantees that within about `AFTER_S` the line at which such a process stands is known, and that its leases are renewed
+from here until it goes on, so that nothing that it generates is granted a second time.
 """
 
 from collections.abc import Mapping

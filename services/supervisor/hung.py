@@ -1,4 +1,4 @@
-"""When a process that runs and says nothing is taken for hung, and why. Pure.
+"""Decides when a silent process counts as hung, and why. Pure.
 
 Heartbeats come from a service's event loop, so silence means that something blocks the loop, or that the process is
 stopped. The bound is far above what may block it in a sound run: a slow inline reward, a collection of garbage, a

@@ -1,4 +1,4 @@
-"""When to start a process again that ended, and when to give up. Pure.
+"""Decides when to restart a process that ended, and when to give up. Pure.
 
 Guarantees that a process which cannot run ends the run instead of being started for ever, and that kills from outside
 do not: however many there are, they say nothing about the process. A process that came up and was killed (SIGKILL) was
