@@ -1,10 +1,9 @@
 """Forms ledger entries from joined groups.
 
-One way for live batches and for those of an offline trainer. Pure.
-
-What goes in: a joiner with its ready groups and outcomes, and the chain of the ledger. What comes out, entry by entry:
-the groups chosen for a batch, whitened, and the outcomes that the entry records beside it. Guarantees that whatever is
-handed out for an entry is recorded in the joiner before the entry is made, so that the entry says so.
+Live batches and those of an offline trainer are formed by the same code. Pure. From a joiner's ready groups and
+outcomes and the ledger's chain, it makes each entry: the groups chosen for a batch, whitened, and the outcomes recorded
+beside it. Guarantees that everything in an entry is recorded in the joiner before the entry is made, so that the entry
+includes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,13 @@ from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 __all__ = ["GROUPS_PER_SELECTION", "MAX_OUTCOMES_PER_ENTRY", "BatchFormer", "EntryContent"]
 
 GROUPS_PER_SELECTION = 256
-"""Groups (live: messages) taken in between two selections: what a mix of environments can choose from."""
+"""Groups (live: messages) read between two selections; a mix of environments can choose from these."""
 MAX_OUTCOMES_PER_ENTRY = 512
-"""Outcomes in one entry, besides its batch."""
+"""Outcomes in one entry, not counting its batch."""
 
 
 class EntryContent(NamedTuple):
-    """What the next entry records: a batch or None, the rollouts in it, and those that were settled otherwise."""
+    """Content of the next entry: a batch or None, the rollouts in it, and the rollouts that were settled otherwise."""
 
     batch: Batch | None
     batched: list[PendingRollout]
@@ -35,7 +34,7 @@ class EntryContent(NamedTuple):
 
 
 class BatchFormer:
-    """Feed the joiner; then `choose`, `take` and `write`, as often as there is something to record."""
+    """Feed the joiner; then call `choose`, `next_entry_content` and `write` as long as there is something to record."""
 
     def __init__(self, config: BatchingConfig, joiner: Joiner, chain: Chain) -> None:
         self.config = config
@@ -44,7 +43,7 @@ class BatchFormer:
         joiner.drop_stale(chain.next_batch)
 
     def choose(self, *, incomplete: bool = False) -> list[GroupRef] | None:
-        """Return the groups of the next batch, None where they do not make up one; see `select`."""
+        """Return the groups of the next batch, or None if the ready groups do not fill one; see `select`."""
         config = self.config
         ready = list(self.joiner.ready.values())
         return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
@@ -56,7 +55,7 @@ class BatchFormer:
         """
         batch = None
         if groups:
-            # here and not with the rewards: only the batch tells its mean and deviation; see rewards/logic/whitening
+            # here and not with the rewards: the mean and deviation are those of the batch; see rewards/logic/whitening
             groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
             batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
         settled = self.joiner.take_outcomes(MAX_OUTCOMES_PER_ENTRY)
@@ -70,7 +69,7 @@ class BatchFormer:
         stamps: dict[str, list[Stamp]] | None = None,
         stale: Mapping[str, list[int]] | None = None,
     ) -> LedgerEntry:
-        """Return the entry that records `content`, and drop what is too stale for the batch after it."""
+        """Return the entry that records `content`, and drop groups that are too stale for the batch after it."""
         entry = self.chain.extend(
             self.joiner.state(),
             batch=content.batch,

@@ -14,27 +14,33 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a batch is, and which groups may be in it."""
+    """The size of a batch, and the groups that may be in it."""
 
     batch_size: PositiveInt = 128
     """Sequences in a batch, exactly; groups are never split. Default 128."""
     token_budget: PositiveInt | None = None
-    """Most tokens in a batch, prompts included. Default None: no bound."""
+    """Maximum number of tokens in a batch, prompts included. Default None: no bound."""
     max_staleness: Annotated[int, Meta(ge=0)] = 2
-    """Most optimizer steps between the oldest policy that made a group and the step that trains it. Default 2."""
+    """Maximum number of optimizer steps between the oldest policy that made a group and the step that trains it.
+    Default 2."""
     teacher: Literal["off", "optional", "required"] = "off"
-    """off: the teacher's logprobs are not waited for. optional: waited for until `teacher_deadline_s`, then the group
-    is trained without. required: a group without them is unscorable. Default off."""
+    """off: do not wait for the teacher's logprobs. optional: wait until `teacher_deadline_s`, then train the group
+    without them. required: a group without them is unscorable. Default off.
+    """
     teacher_deadline_s: Seconds | None = 60.0
-    """Seconds after the batcher first saw a rollout from which the teacher's logprobs are missing; a batcher that
-    starts again counts from zero. It uses no clock that can be set. None: never. Default 60."""
+    """Seconds after the batcher first saw a rollout, after which the teacher's logprobs count as missing. A batcher
+    that starts again counts from zero. It uses no clock that can be set. None: never. Default 60.
+    """
     score_deadline_s: Seconds | None = None
-    """Seconds, counted likewise, from which an unscored group is given up as dead. Default None: an outage of the
-    raters stalls the run instead of costing rollouts."""
+    """Seconds, counted in the same way, after which an unscored group is given up as dead. Default None: an outage of
+    the raters stalls the run instead of costing rollouts.
+    """
     lost_deadline_s: Seconds = 300.0
-    """Seconds after annotations were found unreadable (they have a dead letter) from which the environment's rollouts
-    that still lack theirs are given up: whose they were cannot be known, and nothing may wait for ever. Counted
-    likewise; it must be longer than raters and teacher take. Default 300."""
+    """Seconds after annotations of an environment were found unreadable (they have a dead letter), after which its
+    rollouts that still lack annotations are given up: an unreadable annotation does not say which rollout it was for,
+    and no rollout may wait for ever. Counted in the same way; it must be longer than raters and teacher take. Default
+    300.
+    """
     mix: dict[str, float] = {}
     """Weight of each environment in a batch, relative; one not named weighs 1. A silent environment's share goes to the
     others. Default empty: the oldest groups first, wherever they come from."""

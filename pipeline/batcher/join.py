@@ -2,14 +2,13 @@
 
 A state machine that gives every rollout exactly one outcome.
 
-What goes in, in any interleaving: the membership of the run (rollouts in the order of ROLLOUTS) and annotations (in the
-order of EVENTS), either repeated at will. What comes out: `ready` groups, which a batch may take, and outcomes of all
-others. Of several annotations of one kind for one group the first stored counts, and so it does between a reward and a
-dead letter.
+It reads the rollouts of the run (in the order of ROLLOUTS) and annotations (in the order of EVENTS), interleaved in any
+way and repeated any number of times. It produces `ready` groups, which a batch may take, and outcomes of all others. If
+a group has several annotations of one kind, or a reward and a dead letter, the one stored first counts.
 
 A settled rollout is *recorded* when `record` or `take_outcomes` hands it to the entry being written. `state` describes
-what is recorded and nothing else, so that a joiner made from the last stored entry, fed from its `watermark` + 1 and
-its `events_cursor`, comes to the same groups again whatever its predecessor knew beyond that entry.
+only what is recorded. So a joiner that is made from the last stored entry and fed from its `watermark` + 1 and its
+`events_cursor` comes to the same groups again, whatever its predecessor knew beyond that entry.
 """
 
 import heapq
@@ -37,15 +36,15 @@ _MAX_REASON_CHARS = 500
 
 
 Wanted = Literal["score", "teacher"]
-"""What a rollout may wait for, and no longer than until a deadline."""
+"""The annotations that a rollout may wait for, until a deadline at most."""
 
 
 @dataclass(slots=True)
 class PendingRollout:
-    """A rollout whose outcome is not recorded yet. `plan` is None where its header could not be read.
+    """A rollout without a recorded outcome. `plan` is None if its header could not be read.
 
-    `stored_ns` is the server's Unix time, `seen_ns` the time of the clock that `Joiner.expire` goes by. `lost` has
-    the sequence in EVENTS of a message that cannot be read and may have held what this rollout waits for.
+    `stored_ns` is the server's Unix time, `seen_ns` the time of the clock that `Joiner.expire` uses. `lost` has the
+    sequence in EVENTS of an unreadable message that may have held what this rollout waits for.
     """
 
     seq: int
@@ -83,8 +82,8 @@ def group_ref(seq: int, env: str, plan: Plan, reward: GroupReward, teacher: int 
 
 
 class Joiner:
-    """See the module's docstring. `entry` is the last one of the ledger, None where there is none yet; `past` is None
-    where the trainer makes the policies that make the rollouts.
+    """See the module's docstring. `entry` is the last one of the ledger, None if there is none yet; `past` is None if
+    this trainer's own policies make the rollouts.
 
     `frontier` is the last sequence of ROLLOUTS seen; `ready` holds the groups a batch may take, by that sequence.
     """
@@ -111,7 +110,7 @@ class Joiner:
     # membership
 
     def member(self, seq: int, env: str, plan: Plan, stored_ns: int, seen_ns: int) -> None:
-        """Take in the rollout stored at `seq`; a repeated one is ignored. Its deadlines count from `seen_ns`."""
+        """Add the rollout stored at `seq`; a repeated one is ignored. Its deadlines count from `seen_ns`."""
         member = self._admit(PendingRollout(seq, env, plan, stored_ns, seen_ns))
         if member is None:
             return
@@ -129,7 +128,7 @@ class Joiner:
         self._early.drop_up_to(self.frontier)
 
     def unreadable(self, seq: int, env: str, reason: str) -> None:
-        """Take in a message of ROLLOUTS that is no rollout: its outcome is dead."""
+        """Add a message of ROLLOUTS that is no rollout: its outcome is dead."""
         member = self._admit(PendingRollout(seq, env, None, 0))
         if member is not None:
             self._settle(member, "dead", reason)
@@ -175,12 +174,11 @@ class Joiner:
     # annotations
 
     def reward(self, event_seq: int, stored_ns: int, item: GroupReward, first: int = 1) -> bool:
-        """Take in a reward stored at `event_seq` of EVENTS.
+        """Add a reward stored at `event_seq` of EVENTS.
 
-        False: no room for it until its rollout has been seen.
-
-        After False, feed the rollouts up to the end of ROLLOUTS, call `all_seen`, and offer it again. It counts for
-        rollouts from sequence `first` on: a promoted revision judges a copy of what another one judges.
+        False: there is no room for it until its rollout has been seen. After False, feed the rollouts up to the end of
+        ROLLOUTS, call `all_seen`, and offer it again. It counts for rollouts from sequence `first` on: a promoted
+        revision scores a copy of rollouts that another revision scores.
         """
         member = self._by_group.get(item.group)
         if member is not None and member.seq < first:
@@ -189,15 +187,15 @@ class Joiner:
         return self._annotate(member, item.group, PendingAnnotation(event_seq, stored_ns, item.seq, item, first))
 
     def teacher(self, event_seq: int, stored_ns: int, item: TeacherPointer) -> bool:
-        """Take in a pointer to the teacher's logprobs, as `reward`."""
+        """Add a pointer to the teacher's logprobs, as `reward` does."""
         return self._annotate(
             self._by_group.get(item.group), item.group, PendingAnnotation(event_seq, stored_ns, item.seq, item)
         )
 
     def dead(self, event_seq: int, stored_ns: int, letter: DeadLetter) -> bool:
-        """Take in a dead letter, as `reward`.
+        """Add a dead letter, as `reward` does.
 
-        It names a message, not a group: a duplicate's does not end the first.
+        It names a message, not a group: a dead letter for a duplicate does not end the original.
         """
         item: Annotation = letter
         if not letter.ends_rollout:
@@ -211,9 +209,9 @@ class Joiner:
     def lost(self, event_seq: int, env: str, now_ns: int, kinds: Iterable[Wanted]) -> None:
         """Record that annotations of `env` stored at `event_seq` of EVENTS cannot be read.
 
-        `kinds`: the kinds that they may be of, as far as that is known.
+        `kinds`: the kinds that they may have.
 
-        Every rollout of the environment that waits now gets a deadline, since any of them may wait in vain; so feed the
+        Every waiting rollout of the environment gets a deadline, since any of them may wait in vain. So feed the
         rollouts up to the end of ROLLOUTS first.
         """
         self._event = max(self._event, event_seq)
@@ -237,9 +235,9 @@ class Joiner:
         return True
 
     def end_of_rollouts(self) -> None:
-        """Say that the end of ROLLOUTS was reached after the last annotation taken in.
+        """Record that the end of ROLLOUTS was reached after the last annotation was added.
 
-        What still waits never joins.
+        Annotations that still wait for a rollout will never join one.
         """
         self._early.clear()
 
@@ -250,7 +248,7 @@ class Joiner:
 
     def _apply(self, member: PendingRollout, early: PendingAnnotation) -> None:
         if member.plan is not None and early.item.group not in (None, "", member.plan.group):
-            return  # of a rollout that was stored at this sequence before the server lost it
+            return  # it belongs to a rollout that was stored at this sequence before the server lost it
         first = member.first_event
         member.first_event = early.event_seq if first is None else min(first, early.event_seq)
         if member.outcome is not None:
@@ -296,7 +294,7 @@ class Joiner:
         self.ready[member.seq] = group_ref(member.seq, member.env, plan, reward, teacher)
 
     def to_whiten(self, seqs: Iterable[int]) -> dict[int, list[int]]:
-        """Return the token counts of each sample, for ready groups whose advantages must be whitened."""
+        """Return the token counts of each sample of the ready groups that need whitened advantages."""
         rewards = {seq: self._open[seq].reward for seq in seqs}
         return {seq: reward.lengths for seq, reward in rewards.items() if reward is not None and reward.lengths}
 
@@ -308,7 +306,7 @@ class Joiner:
         return self._deadlines[0][0] if self._deadlines else None
 
     def _drop_met_deadlines(self) -> None:
-        """Forget the next deadlines as long as what they wait for has come: nobody has to wake up for them."""
+        """Forget the next deadlines as long as their annotations have arrived: no wake-up is needed for them."""
         while self._deadlines and not self._is_awaited(*self._deadlines[0][1:]):
             heapq.heappop(self._deadlines)
 
@@ -320,11 +318,10 @@ class Joiner:
         return member.teacher is None if what == "teacher" else member.reward is None
 
     def expire(self, now_ns: int) -> list[PendingRollout]:
-        """Apply the deadlines passed.
+        """Apply the deadlines that have passed.
 
-        Go on without the teacher, and return the rollouts to be given up unscored.
-
-        Those stay open: their dead letter has to be published, and ends them when it comes back by way of EVENTS.
+        Go on without the teacher, and return the rollouts to be given up unscored. Those stay open: the caller
+        publishes their dead letters, and each ends its rollout when it is read from EVENTS.
         """
         unscored = []
         while (due_ns := self.next_deadline_ns()) is not None and due_ns <= now_ns:
@@ -396,7 +393,7 @@ class Joiner:
 
     @property
     def undecided(self) -> int:
-        """Rollouts neither ready nor settled: something is still to come for them."""
+        """Rollouts that are neither ready nor settled: they still wait for an annotation."""
         return len(self._open) - len(self.ready) - len(self._outcomes)
 
     @property
@@ -425,15 +422,16 @@ class Joiner:
             self._recorded.mark(member.seq)
             plan = member.plan
             if plan is None or (member.outcome is not None and member.outcome.kind == "duplicate"):
-                continue  # a duplicate must not mark the one it repeats, which may be open still
+                continue  # a duplicate must not mark the original, which may still be open
             del self._by_key[plan.producer, plan.epoch, plan.counter]
             del self._by_group[plan.group]
             if self._marks.record(plan):
                 self._marks.close_gaps(plan, self._lowest_open_counter(plan))
 
     def _lowest_open_counter(self, plan: Plan) -> int | None:
-        """Return the lowest counter of the plan's producer among open rollouts: a restart must not take that one for a
-        repeat, nor any above it that may be on its way."""
+        """Return the lowest counter of the plan's producer among open rollouts.
+
+        A restart must not take this counter for a repeat, nor any above it that may still arrive."""
         life = (plan.producer, plan.epoch)
         return min((counter for *key, counter in self._by_key if tuple(key) == life), default=None)
 

@@ -1,7 +1,7 @@
-"""How long the groups are that are trained, and those that are dropped as stale. Pure.
+"""Measures the lengths of groups that are trained and of groups that are dropped as stale. Pure.
 
-A group is as old as the oldest policy that made it, so one that takes long is old when it comes; where answers differ
-in length, the long ones are the first to be dropped, and the policy learns from the short ones.
+A group is as old as the oldest policy that made it, so a group that takes long is old when it arrives. If answers
+differ in length, the long ones are dropped first, and the policy learns from the short ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RECENT_GROUPS = 1024
 
 
 def stale_lengths(settled: Iterable[PendingRollout]) -> dict[str, list[int]]:
-    """Return by environment the mean tokens of a sequence of each rollout among `settled` that is stale."""
+    """Return, by environment, the mean tokens per sequence of each stale rollout in `settled`."""
     found: dict[str, list[int]] = {}
     for member in settled:
         if member.outcome is not None and member.outcome.kind == "stale" and member.plan is not None:
@@ -34,13 +34,13 @@ class RecentLengths:
         self._stale: deque[float] = deque(maxlen=_RECENT_GROUPS)
 
     def record_entry(self, batched: Iterable[GroupRef], stale: dict[str, list[int]]) -> None:
-        """Take in an entry's groups."""
+        """Add an entry's groups."""
         self._batched.extend(ref.tokens / ref.sequences for ref in batched if ref.sequences)
         for lengths in stale.values():
             self._stale.extend(lengths)
 
     def figures(self) -> dict[str, float]:
-        """Return the mean lengths under the names of metrics; nothing of a kind of which there is no group."""
+        """Return the mean lengths under the names of metrics; a kind without groups is left out."""
         kinds = {
             "batching/tokens_per_sequence/batched": self._batched,
             "batching/tokens_per_sequence/stale": self._stale,

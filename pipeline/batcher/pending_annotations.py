@@ -1,6 +1,6 @@
-"""Annotations that came before the rollout they belong to: the two streams are read side by side.
+"""Holds annotations that arrived before their rollout: the two streams are read side by side.
 
-Guarantees bounded memory: one too many is refused, and the reader has to let the rollouts catch up first.
+Guarantees bounded memory: an annotation that has no room is refused, and the reader must read more rollouts first.
 """
 
 import heapq
@@ -47,12 +47,12 @@ class PendingAnnotations:
         return True
 
     def pop(self, *targets: str) -> list[PendingAnnotation]:
-        """Remove and return what is kept for the targets, in the order of EVENTS."""
+        """Remove and return the annotations kept for the targets, in the order of EVENTS."""
         found = [early for target in targets for early in self._by_target.pop(target, ())]
         return sorted(found, key=lambda early: early.event_seq)
 
     def drop_up_to(self, frontier: int) -> None:
-        """Forget what names a rollout up to `frontier`: it is another run's, or settled, or never was."""
+        """Forget annotations of rollouts up to `frontier`: these are another run's, are settled, or never existed."""
         while self._order and self._order[0][0] <= frontier:
             target = heapq.heappop(self._order)[2]
             left = [early for early in self._by_target.pop(target, ()) if early.rollout_seq > frontier]

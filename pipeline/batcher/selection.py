@@ -1,9 +1,9 @@
-"""Choosing the groups of a batch: exactly so many sequences, within a token budget, no group split.
+"""Chooses the groups of a batch: an exact number of sequences, within a token budget, no group split.
 
-What goes in: ready groups. What comes out: the indexes of the chosen ones, or None when no choice fills the batch.
-Guarantees that a choice is found whenever there is one, so no group blocks those behind it; that of all choices the
-one with the earliest groups is taken (compared group by group in order of precedence); and that the same groups always
-give the same choice. Precedence is age, or with a mix of environments a weighted turn of each.
+Returns the chosen ones of the ready groups, or None if no choice fills the batch. Guarantees that a choice is found if
+there is one, so no group blocks those behind it; that of all choices the one with the earliest groups is taken
+(compared group by group in order of precedence); and that the same groups always give the same choice. Precedence is
+age or, with a mix of environments, a weighted turn of each.
 """
 
 import math
@@ -17,8 +17,9 @@ from lachesis.schemas.ledger import GroupRef
 __all__ = ["precedence", "select"]
 
 _MAX_GROUPS_WEIGHED = 2048
-"""Groups weighed against each other at once. Those before them are taken in order as long as they fit, which is all
-that happens in a batch of one size of group; of more sizes than that, a choice may be missed."""
+"""Groups weighed against each other at once. Groups before them are taken in order as long as they fit; if all groups
+have one size, nothing else happens. With more groups of several sizes, a choice may be missed.
+"""
 _CELLS = 1 << 24
 _NEVER_STALE = np.iinfo(np.int64).max // 2
 
@@ -33,8 +34,8 @@ def select(
 ) -> list[GroupRef] | None:
     """Return groups of `batch_size` sequences in all and at most `token_budget` tokens, or None.
 
-    With `incomplete` the largest number of sequences that can be had at all will do. Sequences of one group must not
-    exceed `batch_size`, nor its tokens the budget.
+    With `incomplete`, the largest number of sequences that can be reached is enough. No group may have more sequences
+    than `batch_size`, or more tokens than the budget.
     """
     if not incomplete and sum(ref.sequences for ref in groups) < batch_size:
         return None
@@ -53,9 +54,9 @@ def select(
 
 
 def _first_fit(ordered: Sequence[GroupRef], sequences: int, tokens: float) -> tuple[list[GroupRef], int, float]:
-    """Take each group that still fits; return them and what is left of `sequences` and `tokens`.
+    """Take each group that still fits; return them and the remaining `sequences` and `tokens`.
 
-    When nothing is left of `sequences`, no choice has earlier groups.
+    If no `sequences` remain, no choice has earlier groups.
     """
     chosen = []
     for ref in ordered:
@@ -66,7 +67,7 @@ def _first_fit(ordered: Sequence[GroupRef], sequences: int, tokens: float) -> tu
 
 
 def _weigh(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[GroupRef]:
-    """Return the earliest groups that make up as many of `sequences` as can be had within the budget."""
+    """Return the earliest groups that make up as many of `sequences` as the budget allows."""
     if not ordered:
         return []
     unit = math.gcd(*(ref.sequences for ref in ordered))  # groups of one size make a table of few columns
@@ -95,10 +96,11 @@ def _fewest_tokens(sizes: Sequence[int], tokens: Sequence[int], most: int) -> ND
 
 
 def _thin(ordered: Sequence[GroupRef], batch_size: int, *, by_tokens: bool) -> list[GroupRef]:
-    """Drop groups that cannot be needed: of each size a batch holds only so many.
+    """Drop groups that cannot be needed: a batch holds only so many groups of each size.
 
-    Without a token budget that changes no choice. With one, the first and the lightest of each size are kept, and only
-    where there are more than `_MOST`: a choice is still found if there is one, but may be of later groups.
+    Without a token budget this changes no choice. With a budget, the first and the lightest groups of each size are
+    kept, and groups are dropped only if there are more than `_MAX_GROUPS_WEIGHED`. A choice is then still found if
+    there is one, but may have later groups.
     """
     if by_tokens and len(ordered) <= _MAX_GROUPS_WEIGHED:
         return list(ordered)
@@ -117,9 +119,9 @@ def _thin(ordered: Sequence[GroupRef], batch_size: int, *, by_tokens: bool) -> l
 def precedence(groups: Sequence[GroupRef], mix: Mapping[str, float]) -> list[int]:
     """Return the indexes of `groups` in the order in which they should be taken.
 
-    Without a mix the oldest come first. With one, an environment's next group has its turn when the sequences it had so
-    far, divided by its weight (1 where `mix` names none), are fewer than any other's: each gets its share of the batch
-    to within one group, and one that has no group ready is passed over.
+    Without a mix the oldest come first. With a mix, the next group is from the environment with the fewest sequences so
+    far, divided by its weight (1 if `mix` does not name it). So each environment gets its share of the batch to within
+    one group; an environment without a ready group is skipped.
     """
     oldest_first = sorted(range(len(groups)), key=lambda i: groups[i].seq)
     if not mix:

@@ -1,12 +1,10 @@
-"""The batcher: memberships and annotations in, ledger entries out.
+"""Runs the batcher: reads rollouts and annotations, and writes ledger entries.
 
-The single writer of one trainer's ledger.
-
-What goes in: headers of ROLLOUTS, and rewards, teacher pointers and dead letters of the run's revision from EVENTS; and
-which revision the run is to go on with, of which the ledger says from where on.
-What comes out: one fenced message for each entry. An entry leaves at once when a batch is ready; other outcomes share
-one as soon as nothing more is waiting to be read, or when they have become many. Nothing is kept outside the ledger: a
-start reads its last entry and the streams from where that says.
+It is the single writer of one trainer's ledger. It reads headers of ROLLOUTS; rewards, teacher pointers and dead
+letters of the run's revision from EVENTS; and promotions. The ledger records from which rollout on a promoted revision
+counts. It writes one fenced message for each entry. An entry is written at once when a batch is ready; other outcomes
+share an entry once there is nothing more to read, or once they are many. Nothing is kept outside the ledger: a start
+reads the last entry, and the streams from the positions in it.
 """
 
 import logging
@@ -52,7 +50,7 @@ __all__ = ["run_batcher"]
 log = logging.getLogger("lachesis")
 
 _MAX_ENTRY_BYTES_WITH_STAMPS = 4 << 20
-"""Bytes of an entry beyond which it leaves its stamps out, which serve traces alone."""
+"""Bytes of an entry beyond which its stamps are left out; only traces need them."""
 _MAX_WAITING_LETTERS = 1024
 """Dead letters waiting to be stored."""
 
@@ -60,12 +58,12 @@ _MAX_WAITING_LETTERS = 1024
 async def run_batcher(service: Service, config: RunConfig) -> None:
     """Write the ledger of the run's trainer until the service drains.
 
-    Raises `FencedError` when another one does.
+    Raises `FencedError` when another batcher writes it.
     """
     try:
         await _write_ledger(service, config)
     except* InfrastructureError:
-        if not service.draining.is_set():  # else the next start writes what could not be written
+        if not service.draining.is_set():  # else the next start writes the rest
             raise
 
 
@@ -87,7 +85,7 @@ async def _write_ledger(service: Service, config: RunConfig) -> None:
 
 
 async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[DeadLetter]) -> None:
-    """Store dead letters beside everything else: a full EVENTS must not hold up the outcomes that free it."""
+    """Store dead letters in a task of its own: a full EVENTS must not delay the outcomes that make room in it."""
     async with letters:
         async for letter in letters:
             async for attempt in service.retrying("publish a dead letter"):
@@ -100,8 +98,8 @@ async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[
 class _Batcher:
     """The joiner and the chain, fed and written.
 
-    `entry_seq` is where the newest entry is stored; `seq` the subject's last sequence, the same unless somebody else
-    has published there.
+    `entry_seq` is where the newest entry is stored; `seq` is the subject's last sequence, which is the same unless
+    another process has published there.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class _Batcher:
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig) -> "_Batcher":
-        """Return the writer as its predecessor's last entry describes it."""
+        """Return the writer in the state that the last entry of the ledger describes."""
         trainer = config.training.name
         async for attempt in service.retrying("read the ledger"):
             with attempt:
@@ -165,7 +163,7 @@ class _Batcher:
             kinds.append("teacher")
         return [subjects.event(kind, run, revision) for kind in kinds]
 
-    # what comes in
+    # reading
 
     async def process_burst(self, burst: Sequence[StoredMessage]) -> None:
         """Process a burst of messages and write the resulting entries."""
@@ -225,24 +223,24 @@ class _Batcher:
         return self.joiner.dead(message.seq, message.time_ns, item)
 
     async def _lose(self, message: StoredMessage) -> None:
-        """Have nobody wait for ever for what `message` may have held. Scores and their letters are the normalizer's."""
+        """Set a deadline for rollouts that `message` may belong to. The normalizer handles lost scores."""
         kinds: list[Wanted] = ["score", "teacher"] if message.subject.startswith("rl.reward.") else ["teacher"]
         await self._see_all_members()
         self.joiner.lost(message.seq, message.subject.rsplit(".", 1)[-1], time.monotonic_ns(), kinds)
 
     async def _see_all_members(self) -> None:
-        """Read ROLLOUTS to its end: annotations are waiting for rollouts that the reader has not brought yet."""
+        """Read ROLLOUTS to its end: annotations wait for rollouts that were not read yet."""
         rollouts, _ = self.sources()
         await read_to_end(self.service, rollouts, self._process_message)
         self.joiner.end_of_rollouts()
 
     async def _see_all_annotations(self) -> None:
-        """Read EVENTS to its end: what came in time must not be missed because the reader is behind."""
+        """Read EVENTS to its end: annotations that came in time must count even if the reader is behind."""
         _, events = self.sources()
         await read_to_end(self.service, events, self._process_message)
 
     async def watch_deadlines(self) -> None:
-        """Let deadlines pass when they are due."""
+        """Apply deadlines when they are due."""
         while True:
             self._earlier_deadline = anyio.Event()
             due_ns = self.joiner.next_deadline_ns()
@@ -278,20 +276,20 @@ class _Batcher:
         )
 
     async def watch_governor(self) -> None:
-        """Learn when nothing more can be admitted before a batch is formed."""
+        """Follow the governor's state: whether it can admit more before a batch is formed."""
         async with self.service.bus.listen(subjects.admission(self.service.run)) as messages:
             async for message in messages:
                 try:
                     status = decode(AdmissionStatus, message.data)
                 except SchemaError:
-                    continue  # it says nothing; the next one follows in a second
+                    continue  # unreadable; the next one follows in a second
                 async with self._lock:
                     self._admission = status
                     if status.blocked:
                         await self._write(drained=True)
 
     async def watch_promotions(self) -> None:
-        """Decide from which rollout on a revision counts that the run is to go on with; see `promotion.logic`."""
+        """Decide from which rollout on a promoted revision counts; see `promotion.logic`."""
         service = self.service
         subject = subjects.promotion(service.run, service.revision)
         async with service.bus.read(subjects.ROLLOUTS, [subject]) as lists:
@@ -318,12 +316,12 @@ class _Batcher:
             )  # fmt: skip
         told = publish_decision(service.run, known, self.chain.promoted)
         if told is not None:
-            with suppress(FencedError):  # the operator has written meanwhile, and that comes by here as well
+            with suppress(FencedError):  # the operator has written meanwhile, and this loop reads that too
                 async for attempt in service.retrying("tell of a promotion"):
                     with attempt:
                         await promotion.write_promotions(service.bus, told, service.revision, expected=seq)
 
-    # what goes out
+    # writing
 
     async def _write(self, *, drained: bool) -> None:
         while True:
@@ -338,7 +336,7 @@ class _Batcher:
         self._measure()
 
     def _is_stuck(self) -> bool:
-        """Whether no batch can ever fill: the governor knows all we know, can admit nothing, and nothing runs."""
+        """Whether no batch can ever fill: the governor is up to date, can admit nothing, and nothing runs."""
         joiner, status = self.joiner, self._admission
         if status is None or not status.blocked:
             return False
@@ -346,7 +344,7 @@ class _Batcher:
         return knows_all and not joiner.undecided and not joiner.unrecorded_outcomes
 
     async def _append(self, groups: Sequence[GroupRef]) -> None:
-        """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
+        """Store the next entry: a batch of `groups`, if there are any, and outcomes that wait to be recorded."""
         start_ns = self.service.now_ns()
         std_floor = self.chain.promoted.std_floor if self.chain.promoted else self.advantage.std_floor
         content = self.former.next_entry_content(groups, std_floor)
@@ -414,7 +412,10 @@ class _Batcher:
 
 
 def _annotations(message: StoredMessage) -> Sequence[tuple[GroupReward | TeacherPointer | DeadLetter, int]]:
-    """Return what an EVENTS message says of rollouts, and from which sequence on it counts. Raises `SchemaError`."""
+    """Return the annotations in an EVENTS message, each with the sequence from which it counts.
+
+    Raises `SchemaError`.
+    """
     match message.subject.split(".")[1]:
         case "reward":
             event = decode(RewardEvent, message.data)

@@ -17,7 +17,7 @@ _ENDS: dict[str, Literal["batched", "dead_letter"]] = {"batched": "batched", "de
 
 
 class StoredEntry(NamedTuple):
-    """An entry and how it was stored: its sequence in LEDGER, its bytes, and when that began and was done, Unix ns."""
+    """An entry and how it was stored: its sequence in LEDGER, its bytes, and start and end of the storing, Unix ns."""
 
     entry: LedgerEntry
     seq: int
@@ -33,11 +33,10 @@ def trace_entry(
     *,
     ends_batched: bool = False,
 ) -> None:
-    """Export the spans of a stored entry, begun at `start_ns`.
+    """Export the spans of a stored entry that was begun at `start_ns`.
 
-    `members` are those batched or settled in it.
-
-    `ends_batched`: no trainer of the run will end the traces of what is batched.
+    `members` are the rollouts batched or settled in it. `ends_batched`: no trainer of the run will end the traces of
+    batched rollouts.
     """
     tracing, entry, run = service.tracing, stored.entry, stored.entry.run
     server, ledger = service.bus.server, subjects.ledger(run, entry.trainer)
@@ -57,7 +56,7 @@ def trace_entry(
             tracing.emit([*stage_spans(group, stamps[-1], subject, server=server), published])
         outcome = member.outcome
         kind = outcome.kind if outcome else "batched"
-        if kind == "duplicate" or (kind == "batched" and not ends_batched):  # a duplicate's trace is the first one's
+        if kind == "duplicate" or (kind == "batched" and not ends_batched):  # a duplicate shares the original's trace
             continue
         end = RolloutEnd(
             group=group,
@@ -83,6 +82,6 @@ def trace_entry(
             "rl.batch.sequences": entry.batch.sequences,
             "rl.batch.tokens": entry.batch.tokens,
         }
-        # of the others it is not known yet whether they are kept: the step links to those that were
+        # whether the others are kept is not known yet: the step links to those that were
         kept = filter(tracing.sampled, groups)
         tracing.emit([batch_span(service.name, trace, groups, (start_ns, service.now_ns()), attributes, kept=kept)])
