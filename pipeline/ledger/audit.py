@@ -1,9 +1,8 @@
-"""Verifies a ledger entry by entry.
+"""Verifies a ledger entry by entry. Pure.
 
-Its chain, its watermark, one outcome a rollout, staleness and advantages. Pure.
-
-What goes in: the messages on the ledger's subject in stream order, and how many the server counts there. What comes
-out: problems in words. It remembers one entry and a few counts, so a look costs what was written since the last one.
+It checks the chain, the watermark, that each rollout has one outcome, staleness and advantages. It takes the messages
+on the ledger's subject in stream order, and the server's count of them, and returns problems in words. It remembers one
+entry and a few counts, so each check costs only what was written since the last one.
 """
 
 import math
@@ -20,11 +19,11 @@ __all__ = ["LedgerAudit", "LedgerProblem", "LedgerRules"]
 
 ProblemKind = Literal["chain", "unreadable", "watermark", "outcomes", "staleness", "advantages"]
 _SUM_TOLERANCE = 1e-6
-"""Of the largest advantage of a group (or of 1), how far their mean may be from 0."""
+"""Largest allowed mean of a group's advantages, as a share of the largest of them (or of 1)."""
 
 
 class LedgerProblem(NamedTuple):
-    """What is wrong with a ledger. `breaks` it: what it says can no longer be relied on."""
+    """A problem of a ledger. `breaks`: the ledger can no longer be relied on."""
 
     kind: ProblemKind
     text: str
@@ -36,7 +35,8 @@ class LedgerProblem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRules:
-    """What the run's settings promise of entries written from `since_ns` (Unix time) on; older ones had others.
+    """Rules that the run's settings imply for entries written since `since_ns` (Unix time); older ones had other
+    settings.
 
     `zero_mean`: environments whose estimator makes the advantages of each group add up to 0 in the ledger.
     """
@@ -47,10 +47,10 @@ class LedgerRules:
 
 
 class LedgerAudit:
-    """Give `take` each message and then `count` what the server counts. `next_seq` is where to read on.
+    """Give `verify_entry` each message, then give `count` the server's count. `next_seq` is where to read on.
 
-    `gone_below`: entries at sequences of LEDGER below it may have been deleted on purpose. `known` is how far it was
-    verified before, if all is verified again.
+    `gone_below`: entries below this sequence of LEDGER may have been deleted on purpose. `known`: the position up to
+    which the ledger was verified before, if all is verified again.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class LedgerAudit:
         self.next_seq = 1
         self.position = LedgerPosition()
         self.messages = 0
-        """Messages read on the subject, those that are no entries among them."""
+        """Messages read on the subject, including those that are no entries."""
         self._subject = subject
         self._rules = rules
         self._gone_below = gone_below
         self._known = known or LedgerPosition()
         self._last: LedgerEntry | None = None
         self._last_seq = 0
-        self._unreadable = 0  # as told last
+        self._unreadable = 0  # as reported last
 
     def verify_entry(self, seq: int, entry: LedgerEntry | None, previous: int | None) -> list[LedgerProblem]:
-        """Verify the message at `seq`, which names the entry before as that at `previous`.
+        """Verify the message at `seq`, which names `previous` as the sequence of the entry before it.
 
-        None: it is no entry.
+        `entry` None: the message is no entry.
         """
         self.next_seq = seq + 1
         self.messages += 1
@@ -84,7 +84,7 @@ class LedgerAudit:
             return []
         problems = self._chain(seq, entry, previous)
         if entry.index < self.position.entries:
-            return problems  # what it says is another history's
+            return problems  # the entry belongs to another history
         if not problems:
             problems = [*self._watermark(entry), *self._outcomes(entry), *self._settings(entry)]
         self.position = LedgerPosition(entry.index + 1, entry.digest())
@@ -119,7 +119,7 @@ class LedgerAudit:
             return [self._problem("chain", text)]
         if entry.index > known.entries:
             if self._last is None and previous is not None and previous < self._gone_below:
-                return []  # what lies before was deleted on purpose
+                return []  # the entries before were deleted on purpose
             gone = f"{known.entries} to {entry.index - 1}" if entry.index > known.entries + 1 else str(known.entries)
             where = f"; the last of them was at sequence {previous}" if previous else ""
             return [self._problem("unreadable", f"entry {gone} is gone: {begins} follows{where}")]

@@ -1,7 +1,7 @@
 """The chain of the ledger: each entry names the digest of the one before. Pure.
 
-`Chain` is the writer's side and makes entries that follow; `LedgerPosition` is a reader's and refuses one that does
-not.
+The writer uses `Chain` to make entries that follow each other; a reader uses `LedgerPosition` to refuse an entry that
+does not follow.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class JoinState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerPosition:
-    """How far somebody has read: `entries` of them, the last of which has the digest `digest`."""
+    """How far a reader has read: `entries` entries, of which the last has the digest `digest`."""
 
     entries: int = 0
     digest: str = GENESIS
@@ -44,8 +44,8 @@ class LedgerPosition:
     def after(self, entry: LedgerEntry) -> Self:
         """Return the position after `entry`, which must be the next one.
 
-        Raises `LedgerError` on a gap, and when the entry does not follow the one this position knows: the ledger is
-        another than the one that was read before.
+        Raises `LedgerError` on a gap, and if the entry does not follow the one this position knows: then the ledger is
+        not the one that was read before.
         """
         ledger = f"ledger of run {entry.run}, trainer {entry.trainer}"
         if entry.index != self.entries:
@@ -63,7 +63,7 @@ class Chain:
     """The writer's end of the chain. `last` is the newest entry stored, None where there is none.
 
     `totals` counts groups by outcome (`batched` is one), and the sequences of all of them and of the batched ones.
-    `promoted` is what every entry from the next one on says of promotions.
+    `promoted` is recorded in every entry from the next one on.
     """
 
     def __init__(self, run: str, trainer: str, term: str, last: LedgerEntry | None = None) -> None:

@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 CHECKPOINTS = "checkpoints"
-"""Where in a run's folder the checkpoints are."""
+"""Folder of the checkpoints in a run's folder."""
 POINTER, STATE = "latest", "trainer.json"
 BEST = "best"
 """The pointer to the checkpoint of the best held-out rate."""
 PARTIAL = ".partial-"
-"""How the name of what is still being written begins."""
+"""Prefix of the names of checkpoints that are still being written."""
 _NAME = re.compile(r"step-[\w.-]{1,80}", re.ASCII)
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state of a checkpoint besides its tensors."""
+    """The state of a checkpoint, without its tensors."""
 
     step: Count
     """Optimizer steps taken."""
@@ -50,17 +50,17 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy_version: str
     """Name of the weights, `<step>-<lineage>-<digest>`."""
     ledger_position: Count
-    """Ledger entries consumed: those whose batches are in the weights, and those without a batch between them."""
+    """Ledger entries consumed: those with batches that are in the weights, and those without a batch between them."""
     chain_hash: str
     """Digest of the last of them; 64 zeros before the first."""
     unreported: list[Count] = []
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
     voids: list[VoidBatch] = []
-    """Those of them that could not be trained."""
+    """The unreported batches that could not be trained."""
     drops: list[GroupDrops] = []
-    """The groups that were left out of the others, and why."""
+    """The groups that were left out of the other unreported batches, and why."""
     numerics: Numerics | None = None
-    """How the steps were computed that the trainer has taken since its start; None: not recorded."""
+    """How the trainer computed the steps since its start; None: not recorded."""
 
     @property
     def position(self) -> LedgerPosition:
@@ -101,7 +101,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 def best_checkpoint(folder: str | Path) -> Path | None:
     """Return the checkpoint of the best held-out rate.
 
-    None if no rate is known, or if the starting model is the best.
+    Return None if no rate is known, or if the starting model is the best.
     """
     folder = Path(folder)
     try:
@@ -115,8 +115,8 @@ def best_checkpoint(folder: str | Path) -> Path | None:
 def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
     """Point `best` to the checkpoint of the policy with the best held-out rate, and return it.
 
-    Where there is no checkpoint of this very policy, it names the one whose step is nearest, the older of two. There is
-    none, and no pointer, where the best policy is the one that training began with.
+    If this policy has no checkpoint, `best` points to the checkpoint with the nearest step, the older of two. If the
+    best policy is the one that training began with, there is no pointer, and None is returned.
     """
     known = known_checkpoints(folder)
     if best.step == 0 or not known:
@@ -134,9 +134,9 @@ def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
 
 
 def write_pointer(folder: Path, pointer: str, name: str) -> None:
-    """Let the file `pointer` of `folder` name a checkpoint.
+    """Write the checkpoint's `name` into the file `pointer` of `folder`.
 
-    A crash leaves it as it was, or as it shall be.
+    After a crash the file has either the old or the new content.
     """
     partial = folder / f"{PARTIAL}{pointer}"
     try:
@@ -150,6 +150,6 @@ def write_pointer(folder: Path, pointer: str, name: str) -> None:
 
 
 def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:
-    """Return the complete checkpoints of `folder` with what each knows of itself, the newest step first."""
+    """Return the complete checkpoints of `folder` with the state that each records, the newest step first."""
     found = [(path, state) for path in folder.glob("step-*") if (state := state_of(path)) is not None]
     return sorted(found, key=lambda pair: pair[1].step, reverse=True)

@@ -2,8 +2,8 @@
 
 `b3sum -c B3SUMS` checks a checkpoint without us. SHA-256 would take two and a half times as long.
 
-Guarantees that what `verify_sums` lets pass is, file for file and byte for byte, what was sealed: a torn, flipped,
-exchanged, missing or added file is named before anything in the folder is parsed.
+Guarantees that a folder that passes `verify_sums` is, file for file and byte for byte, the one that was sealed: a torn,
+flipped, exchanged, missing or added file is named before anything in the folder is parsed.
 """
 
 import re
@@ -24,14 +24,14 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([^\\\n]+)")
 
 
 def write_sums(folder: Path) -> None:
-    """Seal the files of `folder`, those in folders inside too."""
+    """Seal the files of `folder`, including those in its subfolders."""
     names = sorted(_names(folder) - {SUMS})
     lines = [f"{digest}  {name}\n" for name, digest in zip(names, _digests(folder, names), strict=True)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def verify_sums(folder: Path) -> None:
-    """Raise `CheckpointError` naming what differs from what was sealed, and how to go on."""
+    """Raise `CheckpointError` if files differ from what was sealed; it names them and says how to go on."""
     fault = _fault(folder)
     if fault is not None:
         raise CheckpointError(
@@ -65,13 +65,15 @@ def _fault(folder: Path) -> str | None:
 
 
 def _names(folder: Path) -> set[str]:
-    """Return what lies in a folder and the folders inside, by path from it; folders themselves have no name."""
+    """Return the files in a folder and its subfolders as paths relative to it; the folders themselves are not listed."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def _digests(folder: Path, names: list[str]) -> list[str]:
-    """Return the files' digests, several at a time: those of a checkpoint's weights and moments take nearly all."""
+    """Return the files' digests, computed several at a time: a checkpoint's weights and moments take nearly all the
+    time.
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(lambda name: _digest(folder / name), names))
 

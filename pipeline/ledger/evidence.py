@@ -1,8 +1,8 @@
 """Checks that a ledger holds what was trained on it, before its writer adds to it.
 
-A store that lost its newest entries answers like one that never had them. So the writer asks what names entries of the
-ledger: the trainer's report, its newest checkpoint and, where there is no ledger at all, the published policy. If the
-ledger does not hold what they name, nothing is written: a second history would begin otherwise.
+A store that lost its newest entries answers like one that never had them. So the writer reads what refers to entries of
+the ledger: the trainer's report, its newest checkpoint and, if there is no ledger at all, the published policy. If the
+ledger lacks an entry that these name, nothing is written: otherwise a second history would begin.
 """
 
 from pathlib import Path
@@ -34,9 +34,9 @@ _NEW_RUN = "start a new run, and set its `model` to a checkpoint of this one if 
 async def check_evidence(bus: Bus, config: RunConfig, *, is_empty: bool) -> None:
     """Raise `HistoryLostError` if the live trainer's ledger lacks entries that are named.
 
-    `is_empty`: it has none.
+    `is_empty`: the ledger has no entry.
 
-    Raises `DamagedError` where what would name them is damaged itself.
+    Raises `DamagedError` if the record that would name them is damaged itself.
     """
     run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
     report = await _report(bus, run, trainer)
@@ -59,7 +59,7 @@ async def check_evidence(bus: Bus, config: RunConfig, *, is_empty: bool) -> None
 async def describe_known_checkpoint(bus: Bus, run: str, trainer: str, folder: Path, report: TrainReport | None) -> str:
     """Say which checkpoint in `folder` the ledger still knows.
 
-    The steps after it are lost, and nothing else.
+    Only the steps after it are lost.
     """
     for path, state in known_checkpoints(folder):
         try:
@@ -96,14 +96,14 @@ def _newest_checkpoint(folder: Path) -> tuple[str, LedgerPosition] | None:
 
 
 async def _check_policy(bus: Bus, run: str) -> None:
-    """Raise `HistoryLostError` where steps were taken and no trainer of the run has a ledger."""
+    """Raise `HistoryLostError` if steps were taken and no trainer of the run has a ledger."""
     if (await bus.extent(subjects.LEDGER, subjects.ledger(run, "*"))).messages:
         return
     try:
         entry = await bus.value(keys.POLICY)
         step = decode(PolicyRecord, entry.value).policy_version.step if entry else 0
     except (DamagedError, SchemaError):
-        return  # it says nothing; the trainer, which writes it, puts it right
+        return  # unreadable; the trainer, which writes it, corrects it
     if step:
         raise HistoryLostError(
             f"run {run} has published weights of step {step}, but stream {subjects.LEDGER} holds no ledger of it: its "

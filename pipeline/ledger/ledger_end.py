@@ -1,7 +1,7 @@
 """Reads the end of a ledger, and refuses one that its writer cannot have written.
 
-Whoever has the batcher's key may write an entry that follows in the chain and says anything. So the newest entry is
-compared with the one before it and with the streams that it speaks of, before anything is written after it.
+With the batcher's key, anyone can write an entry that follows in the chain and has any content. So the newest entry is
+compared with the one before it and with the streams that it refers to, before anything is written after it.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,9 @@ __all__ = ["LedgerEnd", "check_whole_ledger", "describe_misfit", "read_ledger_en
 
 
 class LedgerEnd(NamedTuple):
-    """The newest entry, None where there is none, its sequence in LEDGER, that of the subject's last message, and the
-    newest message of each stream that the writer of the entry had read."""
+    """The newest entry (None if there is none), its sequence in LEDGER, the sequence of the subject's last message, and
+    the newest message of each stream that the writer of the entry had read.
+    """
 
     entry: LedgerEntry | None
     entry_seq: int
@@ -41,8 +42,8 @@ class LedgerEnd(NamedTuple):
 async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | None = None) -> LedgerEnd:
     """Return where the live trainer's ledger ends.
 
-    `patience_s`: as in `check_marks`. Raises `HistoryLostError` where it does not fit the streams, since the broker
-    lost history, and `LedgerError` or `SchemaError` where its writer cannot have written the newest entry.
+    `patience_s`: as in `check_marks`. Raises `HistoryLostError` if the newest entry does not fit the streams, since the
+    broker lost history, and `LedgerError` or `SchemaError` if the batcher cannot have written it.
     """
     run, trainer = config.run, config.training.name
     entry, entry_seq, seq = await newest_entry(bus, run, trainer, newer="refuse")
@@ -63,7 +64,7 @@ async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | No
 
 
 async def check_whole_ledger(bus: Bus, config: RunConfig) -> None:
-    """Raise as `read_ledger_end`, without patience, and `LedgerError` where any entry does not follow."""
+    """Raise as `read_ledger_end`, without patience, and `LedgerError` if any entry does not follow the one before."""
     await read_ledger_end(bus, config, patience_s=0)
     async with aclosing(follow_ledger(bus, config.run, config.training.name, LedgerPosition(), follow=False)) as all_:
         async for _ in all_:
@@ -75,7 +76,7 @@ async def _last(bus: Bus, stream: str) -> int:
 
 
 def _beyond_streams(entry: LedgerEntry, rollouts: int, events: int) -> Iterator[str]:
-    """Yield what an entry says of messages that no stream ever held: so many are never lost at once."""
+    """Yield the references of an entry to messages that no stream can have held: so many are never lost at once."""
     told = [entry.watermark, *_named(entry)]
     if (highest := max(told)) > rollouts + MAX_LOST:
         yield f"speaks of sequence {highest} of ROLLOUTS, which ends at {rollouts}"
@@ -86,12 +87,12 @@ def _beyond_streams(entry: LedgerEntry, rollouts: int, events: int) -> Iterator[
 
 
 def describe_misfit(entry: LedgerEntry, before: LedgerEntry | None) -> str | None:
-    """Return how an entry contradicts the one before it, None where it does not. Pure.
+    """Return how an entry contradicts the one before it, or None if it does not. Pure.
 
-    `before` is None where there is none before it.
+    `before` is None if `entry` is the first.
     """
     if before is None and entry.index:
-        return None  # what lies before was deleted on purpose
+        return None  # the entries before were deleted on purpose
     watermark, next_batch = (before.watermark, before.next_batch) if before is not None else (0, 0)
     if entry.watermark < watermark:
         return (

@@ -1,4 +1,4 @@
-"""Producer watermarks: drops repeated rollouts by a few bytes that each ledger entry carries.
+"""Drops repeated rollouts by producer watermarks: a few bytes in each ledger entry.
 
 `ResolvedSet` answers exactly, for every sequence of ROLLOUTS, whether its outcome is recorded. `ProducerDedup`
 recognises a rollout published twice by its (producer, epoch, counter), however long ago the first one was.
@@ -13,12 +13,13 @@ from lachesis.schemas.planning_header import Plan
 __all__ = ["ProducerDedup", "ResolvedSet"]
 
 _MAX_PRODUCERS = 256
-"""Process lives remembered; beyond it the one silent for longest is forgotten, so that entries stay small."""
+"""Process lives remembered. Beyond this, the one that was silent for longest is forgotten, so that entries stay
+small."""
 _MAX_RANGES_PER_PRODUCER = 1024
-"""Ranges of counters kept of one life; beyond it the lowest gaps between them count as never to be filled (by rollouts
-that were never stored), but none above the lowest counter without an outcome."""
+"""Ranges of counters kept of one life. Beyond this, the lowest gaps between ranges count as never to be filled (their
+rollouts were never stored), but no gap above the lowest counter without an outcome."""
 _MAX_RANGES = 16 * _MAX_RANGES_PER_PRODUCER
-"""Beyond this, gaps count as never to be filled whatever lies there, so that an entry always fits into a message."""
+"""Beyond this, all gaps may count as never to be filled, so that an entry always fits into a message."""
 
 
 class ResolvedSet:
@@ -36,7 +37,7 @@ class ResolvedSet:
             self._above |= 1 << (seq - self.watermark - 1)
 
     def mark_up_to(self, watermark: int) -> None:
-        """Count everything up to `watermark` in."""
+        """Add everything up to `watermark`."""
         if watermark > self.watermark:
             self._above >>= watermark - self.watermark
             self.watermark = watermark
@@ -58,7 +59,7 @@ class _ProducerCounters:
     def count(self, counter: int) -> None:
         if counter in self:
             return
-        for bound in (counter, counter + 1):  # a bound that is there is a neighbour's: the two become one range
+        for bound in (counter, counter + 1):  # a bound that exists already is a neighbour's: the two become one range
             i = bisect_left(self.bounds, bound)
             if i < len(self.bounds) and self.bounds[i] == bound:
                 del self.bounds[i]
@@ -66,8 +67,10 @@ class _ProducerCounters:
                 self.bounds.insert(i, bound)
 
     def close_gaps(self, lowest_open: int | None) -> None:
-        """Count the lowest gaps as seen until `_MAX_RANGES_PER_PRODUCER` / 2 ranges are left, or those below
-        `lowest_open`."""
+        """Count the lowest gaps as seen until `_MAX_RANGES_PER_PRODUCER` / 2 ranges are left.
+
+        Up to `_MAX_RANGES` ranges, no gap from `lowest_open` on is closed.
+        """
         limit = self.bounds[-_MAX_RANGES_PER_PRODUCER]
         if lowest_open is not None and len(self.bounds) <= 2 * _MAX_RANGES:
             limit = min(limit, lowest_open)
@@ -79,7 +82,8 @@ class _ProducerCounters:
 
 class ProducerDedup:
     """Counters seen, by producer and epoch. Several epochs of a producer count side by side: the old process may still
-    drain when the new one begins."""
+    drain when the new one begins.
+    """
 
     def __init__(self, packed: Mapping[str, ProducerMark] | None = None) -> None:
         # in order of last use: the oldest first, in the packed form as well
@@ -90,7 +94,7 @@ class ProducerDedup:
         return mark is not None and plan.counter in mark
 
     def record(self, plan: Plan) -> bool:
-        """Note the counter of `plan`. True: the marks have become many, and `close_gaps` should follow."""
+        """Record the counter of `plan`. True: there are many ranges now, and `close_gaps` should follow."""
         mark = self._marks.pop(_key(plan), None) or _ProducerCounters()
         mark.count(plan.counter)
         self._marks[_key(plan)] = mark
@@ -103,7 +107,7 @@ class ProducerDedup:
         self._marks[_key(plan)].close_gaps(lowest_open)
 
     def pack(self) -> dict[str, ProducerMark]:
-        """Return the marks as they stand in a ledger entry, keyed `<producer>@<epoch>`."""
+        """Return the marks in the form of a ledger entry, keyed `<producer>@<epoch>`."""
         return {key: ProducerMark(int(key.rpartition("@")[2]), list(mark.bounds)) for key, mark in self._marks.items()}
 
 

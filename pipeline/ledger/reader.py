@@ -1,4 +1,4 @@
-"""The reading side of the ledger: verified entries in order, and the payloads of a batch."""
+"""Reads the ledger: verified entries in order, and the payloads of a batch."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 READ_BEFORE_TRAINERS = ("batcher", "normalizer", "scorer", "teacher")
-"""Services of which some must have read a rollout that is in a batch: an environment may be gone by then."""
+"""Services of which at least one must have read a rollout that is in a batch: an environment may be gone by then."""
 
 Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
@@ -48,11 +48,10 @@ async def follow_ledger(
 ) -> AsyncGenerator[LedgerEntry]:
     """Yield the entries after `position`, for ever unless `follow` is false.
 
-    What is no entry is passed over.
+    Messages that are no entries are skipped. The generator holds a reader open: a caller that may stop early closes it
+    in the same task (`contextlib.aclosing`).
 
-    It holds a reader open: a caller that may stop early closes it in the same task (`contextlib.aclosing`).
-
-    Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
+    Raises `LedgerError` if the chain does not hold, and if the ledger is shorter than `position` says.
     """
     seq, left_out = await find_position(bus, run, trainer, position), await read_left_out(bus)
     async with bus.read(subjects.LEDGER, [subjects.ledger(run, trainer)], start=seq + 1, follow=follow) as entries:
@@ -72,9 +71,9 @@ async def newest_entry(
 
     None and 0 if there is no entry.
 
-    The two differ where somebody who is not the ledger's writer has published after it. What the last message says of
-    where the entry before it lies is believed only if an entry is there: otherwise the ledger is read from its start.
-    Raises `LedgerError`.
+    The two sequences differ if a process other than the ledger's writer has published after the entry. The last message
+    names the sequence of the entry before it; that is used only if an entry is there, and otherwise the ledger is read
+    from its start. Raises `LedgerError`.
     """
     subject = subjects.ledger(run, trainer)
     last = await bus.last(subjects.LEDGER, subject)
@@ -119,7 +118,7 @@ async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPositi
 
     It walks back from the newest entry.
 
-    Raises `LedgerError` when the ledger is shorter than that, or another.
+    Raises `LedgerError` if the ledger is shorter than `position`, or is a different one.
     """
     if not position.entries:
         return 0
@@ -143,7 +142,7 @@ async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPositi
 async def position_before(bus: Bus, run: str, trainer: str, index: int) -> LedgerPosition:
     """Return the position after the entries below `index`, or after all entries if there are fewer.
 
-    Raises `LedgerError` as `find_position`, save that it takes the ledger as it is.
+    Raises `LedgerError` as `find_position` does, but accepts a ledger of any length.
     """
     if not index:
         return LedgerPosition()
@@ -153,7 +152,7 @@ async def position_before(bus: Bus, run: str, trainer: str, index: int) -> Ledge
 
 
 async def entry_before(bus: Bus, run: str, trainer: str, entry: LedgerEntry, seq: int) -> LedgerEntry | None:
-    """Return the entry before `entry`, which is at `seq`, None if that is the first. Raises `LedgerError`."""
+    """Return the entry before `entry`, which is at `seq`; None if `entry` is the first. Raises `LedgerError`."""
     before, _ = await _last_below(bus, subjects.ledger(run, trainer), entry, seq, entry.index)
     return before
 
@@ -163,7 +162,7 @@ async def _last_below(
 ) -> tuple[LedgerEntry | None, int]:
     """Walk back from `entry` at `seq`; return the last entry below `index` and its sequence (None, 0: there is none).
 
-    Raises `LedgerError` where an entry does not say which one it follows.
+    Raises `LedgerError` if an entry does not say which one it follows.
     """
     while entry is not None and entry.index >= index:
         previous = (await bus.get(subjects.LEDGER, seq)).headers.get(PREVIOUS_HEADER, "")
@@ -198,9 +197,9 @@ async def _entry_at(bus: Bus, subject: str, seq: int, follower: int) -> LedgerEn
 
 
 async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
-    """Raise `HistoryLostError` when the newest rollout that `entry` tells of is another by now.
+    """Raise `HistoryLostError` if the newest rollout that `entry` refers to is a different one by now.
 
-    ROLLOUTS alone went back then: what came since under old sequences would be taken for settled.
+    Then ROLLOUTS alone went back, and rollouts stored since under old sequences would count as settled.
     """
     told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
     told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
@@ -226,7 +225,7 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
 async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:
     """Return the batch's groups with their payloads and teacher logprobs, in the batch's order.
 
-    Raises `DataError` naming the group when a payload is missing, cannot be read or is another group's.
+    Raises `DataError`, which names the group, if a payload is missing, cannot be read or is another group's.
     """
     found, failures = await fetch_groups(bus, batch)
     if failures:
@@ -235,11 +234,10 @@ async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:
 
 
 async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int, DataError]]:
-    """Return the groups of the batch as `fetch_batch`, and those that it would raise for.
+    """Return the readable groups of the batch, and the errors of the others by sequence in ROLLOUTS.
 
-    By sequence in ROLLOUTS, why.
-
-    Raises `VersionError`, which says nothing about the group, and `InfrastructureError`.
+    The errors are those that `fetch_batch` raises. Raises `VersionError`, which says nothing about the group, and
+    `InfrastructureError`.
     """
     rollouts, gone = await _fetch(bus, subjects.ROLLOUTS, [ref.seq for ref in batch.groups])
     teachers = [ref.teacher for ref in batch.groups if ref.teacher is not None and ref.seq not in gone]
@@ -274,7 +272,7 @@ def _payload(
 
 
 async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, StoredMessage], dict[int, DataError]]:
-    """Return the messages by sequence, and what is gone. It asks in ascending order, which is several times faster."""
+    """Return the messages by sequence, and errors for missing ones. Reading in ascending order is several times faster."""
     found: dict[int, StoredMessage] = {}
     gone: dict[int, DataError] = {}
     wanted = deque(sorted(set(seqs)))
@@ -282,7 +280,7 @@ async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, 
         try:
             async for message in bus.fetch(stream, list(wanted)):
                 found[wanted.popleft()] = message
-        except NotFoundError as error:  # it names the one whose turn it was
+        except NotFoundError as error:  # it names the sequence that was read
             failure = DataError(f"a payload of the batch is gone from {stream}: {error}")
             failure.__cause__ = error
             gone[wanted.popleft()] = failure

@@ -1,8 +1,8 @@
-"""Finds out whether the streams of a run still fit each other, by all that names their messages.
+"""Checks whether the streams of a run still fit each other, by all records that name their messages.
 
-Those are the marks of the store (`runtime.store_marks`), the marks in the commits and snapshots of the stateful stages
-and in the ledger's newest entry, what snapshots cover, what the newest entry tells of rollouts, and the checkpoints. A
-message that anybody may write, as a score, decides nothing here.
+These are the marks of the store (`runtime.store_marks`), the marks in the commits and snapshots of the stateful stages
+and in the ledger's newest entry, the commits that snapshots cover, the rollouts in the newest entry, and the
+checkpoints. Messages that many processes may write, such as scores, decide nothing here.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -56,14 +56,14 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 __all__ = ["RECOVERY_FILE", "find_contradictions", "refuse_rolled_back", "stage_marks"]
 
 RECOVERY_FILE: Final = "recovery.json"
-"""In the run's folder: a recovery that was begun and is not completed."""
+"""File in the run's folder: a recovery that was begun and is not completed."""
 _OUTPUTS: dict[str, tuple[str, str, Any]] = {
     "normalizer": (EVENTS, "reward", RewardEvent),
     "curriculum": (EVENTS, "curriculum", CurriculumEvent),
     "health": (EVENTS, "alert", AlertEvent),
     "replay": (REPLAY, "rescore", RescoreEvent),
 }
-"""Where each stateful stage writes its commits."""
+"""Stream, subject and type of the commits of each stateful stage."""
 
 
 async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
@@ -71,7 +71,7 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
 
     Raises `StartupError` if a recovery was cut off.
 
-    A leader that was cut off may speak of the past for some seconds: in a cluster the question is repeated for as long.
+    A leader that was cut off may report an old state for some seconds: in a cluster the check is repeated for as long.
     """
     if (config.path / RECOVERY_FILE).exists():
         raise StartupError(
@@ -89,7 +89,7 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
 
 
 async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:
-    """Return what a stream lacks of what is named elsewhere.
+    """Return the messages that are named elsewhere and that their stream lacks.
 
     `folder` is the run's, if it is on this machine.
     """
@@ -111,15 +111,15 @@ async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path |
 
 
 async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
-    """Return what is gone from within the streams of which only the oldest is ever deleted.
+    """Return the messages that are gone from within streams of which only the oldest messages are deleted.
 
-    A server that lost a block of its store goes on without a word.
+    A server that lost a block of its store goes on without an error.
     """
     missing = {stream: await bus.missing(stream) for stream in (ROLLOUTS, EVENTS, TEACHER)}
     try:
         record = await read_record(bus, run)  # after the question: history is trimmed meanwhile
     except SchemaError:
-        return []  # what was trimmed is not known, which is said elsewhere
+        return []  # what was trimmed is not known; another check reports that
     found = []
     for stream, ranges in missing.items():
         below = record.trimmed.get(stream, 1)
@@ -131,7 +131,7 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
 
 
 async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
-    """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
+    """Return what each stateful stage had read, according to its last commit, its snapshot and its ledger entry."""
     run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
         if stream == REPLAY:
@@ -147,7 +147,7 @@ async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mappin
     try:
         entry, seq, _ = await newest_entry(bus, run, config.training.name, newer="skip")
     except (LedgerError, DamagedError, NotFoundError):
-        return found  # the ledger is broken, which is said elsewhere
+        return found  # the ledger is broken; another check reports that
     if entry is not None:
         source = f"entry {entry.index} of the ledger"
         try:
@@ -160,9 +160,9 @@ async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mappin
 
 
 async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMark]:
-    """Return the newest rollout that an entry tells of, as a mark that fails if another is stored there.
+    """Return the newest rollout that an entry refers to, as a mark that fails if another is stored there.
 
-    Where a stream ends before what the entry's writer had read of it, that is the mark.
+    If a stream ends before the last message that the entry's writer had read, that message is the mark.
     """
     ends = {ROLLOUTS: entry.watermark, EVENTS: entry.events_cursor - 1}
     beyond = {stream: seq for stream, seq in ends.items() if seq > (await bus.usage(stream)).last}
@@ -192,7 +192,7 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
         try:
             last = await bus.last(stream, f"{prefix}.{run}.{revision}.{partition}")
         except DamagedError:
-            continue  # said elsewhere
+            continue  # another check reports it
         end = last.seq if last is not None else 0
         if end < snapshot.covers and not await is_known_lost(bus, run, stream, snapshot.covers):
             problem = f"what it wrote ends at sequence {end}"
@@ -202,7 +202,7 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
 
 
 async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction]:
-    """Return the commits that follow no snapshot and no commit: what covered the trimmed ones before them is gone."""
+    """Return the commits that follow no snapshot and no commit: the snapshot of the trimmed ones before them is gone."""
     run, firsts = config.run, dict[str, tuple[str, int]]()
     left_out = await read_left_out(bus)
     for stage, (stream, kind, model) in _OUTPUTS.items():
@@ -220,7 +220,7 @@ async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction
             continue
         newest = await bus.last(LEDGER, state)
         if newest is not None and newest.seq in left_out.get(LEDGER, ()):
-            continue  # it was left out, and said so
+            continue  # it was left out, and that was reported
         problem = f"the newest snapshot on {state} is of commit {snapshot.index}" if snapshot else f"{state} holds none"
         source = f"{writer}, whose first commit that is left is number {index},"
         found.append(Contradiction(LEDGER, (await bus.usage(LEDGER)).last + 1, stored_ns, source, problem))
