@@ -1,7 +1,7 @@
 """Remembers which weights files of a folder were checked, for all processes of a machine.
 
-Guarantees that a file counts as checked only as long as it is the same one (inode, size, time of the last change) and
-the system has run on since: after a power loss a file may lack what was written to it. No torch.
+Guarantees that a file counts as checked only while it is the same one (inode, size, time of the last change) and the
+system has not been restarted: after a power loss a file may lack data that was written to it. No torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The identities of checked files by name, and the life of the system in which they were checked."""
+    """The identities of checked files by name, and the boot of the system in which they were checked."""
 
     boot: str
     files: dict[str, tuple[int, int, int]]
@@ -39,7 +39,7 @@ class CheckedFiles:
         return identity is not None and self._read().get(path.name) == identity
 
     def add(self, path: Path) -> None:
-        """Take in that a file was checked. What is no more is forgotten."""
+        """Record that a file was checked, and forget files that no longer exist."""
         known = {name: one for name, one in self._read().items() if (self._folder / name).exists()}
         identity = _identity(path)
         if identity is None:

@@ -19,10 +19,10 @@ class WeightsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     the same copy, the reference server takes a copy at each version. It pauses while the optimizer changes the weights.
     Default files."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What weights travel in. bfloat16: rounded by the trainer, for half the bytes, which loses nothing where the
-    engine computes in bfloat16; the digest of a policy version is that of the rounded weights. float32: as they are.
+    """Data type in which weights travel. bfloat16: the trainer rounds them, for half the bytes, which loses nothing if
+    the engine computes in bfloat16; the digest of a policy version is that of the rounded weights. float32: unchanged.
     Default float32."""
     full_every: Annotated[int, Meta(ge=1, le=1000)] = 20
-    """With transport nats: of so many versions the first is whole, and each of the others is stored as its difference
-    to the one before it, which loses nothing. A server that starts anew fetches the newest whole one and all
-    differences since. 1: no differences. Default 20."""
+    """With transport nats: of this many versions, the first is stored whole, and each of the others as its difference
+    to the one before it, without loss. A server that starts again fetches the newest whole version and all differences
+    since. 1: no differences. Default 20."""

@@ -1,11 +1,11 @@
 """Codes a tensor's bytes without loss: the difference to a base, in byte planes, compressed.
 
-Neighbouring versions differ little: as integers their bits are close, so the difference has small values. Its sign is
-folded in (zigzag), so that the upper bytes of nearly all are 0, and bytes of one significance stand together, which
-zlib then shrinks. On optimizer steps this takes fewer bytes than an exclusive or of the bits, as neighbours across a
-power of two differ in many bits, but by little. Without a base the difference is to 0.
+Neighbouring versions differ little: as integers their bits are close, so the differences are small. Their sign is
+folded in (zigzag), so nearly all upper bytes are 0. Bytes of the same significance are stored together, and zlib
+compresses them. For optimizer steps this takes fewer bytes than an exclusive or of the bits, because two neighbours
+across a power of two differ in many bits, but by little. Without a base the difference is to 0.
 
-A block is as many elements as fill `BLOCK_BYTES`, one plane for each byte of an element, lowest first. A plane is a
+A block has the elements that fill `BLOCK_BYTES`, as one plane for each byte of an element, lowest first. A plane is a
 method (0: as it is, 1: zlib), its length as a little-endian uint32, and that many bytes. Pure.
 """
 
@@ -53,7 +53,7 @@ def decode_blocks(
 ) -> Generator[Bytes, None, int]:
     """Yield the `size` bytes that are coded from `at` on, in blocks; return where they end.
 
-    Raises `DataError` where `coded` is not what `encode_blocks` makes.
+    Raises `DataError` if `coded` is not the output of `encode_blocks`.
     """
     for start in range(0, size, BLOCK_BYTES):
         elements = min(BLOCK_BYTES, size - start) // itemsize
@@ -85,7 +85,7 @@ def _unzigzag(coded: NDArray[Any]) -> NDArray[Any]:
 def _encode_plane(plane: Bytes) -> bytes:
     plain = plane.tobytes()
     probe = plain[:_PROBE_BYTES]
-    if len(zlib.compress(probe, _LEVEL)) < _WORTH_IT * len(probe):  # noise takes long to be found incompressible
+    if len(zlib.compress(probe, _LEVEL)) < _WORTH_IT * len(probe):  # compressing noise would take long, in vain
         packed = zlib.compress(plain, _LEVEL)
         if len(packed) < _WORTH_IT * len(plain):
             return _PLANE_HEAD.pack(_ZLIB, len(packed)) + packed
@@ -104,7 +104,7 @@ def _decode_plane(coded: memoryview, at: int, size: int) -> tuple[int, bytes | m
     if method == _ZLIB:
         unpacked = zlib.decompressobj()
         try:
-            found = unpacked.decompress(stored, size + 1)  # no more, whatever it would unpack to
+            found = unpacked.decompress(stored, size + 1)  # one byte more at most, whatever its real size
         except zlib.error as error:
             raise DataError(f"coded weights cannot be unpacked: {error}") from error
     if method not in (_PLAIN, _ZLIB) or len(stored) != length or len(found) != size:

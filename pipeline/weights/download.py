@@ -1,10 +1,10 @@
-"""Fetches a policy's weights to where an inference server can read them as a file.
+"""Fetches a policy's weights, so that an inference server can read them as a file.
 
-In: a policy record. Out: the path of its file: the record's own, or one in `folder` that is made of what the run's
-stream WEIGHTS holds. All processes of a machine share the folder, so the bytes come once: one process at a time
+For a policy record it returns the path of the file: the record's own, or one in `folder` that is made from the run's
+stream WEIGHTS. All processes of a machine share the folder, so the bytes are fetched once: one process at a time
 fetches, and those that wait find the file. Guarantees: a file under its final name has the digest of its version, which
-is computed as it is written; a download that was cut off, by whatever, goes on where it was; where the base of a
-difference is missing or damaged, the newest whole version and all differences since are fetched instead. No torch here.
+is computed while it is written; an interrupted download continues where it was; if the base of a difference is missing
+or damaged, the newest whole version and all differences since are fetched instead. No torch here.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ __all__ = ["FETCHED", "WeightsReceiver"]
 log = logging.getLogger("lachesis")
 
 FETCHED = "fetched"
-"""Folder, in that of a run's weights, that all services of a machine fetch into."""
+"""Folder, inside that of a run's weights, into which all services of a machine fetch."""
 _FILES_KEPT = 3
 """Versions kept in the folder: the newest, and those that a slower server or the evaluator may be about to read."""
 _POLL_S = 0.05
@@ -62,8 +62,8 @@ class WeightsReceiver:
     async def path_of(self, record: PolicyRecord) -> str:
         """Return the path of a file with the record's weights, once it is here: another process may fetch it.
 
-        Raises `NotFoundError` when they have expired (a newer record follows), `DataError` when they are not what the
-        record says, `InfrastructureError` when the server is away.
+        Raises `NotFoundError` if they have expired (a newer record follows), `DataError` if they are not what the
+        record says, `InfrastructureError` if the server is unavailable.
         """
         seq = head_seq(record.weights)
         if seq is None:
@@ -77,7 +77,7 @@ class WeightsReceiver:
         return str(path)
 
     def _is_sound(self, path: Path, version: str) -> bool:
-        """Return whether the file of `version` is here; delete one that is none. It is read once, whoever asks."""
+        """Return whether the file of `version` is here; delete a wrong one. All processes together read it once."""
         if path in self._checked:
             return True
         sound = _is_sound(path, version)
@@ -127,7 +127,7 @@ class WeightsReceiver:
             seq, version = head.previous, head.base
 
     async def _download(self, place: int, head: WeightsHead) -> Path:
-        """Fetch a version's chunks into a file, going on behind those that it has."""
+        """Fetch a version's chunks into a file, after those that it already has."""
         path = self._folder / f".{place}-{head.sha256.hex()[:16]}{_PARTIAL}"
         for leftover in self._folder.glob(f".*{_PARTIAL}"):
             if leftover != path:
@@ -147,9 +147,9 @@ class WeightsReceiver:
 
 @asynccontextmanager
 async def _alone_in(folder: Path) -> AsyncIterator[None]:
-    """Wait until no other process fetches into `folder`, and let none meanwhile.
+    """Wait until no other process fetches into `folder`, and keep others out meanwhile.
 
-    A process that ends makes way, however it ends.
+    The lock is released however its process ends.
     """
     silent_until = anyio.current_time() + _SILENT_S
     with (folder / ".lock").open("wb") as lock:
@@ -158,7 +158,7 @@ async def _alone_in(folder: Path) -> AsyncIterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                await anyio.sleep(_POLL_S)  # to wait in the kernel could not be cancelled
+                await anyio.sleep(_POLL_S)  # a wait in the kernel could not be cancelled
             if anyio.current_time() > silent_until:
                 silent_until = math.inf
                 log.warning("waiting for another process that fetches weights into %s", folder)
@@ -166,7 +166,7 @@ async def _alone_in(folder: Path) -> AsyncIterator[None]:
 
 
 def _write_chunk(path: Path, offset: int, data: bytes) -> None:
-    """Write a chunk at its place: what a write that failed left there is written over."""
+    """Write a chunk at its place, over anything that a failed write left there."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
         file.truncate(offset)
@@ -175,7 +175,7 @@ def _write_chunk(path: Path, offset: int, data: bytes) -> None:
 
 
 def _check_payload(path: Path, head: WeightsHead) -> None:
-    """Raise `InfrastructureError` unless the file is what the head says; it is fetched anew then."""
+    """Raise `InfrastructureError` unless the file matches the head; then it is fetched again."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
     if digest != head.sha256 or path.stat().st_size != head.size:
@@ -184,7 +184,7 @@ def _check_payload(path: Path, head: WeightsHead) -> None:
 
 
 def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: Path, *, last: bool) -> None:
-    """Decode a payload into the file of its version. Raises `DataError` where that has not the version's digest."""
+    """Decode a payload into the file of its version. Raises `DataError` if it does not have the version's digest."""
     partial_path = target.with_name(f".{target.name}{_PARTIAL}")
     version = PolicyVersion.parse(head.version)
     before = None

@@ -1,7 +1,8 @@
-"""A version's weights as one payload: which tensors they are, then the coded blocks of each.
+"""Encodes a version's weights as one payload: first the tensors' forms, then the coded blocks of each.
 
-In: tensors as bytes, and those of a base or none. Out: the bytes that travel, and back. Guarantees that decoding gives
-the same bytes, bit for bit, and never more than the forms at its beginning say. Pure but for the files it maps.
+It encodes tensors (as bytes), given those of a base or none, into the bytes that travel, and decodes them. Guarantees
+that decoding gives the same bytes, bit for bit, and never more than the forms at the beginning say. Pure, except for
+the files it maps.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def forms_of(payload: memoryview) -> tuple[list[TensorForm], int]:
 def decode_payload(payload: memoryview, base: RawTensors | None) -> Iterator[Bytes]:
     """Yield the bytes of the payload's tensors in its order, block by block.
 
-    Raises `DataError` where it is no payload.
+    Raises `DataError` if it is no payload.
     """
     forms, at = forms_of(payload)
     if base is not None and {form.name: form for form in forms} != dict(base.forms):

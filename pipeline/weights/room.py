@@ -1,4 +1,4 @@
-"""Checks that the stream WEIGHTS holds the model's, if they travel through the run's server."""
+"""Checks that the stream WEIGHTS can hold the model's weights, if they travel through the run's server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def published_bytes(config: RunConfig) -> int | None:
-    """Return what a version of the run's weights takes whole, bytes.
+    """Return the bytes that a whole version of the run's weights takes.
 
-    None where the model is in no folder here.
+    Return None if the model is in no folder here.
     """
     folder = Path(config.model or "")
     if config.model is None or not folder.is_dir():
@@ -29,18 +29,18 @@ def published_bytes(config: RunConfig) -> int | None:
     try:
         files = [read_raw(folder / name) for name in weight_file_names(folder)]
     except (ConfigError, DataError, NotFoundError):
-        return None  # loading the model says what is wrong with it
+        return None  # loading the model reports what is wrong with it
     elements = sum(form.nbytes // form.itemsize for file in files for form in file.forms.values())
     return elements * _BYTES[config.weights.dtype]
 
 
 def ample_bytes(size: int) -> int:
-    """Return the budget with which a version of `size` bytes goes only once there is a newer one."""
+    """Return the budget with which a version of `size` bytes is deleted only after a newer one is stored."""
     return _AMPLE_VERSIONS * size + _FIXED_BYTES
 
 
 def check_weights_room(config: RunConfig) -> None:
-    """Raise `ConfigError` if weights travel through the run's server and its stream holds no version."""
+    """Raise `ConfigError` if weights travel through the run's server and its stream cannot hold one version."""
     if config.weights.transport != "nats":
         return
     size = published_bytes(config)

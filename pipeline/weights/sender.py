@@ -1,6 +1,6 @@
-"""The trainer's side of how weights travel: one interface, and which way the configuration chooses.
+"""Sends weights from the trainer, over the transport that the configuration chooses.
 
-Whoever receives them needs no such choice: a policy record says where its weights are (`download.WeightsReceiver`).
+A receiver needs no such choice: a policy record says where its weights are (`download.WeightsReceiver`).
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ __all__ = ["WeightsSender", "weights_sender"]
 
 
 class WeightsSender(Protocol):
-    """Stores each version of the weights where inference servers find it."""
+    """Stores each version of the weights in a place where inference servers find it."""
 
     async def send(self, step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> tuple[PolicyVersion, str]:
         """Store the weights after optimizer step `step`, in the dtype that they travel in.
 
-        Return their version, and what its policy record says of where they are. The tensors are not to change before
-        the weights after these are sent.
+        Return their version, and their location for the policy record. The tensors must not change before the next
+        weights are sent.
 
-        Raises `InfrastructureError` when it may be tried again, `FencedError` when another trainer has taken over.
+        Raises `InfrastructureError` if the caller may retry, `FencedError` if another trainer has taken over.
         """
 
     def forget(self) -> None:
-        """Build the next version on none before it: what was sent of those may be damaged."""
+        """Send the next version without a base: the versions sent before may be damaged."""
         ...
 
     async def expire(self) -> None:
@@ -43,7 +43,7 @@ class WeightsSender(Protocol):
 
 
 def weights_sender(bus: Bus, config: RunConfig) -> WeightsSender:
-    """Return how the run's weights travel, as `weights.transport` says."""
+    """Return the sender for the run's weights that `weights.transport` chooses."""
     kept = config.training.weights_kept
     if config.weights.transport == "nats":
         return _ThroughServer(
@@ -82,7 +82,7 @@ class _ThroughFolder:
         return version, str(path)
 
     def forget(self) -> None:
-        """Each file stands for itself."""
+        """Do nothing: no file builds on another."""
 
     async def expire(self) -> None:
         await anyio.to_thread.run_sync(partial(prune_weights, self._folder, keep=self._kept))

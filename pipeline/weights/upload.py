@@ -1,10 +1,14 @@
 """Stores a policy's weights in the run's stream WEIGHTS, and lets old versions expire.
 
-In: a version and its tensors. Out: what its policy record says of where they are. Guarantees: a head is stored only
-behind all of its chunks; one process writes, another that has taken over fences it; a trainer that starts anew begins
-with a whole version; the stream stays within its budget, and what is deleted are whole chains, from the oldest on, a
-chain being a version without a base and those that build on it. The newest chain goes only if the budget has no room
-for another version beside it: a server that needs it then waits for the version that is being stored.
+It stores a version's tensors and returns their location for the policy record. A chain is a version without a base and
+the versions that build on it. Guarantees:
+
+* a head is stored only after all of its chunks;
+* only one process writes; a process that has taken over fences the earlier one;
+* a trainer that starts again begins with a whole version;
+* the stream stays within its budget; only whole chains are deleted, the oldest first. The newest chain is deleted only
+  if the budget has no room for another version beside it: a server that needs it then waits for the version that is
+  being stored.
 """
 
 import hashlib
@@ -32,12 +36,12 @@ __all__ = ["STREAM_SHARE", "SentWeights", "WeightsUploader", "raw_tensors"]
 log = logging.getLogger("lachesis")
 
 STREAM_SHARE = 0.97
-"""Share of the budget that weights may take; the rest is the server's own bookkeeping."""
+"""Share of the budget that weights may take; the rest is for the server's own bookkeeping."""
 _CHUNK_OVERHEAD_BYTES = 512
 
 
 class SentWeights(NamedTuple):
-    """Where weights are, for the policy record; how many bytes travel, of how many; whether they build on a base."""
+    """Location of weights for the policy record; how many bytes travel, of how many; whether they build on a base."""
 
     location: str
     size: int
@@ -52,13 +56,13 @@ class _Payload(NamedTuple):
 
 
 def raw_tensors(tensors: Mapping[str, torch.Tensor]) -> RawTensors:
-    """Return the tensors' bytes: their own memory, or copies of what is not contiguous or on a GPU."""
+    """Return the tensors' bytes: their own memory, or copies of tensors that are not contiguous or on a GPU."""
     forms = {name: tensor_form(name, tensor) for name, tensor in tensors.items()}
     return RawTensors(forms, {name: bytes_of(tensor) for name, tensor in tensors.items()})
 
 
 class WeightsUploader:
-    """`send` each version, in order. `kept`: the newest versions that stay, as far as `budget` bytes allow."""
+    """Call `send` for each version, in order. `kept`: the newest versions that stay, as far as `budget` bytes allow."""
 
     def __init__(self, bus: Bus, run: str, config: WeightsConfig, *, budget: int, kept: int) -> None:
         self._bus = bus
@@ -72,11 +76,11 @@ class WeightsUploader:
         self._base: tuple[PolicyVersion, RawTensors] | None = None
 
     async def send(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> SentWeights:
-        """Store a version. `InfrastructureError`: try again; what was stored of it is never referred to.
+        """Store a version.
 
-        The tensors are not to change before the next version was sent: that may be stored as its difference to them.
-
-        Raises `FencedError` when another trainer has taken over, `ConfigError` when no version fits the budget.
+        The tensors must not change before the next version was sent, which may be stored as its difference to them.
+        Raises `InfrastructureError` if the caller should retry (no record refers to a version stored in part),
+        `FencedError` if another trainer has taken over, `ConfigError` if no version fits the budget.
         """
         if self._chunk_seq is None:
             await self._find_position()
@@ -89,7 +93,7 @@ class WeightsUploader:
         try:
             head = await self._store(version, raw.nbytes, payload)
         except InfrastructureError as error:
-            full = isinstance(error, StreamFullError)  # after all: the next attempt has all of it
+            full = isinstance(error, StreamFullError)  # then the next attempt has the whole budget
             await self._begin_anew(free=full)
             raise
         self._base = version, raw
@@ -101,7 +105,7 @@ class WeightsUploader:
         self._base = None
 
     async def expire(self) -> None:
-        """Delete chains that only versions need which are older than the newest `kept`."""
+        """Delete chains that are needed only by versions older than the newest `kept`."""
         self._chains = self._chains[-self._kept :]
         if self._chains:
             await self._trim(self._chains[0])
@@ -153,7 +157,7 @@ class WeightsUploader:
                 self._chains = later
                 await self._trim(later[0])
             elif newest is not None and await self._trim(newest):
-                continue  # what was left of an upload that ended early
+                continue  # rest of an interrupted upload
             elif keep_newest:
                 return False
             else:
@@ -197,7 +201,7 @@ class WeightsUploader:
         return head
 
     async def _begin_anew(self, *, free: bool) -> None:
-        """Let the next attempt look up what is stored and send a whole version; `free`: delete all others before it."""
+        """Make the next attempt look up what is stored and send a whole version; `free`: delete all others before it."""
         self._chunk_seq, self._base, self._chains = None, None, []
         if free:
             await self._trim((await self._bus.usage(WEIGHTS)).last + 1)
