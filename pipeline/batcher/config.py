@@ -25,22 +25,18 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Default 2."""
     teacher: Literal["off", "optional", "required"] = "off"
     """off: do not wait for the teacher's logprobs. optional: wait until `teacher_deadline_s`, then train the group
-    without them. required: a group without them is unscorable. Default off.
-    """
+    without them. required: a group without them is unscorable. Default off."""
     teacher_deadline_s: Seconds | None = 60.0
     """Seconds after the batcher first saw a rollout, after which the teacher's logprobs count as missing. A batcher
-    that starts again counts from zero. It uses no clock that can be set. None: never. Default 60.
-    """
+    that starts again counts from zero. It uses no clock that can be set. None: never. Default 60."""
     score_deadline_s: Seconds | None = None
     """Seconds, counted in the same way, after which an unscored group is given up as dead. Default None: an outage of
-    the raters stalls the run instead of costing rollouts.
-    """
+    the raters stalls the run instead of costing rollouts."""
     lost_deadline_s: Seconds = 300.0
     """Seconds after annotations of an environment were found unreadable (they have a dead letter), after which its
     rollouts that still lack annotations are given up: an unreadable annotation does not say which rollout it was for,
     and no rollout may wait for ever. Counted in the same way; it must be longer than raters and teacher take. Default
-    300.
-    """
+    300."""
     mix: dict[str, float] = {}
     """Weight of each environment in a batch, relative; one not named weighs 1. A silent environment's share goes to the
     others. Default empty: the oldest groups first, wherever they come from."""

@@ -431,7 +431,8 @@ class Joiner:
     def _lowest_open_counter(self, plan: Plan) -> int | None:
         """Return the lowest counter of the plan's producer among open rollouts.
 
-        A restart must not take this counter for a repeat, nor any above it that may still arrive."""
+        A restart must not take this counter for a repeat, nor any above it that may still arrive.
+        """
         life = (plan.producer, plan.epoch)
         return min((counter for *key, counter in self._by_key if tuple(key) == life), default=None)
 

@@ -18,8 +18,7 @@ __all__ = ["precedence", "select"]
 
 _MAX_GROUPS_WEIGHED = 2048
 """Groups weighed against each other at once. Groups before them are taken in order as long as they fit; if all groups
-have one size, nothing else happens. With more groups of several sizes, a choice may be missed.
-"""
+have one size, nothing else happens. With more groups of several sizes, a choice may be missed."""
 _CELLS = 1 << 24
 _NEVER_STALE = np.iinfo(np.int64).max // 2
 
