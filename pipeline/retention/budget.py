@@ -1,8 +1,7 @@
-"""Byte budgets of the streams: bytes stored, and bytes reserved but not stored yet. Pure.
+"""Counts the bytes of each stream against its budget: stored, and reserved but not stored yet. Pure.
 
-The streams are the run's own, so nobody else stores anything in them. Guarantees that nothing is promised that could
-bring a stream above the closing share of its budget. Bytes that were just stored count twice until the figures are read
-again.
+The streams are the run's own, so no other program stores anything in them. Guarantees that no promise can bring a
+stream above the closing share of its budget. Bytes that were just stored count twice until the figures are read again.
 """
 
 import math
@@ -20,14 +19,14 @@ __all__ = ["MEASURED_STREAMS", "MIN_BYTES_PER_TOKEN", "Budget", "ByteReservation
 MIN_BYTES_PER_TOKEN = 6
 """A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
 MEASURED_STREAMS = (ROLLOUTS, EVENTS, TEACHER, LEDGER)
-"""The streams whose sizes a budget is read from."""
+"""The streams that have a byte budget to measure."""
 _STALE_MEASUREMENT_S = 5.0
-"""Age of the streams' figures, seconds, from which they are not trusted any more."""
+"""Age of the streams' figures, seconds, after which they are no longer trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteReservation:
-    """Bytes by stream that something may still come to need."""
+    """Bytes, by stream, that may still be needed."""
 
     rollouts: int = 0
     events: int = 0
@@ -35,7 +34,7 @@ class ByteReservation:
 
     @classmethod
     def of(cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None) -> "ByteReservation":
-        """Return what a group may need: of `bytes_` if it is still to be stored, of `tokens` if it is stored."""
+        """Return the needs of a group: of `bytes_` if it is not stored yet, of `tokens` if it is stored."""
         tokens = bytes_ // MIN_BYTES_PER_TOKEN if tokens is None else tokens
         return cls(
             rollouts=bytes_,
@@ -48,14 +47,14 @@ class ByteReservation:
 
 
 class StreamPressure(NamedTuple):
-    """`excess` bytes should go from a stream; producers that were refused wait until `short` of them have."""
+    """`excess` bytes should be deleted from a stream; refused producers wait until `short` of them are."""
 
     excess: int = 0
     short: int = 0
 
 
 class Budget:
-    """Use `promise` and `release` around whatever may still write, and `read` whenever the figures come."""
+    """Call `promise` and `release` around everything that may still write, and `update` when new figures arrive."""
 
     def __init__(self, config: FlowConfig) -> None:
         self._config = config
@@ -63,7 +62,7 @@ class Budget:
         self._usage: Mapping[str, StreamUsage] = {}
         self._read_s: float | None = None
         self.disk_bytes: int | None = None
-        """What may still be stored before the disk under the streams is nearly full; None: not known."""
+        """Bytes that may still be stored before the disk under the streams is nearly full; None: not known."""
         self._landing: deque[tuple[float, int]] = deque()
         self._wanted: dict[str, int] = {}
         self._why: dict[str, str] = {}
@@ -73,12 +72,12 @@ class Budget:
             self._promised[stream] += size
 
     def is_mostly_promised(self, stream: str) -> bool:
-        """Return whether more of a stream is promised than stored: trimming would make little room."""
+        """Return whether more bytes of a stream are promised than stored: trimming would make little room."""
         usage = self._usage.get(stream)
         return usage is not None and self._promised[stream] > usage.bytes
 
     def explain_promises(self, stream: str) -> str:
-        """Say what of a stream is stored, what is promised, and how to get more room."""
+        """Say how much of a stream is stored, how much is promised, and how to get more room."""
         return (
             f"it holds {self._usage[stream].bytes:,} bytes, and {self._promised[stream]:,} more are promised to groups "
             "under way: wait until they end, or lower environments.*.longest_tokens or samples, or raise "
@@ -90,19 +89,19 @@ class Budget:
             self._promised[stream] -= size
 
     def landed(self, now_s: float, size: int) -> None:
-        """Say that a rollout was stored: its bytes count until figures asked for after `now_s` contain them."""
+        """Record a stored rollout: its bytes count until figures requested after `now_s` contain them."""
         self._landing.append((now_s, size))
         self._promised[ROLLOUTS] += size
 
     def update(self, now_s: float, usage: Mapping[str, StreamUsage]) -> None:
-        """Take in the figures of the streams, asked for at `now_s`."""
+        """Record the figures of the streams, requested at `now_s`."""
         self._usage = usage
         self._read_s = now_s
         while self._landing and self._landing[0][0] < now_s:
             self._promised[ROLLOUTS] -= self._landing.popleft()[1]
 
     def fill(self) -> dict[str, float]:
-        """Return by stream the share of its budget that is stored or promised."""
+        """Return, by stream, the share of its budget that is stored or promised."""
         return {
             stream: (self._usage[stream].bytes + promised) / self._usage[stream].max_bytes
             for stream, promised in self._promised.items()
@@ -114,7 +113,7 @@ class Budget:
         return self._read_s is None or now_s - self._read_s > _STALE_MEASUREMENT_S
 
     def reason_never_possible(self, room: ByteReservation) -> str | None:
-        """Return why `room` could not be promised even if the streams were empty, None if it could."""
+        """Return why `room` could not be promised even if the streams were empty; None if it could."""
         for stream, size in room.by_stream().items():
             usage = self._usage.get(stream)
             if usage is None or usage.max_bytes <= 0:
@@ -128,7 +127,7 @@ class Budget:
         return None
 
     def refusal_reason(self, room: ByteReservation) -> str | None:
-        """Return why `room` cannot be promised, None if it can."""
+        """Return why `room` cannot be promised; None if it can."""
         everything = sum(self._promised.values()) + sum(room.by_stream().values())
         if self.disk_bytes is not None and everything > self.disk_bytes:
             return (
@@ -149,9 +148,9 @@ class Budget:
         return None
 
     def explain(self, stream: str, why: str | None) -> None:
-        """Say what keeps a stream full and what to do about it; refusals tell it on.
+        """Record what keeps a stream full and what to do about it; refusals repeat it.
 
-        None: nothing that is known.
+        None: no reason is known.
         """
         if why is None:
             self._why.pop(stream, None)
@@ -159,11 +158,11 @@ class Budget:
             self._why[stream] = why
 
     def pressure(self, stream: str) -> StreamPressure:
-        """Return how much should be trimmed from a stream, by the newest figures and what was refused since.
+        """Return how much should be trimmed from a stream, by the newest figures and the refusals since.
 
-        What has landed since those counts twice, so `short` may ask for more than there is in the stream.
+        Bytes stored since those figures count twice, so `short` may be more than there is in the stream.
         """
-        usage, wanted = self._usage.get(stream), self._wanted.pop(stream, None)  # of the LEDGER nothing is promised
+        usage, wanted = self._usage.get(stream), self._wanted.pop(stream, None)  # nothing is promised in LEDGER
         if usage is None or usage.max_bytes <= 0:
             return StreamPressure()
         retention = self._config.retention

@@ -1,13 +1,12 @@
-"""Whether the byte budgets hold what a run must keep at once.
+"""Checks that the byte budgets suffice for the history that a run must keep at once.
 
-Pure, but for a look at the model's files.
-
-A stream whose history all is still needed admits nothing more, so a run that needs more than a budget stops for ever.
-What it needs at least, where sequences are as long as they may be and weigh as little as they can:
+Pure, except that it looks at the model's files. A stream with only history that is still needed admits nothing more, so
+a run that needs more than a budget stops for ever. The least it needs, with sequences as long as they may be and with
+as few bytes as possible:
 
     ROLLOUTS  a window of normalization for each environment (its groups go once all of it is folded), the groups of a
-              batch that waits to be complete, and room for one more group; batches that are trained go, since a trainer
-              that is kept waiting makes a checkpoint
+              batch that waits to be complete, and room for one more group; trained batches are deleted, since a trainer
+              that has to wait makes a checkpoint
     EVENTS    the annotations of those groups
     TEACHER   the logprobs of a batch that waits to be complete, and of one more group
 """
@@ -24,14 +23,14 @@ __all__ = ["check_budgets", "least_bytes"]
 
 
 def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
-    """Return by stream the least budget in bytes with which the run cannot stall, and its parts.
+    """Return, by stream, the smallest budget in bytes with which the run cannot stall, and its parts.
 
-    Of the environments that generate here: clients of the gateway say how long theirs are.
+    Only environments that generate here count: clients of the gateway say themselves how long their sequences are.
     """
     found = {ROLLOUTS: (0, ""), EVENTS: (0, ""), TEACHER: (0, "")}
     batch = config.batching.batch_size
     own = {name: env for name, env in config.environments.items() if not env.is_foreign}
-    # an environment may fall silent within a window, which then stays
+    # an environment may fall silent within a window, and the window then stays
     windows = sum(config.normalization_of(name).window * _group_bytes(env) for name, env in own.items())
     for name, env in own.items():
         groups = math.ceil(batch / env.samples)

@@ -1,11 +1,11 @@
-"""Collecting garbage: what `garbage` decides of a run's history, found out and done.
+"""Plans and carries out garbage collection of a run's history, by the rules of `garbage`.
 
-Guarantees
+Guarantees:
 
-* beside a live governor: both write down what may be gone by compare-and-set in one record (`retention`), where holds
-  are too, so neither takes what the other, or a hold, was promised; the governor's term is left as it is;
-* killed anywhere, the same command finishes: what is written down as gone is at least what is gone, and a revision's
-  definition goes after all that it defines.
+* it may run beside a live governor: both record what may be gone by compare-and-set in one record (`retention`), which
+  also has the holds, so neither deletes what the other, or a hold, was promised; the governor's term is left as it is;
+* if the command is killed anywhere, the same command finishes the work: the record of what is gone covers at least what
+  is gone, and a revision's definition is deleted after all that it defines.
 """
 
 import logging
@@ -54,9 +54,11 @@ _OVERHEAD_BYTES = 22
 
 
 class GcLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the history to keep: nothing older than `older_than_s`, no more than `keep_bytes` a stream (None: no
-    limit). `revisions` go whatever their age, and `trainers` on them, done or not. `ledger`: its beginning may go
-    too."""
+    """Limits of the history to keep: nothing older than `older_than_s`, at most `keep_bytes` per stream.
+
+    None: no limit. `revisions` are deleted whatever their age, and so are `trainers` on them, done or not. `ledger`:
+    the beginning of the ledger may be deleted too.
+    """
 
     older_than_s: float | None = None
     keep_bytes: int | None = None
@@ -67,7 +69,7 @@ class GcLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class GcPlan:
-    """The plan of a collection: by stream the run's messages and bytes, and what is deleted."""
+    """The plan of a collection: by stream, the run's messages and bytes, and which are deleted."""
 
     totals: dict[str, tuple[int, int]] = field(default_factory=dict)
     decisions: dict[str, GcDecision] = field(default_factory=dict)
@@ -78,17 +80,17 @@ class GcPlan:
 
 
 class GarbageCollector:
-    """`find`, then `collect` what was found."""
+    """Call `plan`, then `collect` with the plan."""
 
     def __init__(self, bus: NatsBus, config: RunConfig) -> None:
         self._bus = bus
         self._config = config
 
     async def plan(self, limits: GcLimits) -> GcPlan:
-        """Return what goes.
+        """Return what is to be deleted.
 
-        Raises `NotFoundError` where a revision or trainer that is named is unknown, `ConfigError` where it is needed,
-        `SchemaError` where what says how far history may go cannot be read.
+        Raises `NotFoundError` if a named revision or trainer is unknown, `ConfigError` if it is needed, `SchemaError`
+        if a record that limits the deletion cannot be read.
         """
         config = await self._whole_config()
         self._config = config
@@ -121,7 +123,7 @@ class GarbageCollector:
         return found
 
     async def collect(self, found: GcPlan) -> None:
-        """Delete what was found, less what is held by now."""
+        """Delete what the plan names, except what is held by now."""
         for stream, decision in found.decisions.items():
             if decision.before:
                 before = await self._agree(stream, decision.before)
@@ -145,9 +147,9 @@ class GarbageCollector:
             raise ConfigError(f"trainer {trainer.name} of run {self._config.run} is at work: stop it first")
 
     async def delete_trainer(self, name: str) -> None:
-        """Delete the ledger of an offline trainer, and what says that it is one.
+        """Delete the ledger of an offline trainer, and the record that defines the trainer.
 
-        Raises `ConfigError` where it is at work.
+        Raises `ConfigError` if it is at work.
         """
         run = self._config.run
         holds = (await read_record(self._bus, run)).standing(await self._bus.server_time_ns())
@@ -158,7 +160,7 @@ class GarbageCollector:
                     await self._bus.delete_all(LEDGER, [subject])
 
     async def delete_revision(self, name: str) -> None:
-        """Delete a revision whole. Raises `ConfigError` where somebody works on it."""
+        """Delete a whole revision. Raises `ConfigError` if a process works on it."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
         holds = (await read_record(self._bus, run)).standing(now_ns)
@@ -169,11 +171,12 @@ class GarbageCollector:
         await self._bus.delete_all(REPLAY, [subjects.replay("rescore", run, name)])
         await self._bus.delete_all(REPLAY, [subjects.revision(run, name)])
 
-    # -- who needs what
+    # -- claims
 
     async def _whole_config(self) -> RunConfig:
-        """Return the configuration with every environment that anything is stored of: one that the run no longer has
-        keeps what its readers need as well."""
+        """Return the configuration with every environment that has stored messages: readers still need those of an
+        environment that the run no longer has.
+        """
         run, revision = self._config.run, self._config.revision
         stored = await self._bus.stored_subjects(ROLLOUTS, [subjects.rollout(run)])
         stored += await self._bus.stored_subjects(EVENTS, [f"rl.*.{run}.{revision}.*"])
@@ -182,7 +185,7 @@ class GarbageCollector:
         return msgspec.structs.replace(self._config, environments={**self._config.environments, **extra})
 
     async def _service_claims(self) -> list[RetentionClaim]:
-        """Return what the services claim, for every trainer that has a ledger here."""
+        """Return the claims of the services, for every trainer that has a ledger here."""
         config, found = self._config, list[RetentionClaim]()
         prefix = subjects.ledger(config.run, "")
         stored = await self._bus.stored_subjects(LEDGER, [f"{prefix}*"])
@@ -220,7 +223,7 @@ class GarbageCollector:
         return [*retention_floor.claims(facts, run, config.revision, config.environments), *on_ledger]
 
     async def _entry_before(self, run: str, trainer: str, position: int) -> int:
-        """Return the sequence of the last entry that a trainer at `position` knows; 1 where it knows none."""
+        """Return the sequence of the last entry that a trainer at `position` knows; 1 if it knows none."""
         if not position:
             return 1
         async with self._bus.read(LEDGER, [subjects.ledger(run, trainer)], follow=False) as messages:
@@ -233,10 +236,10 @@ class GarbageCollector:
                     return message.seq
         return 1
 
-    # -- what is there
+    # -- stored messages
 
     async def _headers(self, stream: str, names: Sequence[str]) -> AsyncGenerator[StoredHeader]:
-        """Yield what is stored on `names`, in order; a large message counts with its chunks, which come before it."""
+        """Yield the messages stored on `names`, in order; a large message includes its chunks, which come before it."""
         kind = next((kind for kind, owner in subjects.BLOB_KINDS.items() if owner == stream), None)
         blobs = [subjects.blob(kind, self._config.run)] if kind else []
         chunks: dict[str, int] = {}
@@ -275,7 +278,7 @@ class GarbageCollector:
         keep: int | None,
         now_ns: int,
     ) -> tuple[tuple[int, int], GcDecision]:
-        """Return the messages and bytes there are of `names`, and what goes of them."""
+        """Return the number of messages and bytes on `names`, and which of them are deleted."""
         messages, size, lasts = await self._measure(stream, names)
         least_s = self._config.flow.retention.min_age_s
         decider = GcDecider(
@@ -294,7 +297,7 @@ class GarbageCollector:
         return (messages, size), decider.decision
 
     async def _agree(self, stream: str, before: dict[str, int]) -> dict[str, int]:
-        """Write down what may be gone, and return it: less what was held meanwhile."""
+        """Record what may be gone, except what was held meanwhile, and return it."""
         now_ns = await self._bus.server_time_ns()
         agreed: dict[str, int] = {}
 
@@ -304,7 +307,7 @@ class GarbageCollector:
             held = [claim.needs for claim in retention_floor.hold_claims(holds) if claim.stream == stream]
             agreed.update({subject: min([limit, *held]) for subject, limit in before.items()})
             reached = max(old.trimmed.get(stream, 1), *agreed.values())
-            # a hold that has lapsed learns of it, as from the governor
+            # the owner of a lapsed hold learns of it, as it does from the governor
             return old.replace(holds=holds, trimmed={**old.trimmed, stream: reached})
 
         await update_record(self._bus, self._config.run, update)
@@ -330,7 +333,7 @@ class GarbageCollector:
         return _user(name, holds)
 
     async def _trainers(self, holds: Collection[Hold]) -> list[OfflineTrainer]:
-        """Return the offline trainers, what they take not measured."""
+        """Return the offline trainers, without measuring their size."""
         bus, run, found = self._bus, self._config.run, list[OfflineTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.offline_trainer(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
@@ -348,7 +351,7 @@ class GarbageCollector:
         return trainer._replace(messages=messages, bytes=size)
 
     async def check_unread(self) -> None:
-        """Raise `ConfigError` where anybody holds any of the run's history."""
+        """Raise `ConfigError` if any of the run's history is held."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
         held = (await read_record(self._bus, run)).standing(now_ns)
@@ -358,7 +361,7 @@ class GarbageCollector:
 
 
 def _is_environment(name: str) -> bool:
-    """Whether an environment can have the name; nobody waits for what lies on a subject with another."""
+    """Whether an environment can have the name; no reader waits for subjects with other names."""
     try:
         subjects.check_name("environment", name)
     except ConfigError:
@@ -368,7 +371,7 @@ def _is_environment(name: str) -> bool:
 
 
 def _of_trainer(run: str, name: str) -> list[str]:
-    """Return where an offline trainer stores, in the order in which it goes: what says that it is one last."""
+    """Return the subjects of an offline trainer in the order of deletion; the one that defines it is last."""
     return [
         subjects.state(run, "trainer", subjects.LIVE, name),
         subjects.ledger(run, name),
@@ -377,11 +380,11 @@ def _of_trainer(run: str, name: str) -> list[str]:
 
 
 def _trainer_of(revision: str, trainers: Collection[OfflineTrainer]) -> str | None:
-    """Return a trainer that has batches of a revision yet to train on, and so needs it at every start."""
+    """Return a trainer that still has batches of a revision to train on, and so needs it at every start."""
     return next((needs for one in trainers if one.revision == revision and (needs := one.needs)), None)
 
 
 def _user(revision: str, holds: Collection[Hold]) -> str | None:
-    """Return what writes or reads a revision, by what its hold is about."""
+    """Return which process writes or reads a revision, according to its hold."""
     use = re.compile(rf"(replay|shadow) {revision}|train \S+ on {revision}|export of {revision} to .*", re.DOTALL)
     return next((hold.about for hold in holds if use.fullmatch(hold.about)), None)

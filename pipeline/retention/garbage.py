@@ -1,8 +1,8 @@
-"""Garbage: which history goes when somebody asks for that, by age or size. Pure.
+"""Decides which history is deleted on request, by age or size. Pure.
 
-The governor trims to make room, and no more; this is for people, who may also want what nobody trims by itself gone:
-evaluations, the ledger's beginning, re-scored revisions. The rule is the same, `floor`'s: nothing at or above a claim
-on its subject goes, and the last message of a subject stays, because its writer starts again there.
+The governor trims only to make room. A person may also want to delete history that is never trimmed: evaluations, the
+ledger's beginning, re-scored revisions. The rule is that of `retention_floor`: nothing at or above a claim on its
+subject is deleted, and the last message of a subject stays, because its writer starts again there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 NO_WRITER = "its writer, to start from"
-"""Who needs the last message of every subject."""
+"""Holder of the last message of every subject."""
 
 
 class StoredHeader(NamedTuple):
-    """A stored message without its data; `size` in bytes, as near as can be told."""
+    """A stored message without its data; `size` in bytes is an estimate."""
 
     seq: int
     subject: str
@@ -40,7 +40,7 @@ class StoredHeader(NamedTuple):
 
 @dataclass(slots=True)
 class HeldBack:
-    """What one holder keeps of what should go: bytes, messages, and the first of them."""
+    """What one holder keeps from deletion: bytes, messages, and the first of them."""
 
     bytes: int = 0
     messages: int = 0
@@ -49,7 +49,7 @@ class HeldBack:
 
 @dataclass(slots=True)
 class GcDecision:
-    """What goes from a stream: by subject, everything below a sequence. `held` is by holder."""
+    """What is deleted from a stream: by subject, everything below a sequence. `held` is by holder."""
 
     stream: str
     before: dict[str, int] = field(default_factory=dict)
@@ -59,9 +59,9 @@ class GcDecision:
 
 
 def collectable(stream: str, run: str, revision: str, environments: Iterable[str], ledger: str | None) -> list[str]:
-    """Return the subjects that may be asked to go.
+    """Return the subjects that may be deleted on request.
 
-    What the governor trims, evaluations, and the ledger if named.
+    These are the subjects that the governor trims, evaluations, and the ledger if named.
     """
     names = list(environments)
     found = retention_floor.trimmable(stream, run, revision, names)
@@ -76,7 +76,7 @@ def ledger_claims(facts: RetentionInputs, ledger: str, resumes_at: int) -> list[
     """Return the claims on a ledger.
 
     A trainer that starts again reads from `resumes_at` on (1: it has no checkpoint): the entry before its checkpoint's
-    position proves that the ledger is the one it was trained on.
+    position proves that the ledger is the one it trained on.
     """
     found = [RetentionClaim(LEDGER, ledger, resumes_at, "trainer, for its checkpoint")]
     for env, monitor in (facts.monitors or {}).items():
@@ -85,10 +85,10 @@ def ledger_claims(facts: RetentionInputs, ledger: str, resumes_at: int) -> list[
 
 
 class GcDecider:
-    """Feed it headers, which rise in sequence, until it wants no more; `decision` is then what goes of them.
+    """Feed it headers in ascending sequence until it wants no more; `decision` then says what is deleted.
 
-    What goes is what was stored before `born_before_ns`, and the oldest until `excess` bytes are gone, but nothing that
-    was stored from `kept_from_ns` on. `lasts` is by subject the sequence of its last message.
+    Messages stored before `born_before_ns` are deleted, and the oldest until `excess` bytes are gone, but no message
+    that was stored since `kept_from_ns`. `lasts` has, by subject, the sequence of its last message.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class GcDecider:
         self._lowest: dict[str, RetentionClaim | None] = {}
 
     def decide_message(self, header: StoredHeader) -> bool:
-        """Decide about a message, and say whether the next one matters."""
+        """Decide about a message, and return whether the next one matters."""
         decision, time_ns = self.decision, header.time_ns
         old = self._born_before_ns is not None and time_ns < self._born_before_ns
         if not old and decision.bytes >= self._excess:
-            return False  # all that follows is younger, and enough is gone
+            return False  # all that follow are younger, and enough is gone
         if self._kept_from_ns is not None and time_ns >= self._kept_from_ns:
             return False
         claim = self._claim(header.subject)
@@ -141,7 +141,10 @@ def _hold(decision: GcDecision, holder: str, header: StoredHeader) -> None:
 
 
 class StoredRevision(NamedTuple):
-    """A re-scored revision of the run: what it takes, when it was last written, and who works on it (None: nobody)."""
+    """A re-scored revision of the run: its size, when it was last written, and which process works on it.
+
+    `held` None: no process does.
+    """
 
     name: str
     messages: int
@@ -151,7 +154,7 @@ class StoredRevision(NamedTuple):
 
 
 class OfflineTrainer(NamedTuple):
-    """A trainer on a revision of the past: what its ledger takes, how far it has come, and whether it is at work."""
+    """An offline trainer: the size of its ledger, how far it has come, and whether it is at work."""
 
     name: str
     revision: str
@@ -163,7 +166,7 @@ class OfflineTrainer(NamedTuple):
 
     @property
     def needs(self) -> str | None:
-        """Say what it needs its revision for; None once it has trained on all of it."""
+        """Return why it needs its revision; None once it has trained on all of it."""
         if self.trained >= self.batches:
             return None
         return f"trainer {self.name}, {self.trained} of {self.batches} batches done (--trainer lets it go)"
@@ -172,10 +175,10 @@ class OfflineTrainer(NamedTuple):
 def old_revisions(
     revisions: Iterable[StoredRevision], named: Iterable[str], *, born_before_ns: int | None, excess: int
 ) -> list[StoredRevision]:
-    """Return the revisions that go, whole.
+    """Return the revisions to delete as a whole.
 
-    Those named, those last written before `born_before_ns`, and the oldest until `excess` bytes are gone; never one
-    that somebody works on.
+    These are the named ones, those last written before `born_before_ns`, and the oldest until `excess` bytes are gone;
+    never one that a process works on.
     """
     wanted, found, gone = set(named), list[StoredRevision](), 0
     for one in sorted(revisions, key=lambda one: one.newest_ns):

@@ -1,8 +1,9 @@
-"""Holding history back from trimming, and the record by which holders and the governor agree.
+"""Holds history back from trimming, by a record on which holders and the governor agree.
 
-Everything goes through one key a run, changed by compare-and-set: what the record says may be gone is not promised to
-anybody, and what somebody holds is not deleted. A hold that its owner stops renewing lapses, visibly, and the owner
-learns of it at the next renewal. Times are the server's: the clocks of holders and of the governor may differ.
+Each run has one key for this, changed by compare-and-set: history that may be gone by this record is promised to no
+holder, and held history is not deleted. If its owner stops renewing a hold, the hold lapses; the record shows that, and
+the owner learns of it at the next renewal. Times are the server's, because the clocks of holders and of the governor
+may differ.
 """
 
 import secrets
@@ -27,7 +28,7 @@ _MAX_NAME_CHARS = 50
 
 
 async def update_record(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:
-    """Apply `update` to the record, and retry until no other writer interfered."""
+    """Apply `update` to the record; retry until no other writer interferes."""
     while True:
         entry = await bus.value(keys.RETENTION)
         old = decode_record(entry, run)
@@ -43,8 +44,10 @@ async def update_record(bus: Bus, run: str, update: Callable[[Retention], Retent
 
 @dataclass(slots=True)
 class OpenHold:
-    """An open hold, `name` in the record. Whoever has read on raises what it `needs`; the record follows with the next
-    renewal."""
+    """An open hold, `name` in the record.
+
+    A holder that has read on raises what it `needs`; the record follows with the next renewal.
+    """
 
     name: str
     needs: dict[str, int] = field(default_factory=dict)
@@ -56,9 +59,11 @@ async def holding(
 ) -> AsyncIterator[OpenHold]:
     """Keep the run's history from `needs` (sequence by stream) on while the context is open.
 
-    Each has a key of its own, which begins with `name`: of two that hold for the same work neither ends with the other.
-    One that `yields` gives way where the run would have to wait for room. Raises `NotFoundError` when some of it may be
-    gone already, and while it is open when it could not be renewed within `lease_s` and has lapsed, or has given way.
+    Each hold has a key of its own, which begins with `name`: so two holds for the same work do not end each other. A
+    hold that `yields` gives way if the run would have to wait for room.
+
+    Raises `NotFoundError` if some of the history may be gone already; and, while it is open, if it lapsed because it
+    could not be renewed within `lease_s`, or if it has given way.
     """
     name = f"{check_name('hold', name)[:_MAX_NAME_CHARS]}-{secrets.token_hex(6)}"
     held = OpenHold(name, dict(needs))
@@ -98,7 +103,7 @@ async def holding(
     async def renew() -> None:
         while True:
             await anyio.sleep(lease_s / 4)
-            with suppress(InfrastructureError):  # tried again before it lapses
+            with suppress(InfrastructureError):  # retried before it lapses
                 await write(has_not_lapsed)
 
     await write(is_there)

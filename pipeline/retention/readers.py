@@ -1,6 +1,6 @@
-"""Where the readers of a run's history stand, asked of the broker and told by the ledger.
+"""Finds how far the readers of a run's history have read, from the broker and the ledger.
 
-Everything here only ever moves forward, so that whatever is asked a moment too early is at worst too low.
+All these positions only move forward, so a position that was read a moment too early is at worst too low.
 """
 
 from typing import TypeVar
@@ -31,7 +31,7 @@ E = TypeVar("E", RewardEvent, CurriculumEvent, AlertEvent)
 
 
 class Readers:
-    """Feed it the ledger's entries and, by way of `untrained`, the trainer's reports."""
+    """Feed it the ledger's entries and, through `untrained`, the trainer's reports."""
 
     def __init__(self, service: Service, config: RunConfig) -> None:
         self.untrained = UntrainedReferences()
@@ -52,17 +52,17 @@ class Readers:
         self._logprobs = 1
 
     def entry(self, entry: LedgerEntry) -> None:
-        """The ledger has grown, or this is its last entry."""
+        """Record a new entry of the ledger, or its last one."""
         self.untrained.entry(entry)
         self._watermark, self._events_cursor = entry.watermark, entry.events_cursor
 
     async def claims(self) -> list[RetentionClaim]:
-        """Return what the run's own services claim. Raises `SchemaError` where a commit cannot be read."""
+        """Return the claims of the run's own services. Raises `SchemaError` if a commit cannot be read."""
         return retention_floor.claims(await self.facts(), self._run, self._revision, self._environments)
 
     async def facts(self) -> RetentionInputs:
-        """Return where they stand. Raises as `claims`."""
-        # together, before anything is awaited: what later entries refer to lies above this watermark
+        """Return the readers' positions. Raises as `claims` does."""
+        # together, before anything is awaited: later entries refer only to rollouts above this watermark
         watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest_seqs()
         return RetentionInputs(
             watermark=watermark,
@@ -117,7 +117,7 @@ class Readers:
         return StageProgress(last.commit.cursors, snapshot.covers if snapshot else 0)
 
     async def _settled_logprobs(self, watermark: int) -> int:
-        """Return the sequence of TEACHER below which every message is of a rollout that has an outcome."""
+        """Return the sequence of TEACHER below which every message belongs to a rollout with an outcome."""
         filters = [subjects.logprobs(self._run, self._revision)]
         async with self._bus.read(TEACHER, filters, start=self._logprobs, headers_only=True, follow=False) as messages:
             async for message in messages:

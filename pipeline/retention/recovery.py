@@ -1,9 +1,8 @@
 """Carries out a recovery (`recovery_plan`).
 
-Guarantees that a recovery that was killed at any line is completed by the next: the plan is in a file of the run's
+Guarantees that if a recovery is killed at any line, the next one completes it: the plan is in a file of the run's
 folder before anything changes, each step may be repeated, and `lachesis up` refuses the run until the file is moved
-away. Nothing stored is deleted but the trainer's report and the policy record where they contradict the ledger; the
-file keeps those.
+away. Only the trainer's report and the policy record are deleted, if they contradict the ledger; the file keeps them.
 """
 
 from pathlib import Path
@@ -29,13 +28,13 @@ from lachesis.schemas.values import from_json
 __all__ = ["RECOVERIES", "apply_plan", "read_unfinished"]
 
 RECOVERIES: Final = "recoveries"
-"""Folder, in a run's, of the recoveries that are done: what each did, and what it replaced."""
+"""Folder, inside a run's, of completed recoveries: what each did, and what it replaced."""
 _FILLERS_AT_ONCE = 64
 _RESCORED = ("scorer", "teacher")
 
 
 def read_unfinished(folder: Path) -> RecoveryPlan | None:
-    """Return the recovery that was begun and not completed, None if there is none. Raises `StartupError`."""
+    """Return the recovery that was begun and not completed; None if there is none. Raises `StartupError`."""
     file = folder / RECOVERY_FILE
     try:
         return from_json(RECOVERY_FILE, RecoveryPlan, file.read_bytes())
@@ -46,7 +45,7 @@ def read_unfinished(folder: Path) -> RecoveryPlan | None:
 
 
 async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Path:
-    """Carry out a plan, or what is left of it, and return the file that says what was done."""
+    """Carry out a plan, or the rest of it, and return the file that records it."""
     folder = config.path
     _write(folder, plan)
     if plan.ends and not plan.has_new_copies:
@@ -58,7 +57,7 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     await _put_aside(bus, plan)
     await update_record(bus, plan.run, lambda old: _with_losses(old, plan))
     if plan.rescore_from is not None:
-        there = await bus.consumer_names(ROLLOUTS)  # the server leaves it unanswered where there is none
+        there = await bus.consumer_names(ROLLOUTS)  # without the stream the server does not answer
         for durable in (subjects.durable(stage, plan.run, config.revision) for stage in _RESCORED):
             if durable in there:
                 await bus.rewind(ROLLOUTS, durable, plan.rescore_from)
@@ -72,7 +71,7 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     fsync(folder / RECOVERIES)
     fsync(folder)
     left = await find_contradictions(bus, config, folder=folder)
-    if left:  # something was lost meanwhile, or this plan was not enough
+    if left:  # more was lost meanwhile, or this plan was not enough
         raise StartupError(
             f"the recovery of run {plan.run} is not complete: {describe_contradictions(left)}. Repeat it; if it says "
             f"the same again, report this with {done}, and a backup of the store, or a new run, is the way on"
@@ -85,9 +84,9 @@ def _write(folder: Path, plan: RecoveryPlan) -> None:
 
 
 async def _renew_copies(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> RecoveryPlan:
-    """Make each stream's copies anew from its leader's: a copy that holds what the leader lost would bring it back.
+    """Make each stream's copies again from the leader's: a copy could bring back what the leader lost.
 
-    Raises `StartupError` where another copy than the one that the plan was made of leads meanwhile.
+    Raises `StartupError` if the leader is no longer the copy for which the plan was made.
     """
     folder, replicas = config.path, {kind_of(one.name): one.replicas for one in await bus.describe_streams()}
     for stream in plan.ends:
@@ -107,7 +106,7 @@ async def _renew_copies(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> 
 
 
 async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:
-    """Store fillers until the stream goes beyond what was lost; only the last of them stays."""
+    """Store fillers until the stream goes beyond the lost messages; only the last filler stays."""
     subject = subjects.fillers(plan.run).get(loss.stream)
     if subject is None:
         return
@@ -115,7 +114,7 @@ async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(last + 1, min(loss.last, last + _FILLERS_AT_ONCE) + 1):
                 tasks.start_soon(_store_filler, bus, subject, f"{plan.id}.{loss.stream}.{number}")
-    await bus.delete_all(loss.stream, [subject], keep=1)  # while one is there, the stream cannot fall back behind it
+    await bus.delete_all(loss.stream, [subject], keep=1)  # while one is stored, the stream cannot fall back behind it
 
 
 async def _store_filler(bus: NatsBus, subject: str, name: str) -> None:
@@ -123,7 +122,7 @@ async def _store_filler(bus: NatsBus, subject: str, name: str) -> None:
 
 
 async def _put_aside(bus: NatsBus, plan: RecoveryPlan) -> None:
-    """Delete the values of keys that their services cannot use; one that was stored since stays."""
+    """Delete the values of keys that their services cannot use; a value that was stored since then stays."""
     for key, value in plan.keys.items():
         entry = await bus.value(key)
         if entry is not None and entry.value == value:
@@ -131,7 +130,7 @@ async def _put_aside(bus: NatsBus, plan: RecoveryPlan) -> None:
 
 
 async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
-    """Store a rollout once more, under a sequence that nothing names yet."""
+    """Store a rollout again, under a sequence that nothing refers to yet."""
     message = await bus.get(ROLLOUTS, seq)
     headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
     await bus.publish_large(message.subject, message.data, msg_id=f"recovery.{plan.id}.copy.{seq}", headers=headers)

@@ -1,9 +1,9 @@
-"""Plans how a run whose streams do not fit each other any more goes on with what is left.
+"""Plans how a run goes on if its streams do not fit each other any more.
 
-What is lost stays lost; what is left is kept. Sequences that anything names are never used again: the streams that went
-back are filled up beyond them, so that nothing that was derived from a lost message is taken for another's. Rollouts
-that took such sequences already are stored once more. Rollouts without an outcome are scored again where their scores
-were lost. Training goes back to the newest checkpoint that the ledger knows.
+Lost messages stay lost; the rest is kept. Sequences that anything refers to are never used again: the streams that went
+back are filled up beyond them, so that data derived from a lost message is never taken for another message's. Rollouts
+that already took such sequences are stored again. Rollouts without an outcome are scored again if their scores were
+lost. Training goes back to the newest checkpoint that the ledger knows.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -52,25 +52,25 @@ class StreamLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Training goes back from step `from_step` to `step`, whose checkpoint is `name`; None: to the model begun with."""
+    """Training goes back from step `from_step` to `step`, to checkpoint `name`; None: to the starting model."""
 
     from_step: int
     step: int
     name: str | None
     previous: str | None
-    """What the pointer to the newest checkpoint named."""
+    """The checkpoint that the pointer to the newest one named."""
 
 
 class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recovery does, and the values that it replaces.
+    """The changes that a recovery makes, and the values that it replaces.
 
-    `problems`: why it is needed. `groups`: the lost rollouts that are known by name, by sequence. `copies`: sequences
-    of ROLLOUTS that are stored once more. `rescore_from`: the first rollout that is scored again. `report`: the
-    trainer's last one, which is deleted with all before; `reports`: the sequences of those that stages read last.
-    `policy`: the record of the newest weights, which is deleted. `ends`: of streams of which a cluster holds several
-    copies, where they end; the copies are made anew from the leaders' first, and `has_new_copies` once that is done.
-    `left_out`: messages that their services cannot use, by stream. `keys`: those of the bucket whose values are put
-    aside, with what they held. `elsewhere`: the checkpoint, not in this folder, that the trainer reported last.
+    `problems`: why it is needed. `groups`: the lost rollouts with known names, by sequence. `copies`: sequences of
+    ROLLOUTS that are stored again. `rescore_from`: the first rollout that is scored again. `report`: the trainer's last
+    report, which is deleted with all before it. `reports`: the sequences of the reports that stages read last.
+    `policy`: the record of the newest weights, which is deleted. `ends`: the ends of streams that have several copies
+    in a cluster; the copies are first made again from the leaders', and then `has_new_copies` is set. `left_out`:
+    messages that their services cannot use, by stream. `keys`: keys of the bucket with values that are put aside, and
+    those values. `elsewhere`: the checkpoint, not in this folder, that the trainer reported last.
     """
 
     run: str
@@ -94,13 +94,13 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnusableState(NamedTuple):
-    """What services cannot use of their own messages and keys: where they are, and what is wrong, in words."""
+    """Messages and keys that their own services cannot use: where they are, and what is wrong, in words."""
 
     left_out: LeftOut = NOTHING
     keys: Mapping[str, bytes] = MappingProxyType({})
     problems: Sequence[str] = ()
     from_first_model: bool = False
-    """Whether a person says that no checkpoint is left anywhere: none that may be elsewhere is counted on."""
+    """Whether a person says that no checkpoint is left anywhere, so that none elsewhere is expected."""
 
 
 async def make_plan(
@@ -109,9 +109,9 @@ async def make_plan(
     name: str,
     unusable: UnusableState = UnusableState(),  # noqa: B008 - immutable
 ) -> RecoveryPlan | None:
-    """Return what is to be done, None if all fits. `name` is the recovery's own.
+    """Return the plan, or None if all streams fit. `name` is the recovery's own.
 
-    Raises `StartupError` where the run cannot go on.
+    Raises `StartupError` if the run cannot go on.
     """
     with leaving_out(unusable.left_out):
         return await _make_plan(bus, config, name, unusable)
@@ -159,7 +159,7 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
 
 
 async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, int]:
-    """Return where each stream, and the bucket, ends that has or is to have copies in a cluster."""
+    """Return the ends of the streams and the bucket that have, or should have, copies in a cluster."""
     found = {kind_of(one.name): one for one in await bus.describe_streams()}
     return {stream: one.usage.last for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
 
@@ -182,20 +182,23 @@ async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
         named = [one for one in ends if one.stream == stream]
         first, last = min(one.seq for one in named), max(one.seq for one in named)
         end = (await bus.usage(stream)).last
-        if stream != BUCKET:  # whose sequences are used again: it is only noted what is to be missed no more
-            before_ns = min(one.before_ns for one in named)  # it may have gone back more than once
+        if stream != BUCKET:  # sequences of the bucket are used again: only note what no longer counts as missing
+            before_ns = min(one.before_ns for one in named)  # the stream may have gone back more than once
             first = min(first, await _first_lost(bus, stream, last, before_ns))
         losses.append(StreamLoss(stream=stream, first=first, last=last, end=end))
     return losses
 
 
 async def _is_beyond_belief(bus: NatsBus, one: Contradiction) -> bool:
-    """Whether a mark names what the stream cannot have held: it is written anew, and nothing is filled up to there."""
+    """Whether a mark names a sequence that the stream cannot have held.
+
+    Such a mark is written again, and the stream is not filled up to it.
+    """
     return one.seq > (await bus.usage(one.stream)).last + MAX_LOST
 
 
 async def _first_lost(bus: NatsBus, stream: str, last: int, before_ns: int) -> int:
-    """Return the sequence after the newest message that was stored before the loss; by halving, as times rise."""
+    """Return the sequence after the newest message stored before the loss; a binary search, since times rise."""
     low, high = 1, last
     while low < high:
         middle = (low + high) // 2
@@ -230,7 +233,7 @@ async def _rollouts(bus: NatsBus, run: str, loss: StreamLoss) -> AsyncIterator[S
 
 
 async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> dict[int, str]:
-    """Return the lost rollouts that scores and rewards name, by sequence."""
+    """Return the lost rollouts that scores and rewards refer to, by sequence."""
     found: dict[int, str] = {}
     start = max(1, (await bus.usage(EVENTS)).last - _MAX_EVENTS_READ)
     kinds: tuple[tuple[str, type[ScoreEvent | RewardEvent]], ...] = (
@@ -252,7 +255,7 @@ def _is_in(losses: list[StreamLoss], seq: int) -> bool:
 
 
 async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | None) -> int:
-    """Return the lowest sequence of ROLLOUTS whose score may still be needed: by the batcher, or a normalizer."""
+    """Return the lowest sequence of ROLLOUTS with a score that the batcher or a normalizer may still need."""
     needed = [entry.watermark + 1 if entry is not None else 1]
     for env in config.environments:
         subject = subjects.event("reward", config.run, config.revision, env)
@@ -272,11 +275,10 @@ async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | N
 async def _training(
     bus: NatsBus, config: RunConfig, entry: LedgerEntry | None, trimmed: dict[str, int], *, is_here: bool
 ) -> tuple[CheckpointChange | None, TrainReport | None, PolicyRecord | None, list[str]]:
-    """Return to which checkpoint training goes back, if it has to, the report to delete, and the policy to delete.
+    """Return the checkpoint to go back to, if any, the report and the policy to delete, and damaged checkpoints.
 
-    `is_here`: the trainer has no checkpoints elsewhere, whatever its report says.
-
-    Last come the checkpoints that are damaged, with what is wrong with each.
+    `is_here`: the trainer has no checkpoints elsewhere, whatever its report says. Each damaged checkpoint comes with
+    what is wrong with it.
     """
     run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
@@ -307,7 +309,7 @@ async def _training(
 
 
 async def _reports_read(bus: NatsBus, config: RunConfig) -> list[int]:
-    """Return the sequences of the trainer's reports that are the newest message of LEDGER that a stage read."""
+    """Return the sequences of trainer reports that are the newest LEDGER message that some stage read."""
     subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
     named = {marks[LEDGER].seq for _, marks in await stage_marks(bus, config) if LEDGER in marks}
     found = []
@@ -336,9 +338,9 @@ def _is_ours(config: RunConfig, folder: Path, report: TrainReport | None) -> boo
 async def _known_checkpoint(
     bus: NatsBus, config: RunConfig, path: Path | None
 ) -> tuple[tuple[Path, TrainerState] | None, list[str]]:
-    """Return the newest whole checkpoint whose ledger is the run's, and what is wrong with those before it.
+    """Return the newest whole checkpoint of the run's ledger, and what is wrong with those tried before it.
 
-    The one that `path` names comes before all others.
+    The checkpoint at `path` is tried first.
     """
     faults: list[str] = []
     candidates = known_checkpoints(config.path / CHECKPOINTS)
@@ -359,7 +361,7 @@ async def _known_checkpoint(
 
 
 async def _check_payloads(bus: NatsBus, config: RunConfig, state: TrainerState | None, trimmed: dict[str, int]) -> None:
-    """Raise `StartupError` where what is to be trained on again was trimmed."""
+    """Raise `StartupError` if rollouts that have to be trained on again were trimmed."""
     position = state.position if state is not None else LedgerPosition()
     below = trimmed.get(ROLLOUTS, 1)
     async for entry in follow_ledger(bus, config.run, config.training.name, position, follow=False):
@@ -377,4 +379,4 @@ async def _policy(bus: NatsBus) -> PolicyRecord | None:
         entry = await bus.value(keys.POLICY)
         return decode(PolicyRecord, entry.value) if entry is not None else None
     except (DamagedError, SchemaError):
-        return None  # the trainer writes it anew
+        return None  # the trainer writes it again

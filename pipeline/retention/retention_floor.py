@@ -1,6 +1,6 @@
-"""The floor: how much of each subject's history somebody may still read. Pure.
+"""Computes the floor: from where on each subject's history may still be read. Pure.
 
-What lies below the lowest claim on a subject is needed by nobody, also when processes are killed and restarted. The
+Messages below the lowest claim on a subject are no longer needed, even if processes are killed and restarted. The
 claims:
 
     ROLLOUTS, rl.rollout
@@ -23,8 +23,8 @@ claims:
       trainer            as above
       batcher            may still batch a group that has no outcome yet, so its logprobs stay
 
-Checkpoints, snapshots and cursors only move forward, so a claim that was read a while ago is at worst too low. Whoever
-else reads history, a replay say, registers a hold, which claims whole streams (`retention`).
+Checkpoints, snapshots and cursors only move forward, so a claim that was read a while ago is at worst too low. Any
+other reader of history, for example a replay, registers a hold, which claims whole streams (`retention`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ _TRIMMED_KINDS: tuple[subjects.Kind, ...] = ("score", "dead", "reward", "curricu
 
 
 class RetentionClaim(NamedTuple):
-    """`holder` needs the messages on `subject` (one, or `>` for all of the stream) from sequence `needs` on."""
+    """`holder` needs the messages on `subject` (or all of the stream, with `>`) from sequence `needs` on."""
 
     stream: str
     subject: str
@@ -61,7 +61,7 @@ class RetentionClaim(NamedTuple):
 
 
 class StageProgress(NamedTuple):
-    """Where a stateful stage stands: the cursors of its last commit, and the commit that its last snapshot covers."""
+    """Position of a stateful stage: the cursors of its last commit, and the last commit in its snapshot."""
 
     cursors: Mapping[str, int] = {}
     covers: int = 0
@@ -69,12 +69,12 @@ class StageProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionInputs:
-    """What the log and the broker said, at some time each.
+    """Positions of the readers, from the log and the broker, each read at some time.
 
-    The webhook was sent the alerts up to `webhook` in EVENTS (None: there is none). `acknowledged` is by durable stage,
-    `normalizers`, `curricula` (environments without a curriculum left out) and `monitors` (None: no health service
-    runs) by environment. `batched` is the lowest sequence of ROLLOUTS and of TEACHER that batches may still be fetched
-    from. Every rollout whose logprobs lie below `logprobs` in TEACHER has an outcome.
+    The webhook was sent the alerts up to `webhook` in EVENTS (None: there is no webhook). `acknowledged` is by durable
+    stage; `normalizers`, `curricula` (environments without a curriculum left out) and `monitors` (None: no health
+    service runs) are by environment. `batched` is the lowest sequence of ROLLOUTS and of TEACHER that batches may still
+    be fetched from. Every rollout with logprobs below `logprobs` in TEACHER has an outcome.
     """
 
     watermark: int = 0
@@ -160,13 +160,13 @@ def hold_claims(holds: Mapping[str, Hold]) -> list[RetentionClaim]:
 
 
 def on(claimed: Iterable[RetentionClaim], stream: str, subject: str) -> list[RetentionClaim]:
-    """Return the claims on `subject`, the lowest first: nothing at or above what that needs may go."""
+    """Return the claims on `subject`, the lowest first: nothing at or above the lowest may be deleted."""
     found = (claim for claim in claimed if claim.stream == stream and claim.subject in (subject, ">"))
     return sorted(found, key=lambda claim: claim.needs)
 
 
 class UntrainedReferences:
-    """What batches refer to that a trainer may still fetch: those behind the last one it has reported.
+    """References of batches that a trainer may still fetch: those after the last batch it has reported.
 
     Entries and reports are fed in the order of the ledger.
     """
@@ -174,21 +174,21 @@ class UntrainedReferences:
     def __init__(self) -> None:
         self.position = 0
         """Index of the first entry that matters."""
-        self._batched: dict[int, dict[str, int]] = {}  # by entry, the lowest sequence by stream
+        self._batched: dict[int, dict[str, int]] = {}  # by entry: the lowest sequence by stream
 
     def report(self, report: TrainReport) -> None:
-        """The trainer has a checkpoint that holds entry `report.ledger_index`."""
+        """Record that the trainer has a checkpoint that holds entry `report.ledger_index`."""
         self.position = report.ledger_index + 1
         self._batched = {index: seqs for index, seqs in self._batched.items() if index >= self.position}
 
     def entry(self, entry: LedgerEntry) -> None:
-        """The ledger has grown."""
+        """Record a new entry of the ledger."""
         if entry.batch is None or entry.index < self.position:
             return
         self._batched[entry.index] = lowest_seqs((ref.seq, ref.teacher) for ref in entry.batch.groups)
 
     def lowest_seqs(self) -> dict[str, int]:
-        """Return by stream the lowest sequence that may be fetched; a stream without one is left out."""
+        """Return, by stream, the lowest sequence that may be fetched; a stream without one is left out."""
         found: dict[str, int] = {}
         for seqs in self._batched.values():
             for stream, seq in seqs.items():
@@ -197,7 +197,7 @@ class UntrainedReferences:
 
 
 def lowest_seqs(groups: Iterable[tuple[int, int | None]]) -> dict[str, int]:
-    """Return the lowest sequence by stream, of those that groups have in ROLLOUTS and, if any, in TEACHER."""
+    """Return, by stream, the lowest sequence of `groups` in ROLLOUTS and, if any, in TEACHER."""
     rollouts, teachers = zip(*groups, strict=True)
     known = [seq for seq in teachers if seq is not None]
     return {ROLLOUTS: min(rollouts)} | ({TEACHER: min(known)} if known else {})

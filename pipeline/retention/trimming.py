@@ -1,9 +1,9 @@
 """Trims history so that a run never stops for lack of room that it could make.
 
-What goes in: how full the streams are, and where every reader stands (`floor`). What comes out: deleted history, oldest
-first, from the moment a stream passes `retention.trim_at` of its budget down to `retention.trim_to`; and where that is
-not possible a clear word on who needs what is left. Guarantees that nothing goes that a reader of the run or a hold
-needs, and that only the governor holding the term trims. Dying half-way only leaves more than need be.
+From the sizes of the streams and the positions of all readers (`retention_floor`), it deletes the oldest history when a
+stream passes `retention.trim_at` of its budget, down to `retention.trim_to`. If that is not possible, it reports which
+reader needs the rest. Guarantees that no history that a reader of the run or a hold needs is deleted, and that only the
+governor that holds the term trims. If it dies half-way, more history than necessary stays.
 """
 
 import logging
@@ -37,7 +37,7 @@ _MAX_NAMED_HOLDERS = 4
 
 
 class HistoryTrimmer:
-    """Feed its `readers` with the ledger, and `run` it beside."""
+    """Feed its `readers` with the ledger, and call `run` in a task of its own."""
 
     def __init__(self, service: Service, config: RunConfig, budget: Budget) -> None:
         self.readers = Readers(service, config)
@@ -46,12 +46,12 @@ class HistoryTrimmer:
         self._bus = service.bus
         self._config = config
         self._budget = budget
-        self._done: dict[str, int] = {}  # by subject, below which it is trimmed
-        self._stopped: dict[str, str] = {}  # by stream, why producers wait
+        self._done: dict[str, int] = {}  # by subject: the sequence below which it is trimmed
+        self._stopped: dict[str, str] = {}  # by stream: why producers wait
         self._states_s = self._sweep_s = float("-inf")
 
     async def run(self) -> None:
-        """Trim whenever there is cause to, until cancelled. Raises `FencedError` when a later governor trims."""
+        """Trim whenever it is needed, until cancelled. Raises `FencedError` when a later governor trims."""
         in_office = False
         while True:
             try:
@@ -72,10 +72,10 @@ class HistoryTrimmer:
                 )
             await anyio.sleep(_PERIOD_S)
 
-    # what goes without anybody having to wait for room
+    # deletion that does not depend on room
 
     async def _tidy(self) -> None:
-        """Delete replaced states, of which a start reads the last alone, and chunks that never got a head."""
+        """Delete replaced states, since a start reads only the last, and chunks that never got a head."""
         now = time.monotonic()
         run, orphans_s = self._service.run, self._config.flow.retention.orphans_after_s
         if now - self._states_s >= _STATES_S:
@@ -93,13 +93,13 @@ class HistoryTrimmer:
             self._sweep_s = now
 
     async def _list_orphans(self, stream: str, seqs: Sequence[int]) -> None:
-        """Write down that `seqs` hold nothing that anybody could miss: else they would be taken for lost."""
+        """Record that `seqs` hold nothing of use: otherwise they would count as lost."""
         await update_record(self._bus, self._service.run, lambda old: old.with_orphans(stream, seqs))
 
-    # what goes to make room
+    # deletion that makes room
 
     async def _relieve(self, stream: str) -> None:
-        """Trim a stream that is too full, and say whether that was possible."""
+        """Trim a stream that is too full, and report whether that was possible."""
         excess, short = self._budget.pressure(stream)
         gone, why = 0, None
         if excess > 0:
@@ -118,9 +118,9 @@ class HistoryTrimmer:
         self._say(stream, f"no group is admitted: stream {stream} {full} {why}" if stopped else None)
 
     async def _trim(self, stream: str, excess: int, claimed: Sequence[RetentionClaim]) -> tuple[int, Retention]:
-        """Delete what is oldest until `excess` bytes are gone or nothing more may go; return how many went.
+        """Delete the oldest messages until `excess` bytes are gone or no more may go; return how many bytes went.
 
-        What others stored meanwhile counts against that.
+        Bytes that others stored meanwhile reduce that figure.
         """
         now_ns = await self._bus.server_time_ns()
         record = await update_record(self._bus, self._service.run, lambda old: self._lapsed(old, now_ns))
@@ -129,7 +129,7 @@ class HistoryTrimmer:
         end = await self._old_enough(stream, names, now.last + 1)
         cut, advances = record.trimmed.get(stream, 1), bool(names)
         while advances and first.bytes - now.bytes < excess:
-            # as far as it takes if all were spread evenly; then it is looked at again
+            # as far as needed if bytes were spread evenly; then the figures are read again
             missing = excess - (first.bytes - now.bytes)
             cut = min(end, cut + max(1, (now.last + 1 - cut) * missing // max(now.bytes, 1)))
             before, record = await self._agree(stream, names, claimed, cut)
@@ -147,7 +147,7 @@ class HistoryTrimmer:
     async def _agree(
         self, stream: str, names: Sequence[str], claimed: Sequence[RetentionClaim], cut: int
     ) -> tuple[dict[str, int], Retention]:
-        """Write down how far history may go up to `cut`; return that by subject, and the record as it is then."""
+        """Record how far history may be deleted, up to `cut`; return that by subject, and the new record."""
         before: dict[str, int] = {}
         now_ns = await self._bus.server_time_ns()
 
@@ -162,7 +162,7 @@ class HistoryTrimmer:
         return before, record
 
     async def _send_away(self, stream: str, record: Retention) -> bool:
-        """Drop the holds on a stream that yield to the run, and say whether there were any."""
+        """Drop the holds on a stream that yield to the run, and return whether there were any."""
         names = {name for name, hold in record.holds.items() if hold.yields and stream in hold.needs}
         for name in names:
             log.warning("hold %s (%s) gives way: the run needs the room", name, record.holds[name].about)
@@ -175,9 +175,9 @@ class HistoryTrimmer:
         return bool(names)
 
     def _lapsed(self, old: Retention, now_ns: int) -> Retention:
-        """Return the record without holds that were not renewed. Raises `FencedError` when it is another governor's.
+        """Return the record without holds that were not renewed. Raises `FencedError` if it is another governor's.
 
-        `now_ns` is the server's: what is gone by mistake is gone for good, so no other clock is good enough.
+        `now_ns` is the server's: a deletion by mistake is final, so no other clock is good enough.
         """
         if old.term != self._service.instance:
             raise FencedError(f"governor {old.term} has taken over trimming of run {old.run}")
@@ -190,7 +190,7 @@ class HistoryTrimmer:
         return retention_floor.trimmable(stream, self._service.run, self._service.revision, self._config.environments)
 
     async def _old_enough(self, stream: str, names: Sequence[str], end: int) -> int:
-        """Return a sequence below which everything has the least age; by halving, since times rise with sequences."""
+        """Return a sequence below which all messages have the minimum age; a binary search, since times rise."""
         age_s = self._config.flow.retention.min_age_s
         if not age_s or not names:
             return end
@@ -212,10 +212,10 @@ class HistoryTrimmer:
                 return message
         return None
 
-    # what is said of it
+    # reports
 
     async def _why(self, stream: str, missing: int, claimed: Sequence[RetentionClaim]) -> str:
-        """Say what keeps `missing` more bytes from being trimmed, and what to do."""
+        """Return what keeps `missing` more bytes from being trimmed, and what to do."""
         budget = f"raise streams.{stream.lower()}_bytes"
         if stream == LEDGER:
             return f"the ledger is never trimmed: {budget}"
@@ -228,7 +228,7 @@ class HistoryTrimmer:
             if held is None:
                 continue  # nothing is held there
             first = first or held
-            # in the way is who needs any of as much as is missing, as if bytes were spread evenly
+            # readers in the way: those that need any of the missing bytes, as if bytes were spread evenly
             enough = first.seq + (usage.last + 1 - first.seq) * missing // max(usage.bytes, 1)
             for claim in retention_floor.on(claimed, stream, name):
                 if claim.needs <= max(held.seq, enough):
@@ -247,7 +247,7 @@ class HistoryTrimmer:
         return f"history is still needed by {', '.join(most)}: see that they go on, or {budget}"
 
     def _say(self, stream: str, stopped: str | None) -> None:
-        """Tell why producers have to wait for a stream, None if they need not; log when that begins and ends."""
+        """Report why producers have to wait for a stream, None if they need not; log when that begins and ends."""
         before = self._stopped.pop(stream, None)
         if stopped is not None:
             self._stopped[stream] = stopped
