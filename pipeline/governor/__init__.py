@@ -1,1 +1,1 @@
-"""The governor grants leases, so that no more is generated than can be used."""
+"""The governor: grants leases, so that no more is generated than can be used."""

@@ -15,30 +15,30 @@ Bytes = Annotated[int, Meta(ge=0)]
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """History: what nobody needs any more stays for as long as there is room, and the oldest goes first."""
+    """Retention of history: unneeded history stays as long as there is room, and the oldest is deleted first."""
 
     trim_at: Share = 0.6
     """Share of a stream's byte budget, stored or promised, at which trimming begins; below flow.close_at. Default
     0.6."""
     trim_to: Share = 0.5
-    """Share down to which it is trimmed then. Default 0.5."""
+    """Share down to which the stream is then trimmed. Default 0.5."""
     min_age_s: Annotated[float, Meta(ge=0)] = 0.0
     """Seconds for which history is kept even if producers have to wait for room. Default 0."""
     orphans_after_s: Seconds = 900.0
     """Seconds after which the chunks of a large group are deleted if its head was never stored; a producer that is
-    still at it sends them again. Default 900."""
+    still storing it sends them again. Default 900."""
 
 
 class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Leases. How many sequences they may add up to follows from the batch size and the staleness bound."""
+    """Leases. The batch size and the staleness bound limit how many sequences they may add up to."""
 
     lease_s: Seconds = 20.0
     """Seconds a lease lives unless renewed. After a restart the governor grants nothing for as long. Default 20."""
     retry_s: Seconds = 0.25
-    """Seconds a refused producer is asked to wait. Default 0.25."""
+    """Seconds after which a refused producer should retry. Default 0.25."""
     reserved_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Part of the capacity that is split over the environments that ask, by their weights in batching.mix, evenly
-    without; one below its part goes before those above theirs. Default 0.5."""
+    """Part of the capacity that is split over the environments that request leases, by their weights in batching.mix,
+    or evenly without a mix. An environment below its part is served before those above theirs. Default 0.5."""
     close_at: Share = 0.8
     """Share of a stream's byte budget at which no further lease is granted. Default 0.8."""
     event_bytes_per_group: Bytes = 8192
@@ -49,7 +49,7 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes in TEACHER reserved for each token. Default 4: its logprob. With teacher.top_k = k
     it takes 6 * k + 4 more, with teacher.tokenizers = "align" 8 more."""
     retention: RetentionConfig = RetentionConfig()
-    """What is trimmed, and when."""
+    """Which history is trimmed, and when."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

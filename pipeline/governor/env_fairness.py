@@ -1,12 +1,12 @@
 """Divides the remaining capacity among environments by their weights in a batch. Pure.
 
-Part of the capacity is split by weight: an environment that holds less than its part goes before all that hold more
-than theirs, and the part is kept free for it. Among equals, those that want more than there is are granted sequences in
-proportion to their weights, to within one group. So each has at least its share of what is generated, as long as it
-asks for that much and its part is enough for what it has under way.
-An environment that does not ask reserves nothing, so a silent one blocks nobody. One that generates before it asks, and
-made groups in vain because there was no room, is away while it makes new ones: its turn is kept for so many as it lost,
-for about as long as it was away the last time.
+Part of the capacity is split by weight: an environment that holds less than its part is served before all that hold
+more than theirs, and the part is kept free for it. If environments of equal standing want more than there is, they are
+granted sequences in proportion to their weights, to within one group. So each has at least its share of what is
+generated, as long as it requests that much and its part is enough for the groups it has under way. An environment that
+requests nothing reserves nothing, so a silent one blocks no other. An environment that generates before it requests a
+lease, and lost groups because there was no room, is away while it generates new ones: its turn is kept for as many
+groups as it lost, for about as long as it was away the last time.
 """
 
 import math
@@ -30,7 +30,7 @@ class _WaitingEnv:
 
 @dataclass(slots=True)
 class _ReturningEnv:
-    """An environment that lost groups as outdated: `sequences` that it may bring anew, `group` of them at once.
+    """An environment that lost groups as outdated: it may bring `sequences` again, `group` of them at once.
 
     `left_s`: when it lost the last of them; None: it has come back. `until_s`: how long its turn is kept.
     """
@@ -42,9 +42,9 @@ class _ReturningEnv:
 
 
 class EnvFairness:
-    """What environments hold (leased, or stored without an outcome) and wait for, in sequences.
+    """Sequences that environments hold (leased, or stored without an outcome) and wait for.
 
-    `most_reserved` bounds what all parts together may keep from being used: a whole batch must always find room.
+    `most_reserved` bounds how much all parts together may keep unused: a whole batch must always find room.
     `weights` are those of `batching.mix`; an environment not named there weighs 1.
     """
 
@@ -59,11 +59,11 @@ class EnvFairness:
         self._asked_s: dict[str, float] = {}
         self._waiting: dict[str, _WaitingEnv] = {}
         self._granted: dict[str, float] = {}
-        """Sequences granted to each, divided by its weight; `_turn` is where the last one that was granted stood."""
+        """Sequences granted to each, divided by its weight; `_turn` is this figure of the last one that was granted."""
         self._turn = 0.0
         self._returning: dict[str, _ReturningEnv] = {}
         self._wanted_s: dict[str, float] = {}
-        """When each was refused something last."""
+        """When each was last refused."""
         self._away_s: dict[str, float] = {}
         """Seconds after which each came back when it had lost groups as outdated."""
 
@@ -74,7 +74,7 @@ class EnvFairness:
         self._held[env] -= sequences
 
     def refusal_reason(self, env: str, sequences: int, free: int, now_s: float) -> str | None:
-        """Return why `env` gets no `sequences` of the `free` ones, None if it does."""
+        """Return why `env` gets no `sequences` of the `free` ones; None if it gets them."""
         self._forget(now_s)
         self._asked_s[env] = now_s
         self._mark_returned(env, now_s)
@@ -110,7 +110,7 @@ class EnvFairness:
         """Record that a group of `env` is stored only to be dropped; the environment is about to make another."""
         known = self._returning[env].sequences if env in self._returning else 0
         until_s = now_s + self._patience_s(env)
-        lost = min(known + sequences, self._capacity)  # one that came back and was lost again counts twice
+        lost = min(known + sequences, self._capacity)  # a group that came back and was lost again counts twice
         self._returning[env] = _ReturningEnv(lost, sequences, now_s, until_s)
 
     def _mark_returned(self, env: str, now_s: float) -> None:
@@ -129,7 +129,7 @@ class EnvFairness:
                 del self._returning[env]
 
     def _patience_s(self, env: str) -> float:
-        """Return for how long the turn of an environment that lost groups is kept, from when it was heard last."""
+        """Return how long the turn of an environment that lost groups is kept, counted from its last request."""
         return max(self._waits_s, 2 * self._away_s.get(env, self._waits_s))
 
     @property
@@ -138,10 +138,10 @@ class EnvFairness:
         return 4 * self._config.retry_s + 1.0
 
     def _claim(self, env: str, sequences: int, free: float) -> float:
-        """Return how much of `free` may go to `env` now: so much that what all that wait were granted is in proportion.
+        """Return how much of `free` may go to `env` now, so that all that wait are granted in proportion.
 
-        The one that was granted least for its weight may take all of it, or rounding to groups would leave a rest to
-        nobody; of several such ones that which has waited longest.
+        The environment that was granted least for its weight may take all of it, because rounding to groups would
+        otherwise leave a rest unused. If there are several such environments, the one that has waited longest may.
         """
         below = self._is_below(env, sequences)
         if not below:
@@ -170,7 +170,7 @@ class EnvFairness:
                 free -= places[name][2]
 
     def _level(self, names: Iterable[str], free: float) -> float:
-        """Return how high `free` reaches if it is shared as water fills a vessel of steps."""
+        """Return the level that `free` reaches if it is shared like water that fills a vessel of steps."""
         level, weights, pool = math.inf, 0.0, free
         for name in sorted(names, key=self._start):
             if self._start(name) >= level:
@@ -184,12 +184,15 @@ class EnvFairness:
         return self._held[env] == 0 or self._held[env] + sequences <= self._part(env)
 
     def _part(self, env: str) -> float:
-        """Return what is reserved for `env`, one of those that ask, in sequences."""
+        """Return the sequences reserved for `env`, which is one of those that request leases."""
         return self._most_reserved * self._weight(env) / sum(map(self._weight, self._asked_s))
 
     def _start(self, env: str) -> float:
-        """Return where `env` stands among those that wait. What it did not ask for earlier is not made up for, and
-        what it was refused in the last lease period only up to the capacity."""
+        """Return the standing of `env` among those that wait.
+
+        Sequences that it did not request earlier are not made up for; sequences that it was refused in the last lease
+        period are, up to the capacity.
+        """
         lag = self._capacity / self._weight(env) if env in self._wanted_s or env in self._returning else 0.0
         return max(self._granted.get(env, 0.0), self._turn - lag)
 
@@ -197,7 +200,7 @@ class EnvFairness:
         return self._weights.get(env, 1.0)
 
     def _forget(self, now_s: float) -> None:
-        """Drop who has gone silent: its part after a lease period, its place among the waiting after a few retries."""
+        """Drop silent environments: the part after a lease period, the place among the waiting after a few retries."""
         for env, one in list(self._waiting.items()):
             if now_s - one.refused_s > self._waits_s:
                 del self._waiting[env]

@@ -1,14 +1,14 @@
 """The governor: a state machine that grants leases so that no more is generated than can be used.
 
-What goes in: rollouts as they are stored, ledger entries, the trainer's step, stream sizes, and requests for leases.
-What comes out: replies. The invariant this file alone guarantees: it grants nothing that would make the sequences
-granted, stored without an outcome, or in a batch not yet trained exceed (max_staleness + 1) x batch_size, so nothing
-older than max_staleness steps can pile up. Leased groups may always publish, a late one too, so only what comes late or
-without a lease can pass the bound. A group that was generated without a lease and is too old for every batch to come
-takes part in none of that: it is stored, and dropped by the next entry of the ledger. A lease that is not renewed
-counts until it is certain that nothing was stored under it in time: the passing of time alone ends none, nor does a
-time in which the governor was cut off and could not hear that it is renewed. Time is an argument, seconds on any clock
-that does not jump; it is never read here.
+It takes stored rollouts, ledger entries, the trainer's step, stream sizes and requests for leases, and returns replies.
+
+Only this file guarantees the invariant: it grants nothing that would make the sequences granted, stored without an
+outcome, or in a batch not yet trained exceed (max_staleness + 1) x batch_size. So groups older than max_staleness steps
+cannot pile up. A leased group may always be published, even late, so only late groups and groups without a lease can
+pass the bound. A group that was generated without a lease and is too old for every future batch does not count: it is
+stored, and the next entry of the ledger drops it. A lease that is not renewed counts until it is certain that nothing
+was stored under it in time: passing time alone does not end it, nor does a time in which the governor was cut off and
+could not receive renewals. Time is an argument, seconds on any clock that does not jump; it is never read here.
 """
 
 import math
@@ -28,14 +28,14 @@ from lachesis.schemas.planning_header import Plan
 __all__ = ["Governor", "Lease"]
 
 _MIN_AWAY_S = 2.0
-"""Seconds without contact that no producer would notice, whatever a lease lasts."""
+"""Seconds without contact that no producer would notice, however long a lease lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to generate one group of at most `sequences` and `bytes`, until `expires_s` unless renewed.
 
-    `outdated`: the group exists, and is too old for every batch to come.
+    `outdated`: the group exists, and is too old for every future batch.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _StoredGroup:
-    """`sequences` that count against the capacity: none of an outdated group."""
+    """`sequences` that count against the capacity: 0 for an outdated group."""
 
     env: str
     sequences: int
@@ -56,8 +56,9 @@ class _StoredGroup:
 
 
 class Governor:
-    """`term` names this life of the governor and keeps its lease ids apart from others'; `grants_from_s`: see
-    `wait_until`. `steps`: of the run, each of which trains on one batch; None: it goes on."""
+    """`term` names this life of the governor and keeps its lease ids apart from others'. `grants_from_s`: see
+    `wait_until`. `steps`: the steps of the run, each of which trains on one batch; None: no end is set.
+    """
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Governor:
         self._halted: dict[str, str] = {}
         self._next_batch = 0
         self._trained = 0
-        self._leases: dict[tuple[str, str], Lease] = {}  # by environment and id, which others can guess
+        self._leases: dict[tuple[str, str], Lease] = {}  # by environment and id, because others can guess an id
         self._shares = EnvFairness(config, self.capacity, self.capacity - self._batch_size, batching.mix)
         self.budget = Budget(config)
         self._wanting = False
@@ -95,7 +96,7 @@ class Governor:
     # facts
 
     def member(self, seq: int, env: str, plan: Plan, now_s: float) -> None:
-        """A rollout is stored at `seq`: it counts from now on, and its lease no longer does."""
+        """Record that a rollout is stored at `seq`: it counts from now on, and its lease no longer does."""
         self._saw(seq)
         lease = self._end(plan.lease, env)
         if lease is not None:
@@ -111,7 +112,7 @@ class Governor:
             self.budget.promise(stored.room)
 
     def unreadable(self, seq: int) -> None:
-        """The message at `seq` is no rollout: it takes no capacity; the ledger says what became of it."""
+        """Record that the message at `seq` is no rollout: it takes no capacity; the ledger has its outcome."""
         self._saw(seq)
 
     def _saw(self, seq: int) -> None:
@@ -133,13 +134,13 @@ class Governor:
             self._batches[entry.batch.number] = entry.batch.sequences
 
     def trained(self, step: int) -> None:
-        """The trainer's weights hold every batch below `step`. A trainer that starts again may step back."""
+        """Record that the trainer's weights hold every batch below `step`, which may be lower after a restart."""
         self._trained = step
         self._wanting = False
         self._batches = {number: size for number, size in self._batches.items() if number >= step}
 
     def halt(self, env: str, reason: str | None) -> None:
-        """Grant nothing more to `env`, for `reason`; None: do again. Leases that it has may still be used."""
+        """Grant nothing more to `env`, for `reason`; None: grant again. Leases that it has may still be used."""
         if reason is None:
             self._halted.pop(env, None)
         else:
@@ -150,41 +151,40 @@ class Governor:
         self.budget.update(now_s, streams)
 
     def record_contact(self, now_s: float) -> None:
-        """The broker answered, or a request came.
+        """Record that the broker answered or a request came.
 
-        After a while without either, producers get a lease period to renew what they hold.
+        After a while without either, producers get a lease period to renew their leases.
         """
         away_s = now_s - self._contact_s if self._contact_s is not None else 0.0
         if away_s > max(_MIN_AWAY_S, self.config.lease_s / 4):  # a producer renews four times
             until_s = now_s + self.config.lease_s
             self._leases = {name: replace(lease, expires_s=until_s) for name, lease in self._leases.items()}
-            if self.waits_for_old_leases:  # it could not take over the leases of earlier lives either
+            if self.waits_for_old_leases:  # then it could not take over leases of earlier lives either
                 self._grants_from_s = until_s
         self._contact_s = now_s
 
     def wait_until(self, grants_from_s: float) -> None:
         """Grant nothing before everything stored until `grants_from_s` is known.
 
-        Until then producers renew what they hold from earlier lives, which is taken over, or store what was made of it.
+        Until then producers renew leases of earlier lives, which are taken over, or store groups made under them.
         """
         self._grants_from_s = grants_from_s
 
     @property
     def waits_for_old_leases(self) -> bool:
-        """Whether leases of earlier lives may be held of which nothing is known yet."""
+        """Whether there may be leases of earlier lives that are not known yet."""
         return self._seen_s < self._grants_from_s
 
     def is_due(self, now_s: float) -> bool:
-        """Whether something waits for `seen`: leases whose time is over, or all that want one after a restart."""
+        """Whether something waits for `mark_seen_until`: expired leases, or all requests after a restart."""
         waited = self.waits_for_old_leases and self._grants_from_s <= now_s
         return waited or any(lease.expires_s <= now_s for lease in self._leases.values())
 
     def mark_seen_until(self, now_s: float) -> None:
         """Record that all rollouts stored before `now_s` are known.
 
-        A lease that had expired by then is unused.
-
-        Its producer is gone, or cut off; should it publish after all, that counts when it is stored.
+        A lease that had expired by then is unused: its producer is gone, or cut off. If the producer publishes after
+        all, the rollout counts when it is stored.
         """
         self._seen_s = now_s
         for lease in [lease for lease in self._leases.values() if lease.expires_s <= now_s]:
@@ -194,7 +194,7 @@ class Governor:
     # requests
 
     def answer_request(self, request: LeaseRequest, now_s: float) -> LeaseReply:
-        """Answer a request. A refusal says why and when to ask again."""
+        """Answer a request. A refusal says why and when to retry."""
         self.record_contact(now_s)
         match request.op:
             case "acquire":
@@ -222,7 +222,7 @@ class Governor:
         if lease is not None:
             self._leases[request.env, name] = replace(lease, expires_s=now_s + self.config.lease_s)
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
-        # an earlier life may have granted it: the producer says what that was
+        # an earlier life may have granted it: the producer says how much
         outdated = self._is_outdated(request)
         if self.waits_for_old_leases and self._may_be_granted(request.sequences, request.bytes, outdated=outdated):
             return self._begin(name, request, now_s)
@@ -230,9 +230,9 @@ class Governor:
         return LeaseReply(granted=False, lease=name, reason=reason)
 
     def _may_be_granted(self, sequences: int, size: int, *, outdated: bool) -> bool:
-        """Whether an earlier life can have granted that, beside what was taken over from it already.
+        """Whether an earlier life can have granted that, in addition to the leases taken over from it already.
 
-        What came late has passed the bound, so what is stored and batched says nothing about it.
+        Late groups may have passed the bound, so stored and batched sequences do not count here.
         """
         room = ByteReservation.of(self.config, sequences=sequences, bytes_=size)
         fits = 1 <= sequences <= self._batch_size and (outdated or self.leased + sequences <= self.capacity)
@@ -249,7 +249,7 @@ class Governor:
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
     def _end(self, name: str | None, env: str) -> Lease | None:
-        """End a lease of `env`, if it has one of that id."""
+        """End the lease of `env` with that id, if there is one."""
         lease = self._leases.pop((env, name or ""), None)
         if lease is None:
             return None
@@ -260,7 +260,7 @@ class Governor:
         return lease
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
-        """Return why nothing can be granted, None if it can."""
+        """Return why the request cannot be granted; None if it can."""
         never = self._never_reason(request)
         if never is not None:
             return never
@@ -287,20 +287,22 @@ class Governor:
         return reason
 
     def _expected_age_reason(self, request: LeaseRequest) -> str | None:
-        """Return why a group that exists should not use up room: all that is stored already comes into batches first,
-        and by then it is too old. None: it is not, or is still to be generated."""
+        """Return why an existing group should not use up room; None if it may, or is not generated yet.
+
+        All groups that are stored already are batched first, and by then this one is too old.
+        """
         ahead = self._next_batch + self.accepted // self._batch_size
         if request.policy_step is None or request.policy_step + self._max_staleness >= ahead:
             return None
         return f"made by policy step {request.policy_step}, it would be too old for the batch {ahead} that has room"
 
     def _is_outdated(self, request: LeaseRequest) -> bool:
-        """Whether a lease is wanted for a group because the batcher will drop it, whichever batch comes next."""
+        """Whether the requested lease is for a group that the batcher will drop, whichever batch comes next."""
         step = request.policy_step if request.outdated_only else None
         return step is not None and step + self._max_staleness < self._next_batch
 
     def _never_reason(self, request: LeaseRequest) -> str | None:
-        """Return why what is asked for can never be granted, None if it can be some time."""
+        """Return why the request can never be granted; None if it can be some time."""
         if request.sequences > self._batch_size:
             return (
                 f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
@@ -310,7 +312,7 @@ class Governor:
         return self.budget.reason_never_possible(room)
 
     def _closed(self, env: str) -> str | None:
-        """Return why nothing at all is granted to an environment now."""
+        """Return why nothing at all is granted to an environment now; None if leases are."""
         if self._next_batch >= self._steps:
             return f"the batches of all {self._steps} steps are formed: no more rollouts are needed"
         return self._halted.get(env)
@@ -343,14 +345,14 @@ class Governor:
 
     @property
     def blocked(self) -> bool:
-        """Whether somebody was refused, and nothing is under way that could change that.
+        """Whether a producer was refused, and nothing is under way that could change that.
 
-        Then only a batch smaller than it should be can free capacity.
+        Then only an incomplete batch can free capacity.
         """
         return self._wanting and not self._leases and self.untrained == 0
 
     def status(self, run: str) -> AdmissionStatus:
-        """Return what the batcher is told: whether nothing more can be admitted, and what that is known from."""
+        """Return the status for the batcher: whether nothing more can be admitted, by what has been read."""
         return AdmissionStatus(
             run=run, blocked=self.blocked, last_rollout=self._last_rollout, last_entry=self._last_entry
         )
@@ -358,7 +360,7 @@ class Governor:
     def metrics(self) -> dict[str, float]:
         """Return figures for monitoring under `flow/`.
 
-        Once the last step is taken nothing is outstanding any more.
+        Once the last step is taken, nothing is outstanding any more.
         """
         bound = {"flow/capacity": self.capacity, "flow/outstanding": self.outstanding}
         return {

@@ -1,10 +1,10 @@
-"""The governor as a service.
+"""Runs the governor as a service.
 
 It knows every rollout and every outcome, and answers requests for leases.
 
-Fail closed: it serves only once it has caught up with the log, and after a restart grants only when every lease that an
-earlier life may have granted has run out or was renewed. A lease ends unused only once the log was read beyond its end.
-One governor a run: its term is written to the log, and a later one ends it.
+It fails closed: it serves only once it has caught up with the log, and after a restart it grants only when every lease
+that an earlier life may have granted has run out or was renewed. A lease ends unused only once the log was read beyond
+its end. A run has one governor: its term is written to the log, and a later term ends it.
 """
 
 import hashlib
@@ -71,11 +71,11 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             request = decode(LeaseRequest, data)
         except SchemaError as error:
             return encode(LeaseReply(granted=False, reason=str(error)))
-        if request.env != env:  # who may ask on this subject has the key of this environment
+        if request.env != env:  # only the key of this environment permits requests on this subject
             return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
         was_blocked = governor.blocked
         reply = governor.answer_request(request, time.monotonic())
-        if governor.blocked and not was_blocked:  # the batcher waits for that
+        if governor.blocked and not was_blocked:  # the batcher waits for this status
             await follower.publish_status()
         return encode(reply)
 
@@ -87,7 +87,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             for env in config.environments:
                 subject = subjects.lease(service.run, env)
                 await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
-            if term.has_predecessor:  # from now on producers can renew what they hold
+            if term.has_predecessor:  # from now on producers can renew their leases
                 governor.wait_until(time.monotonic() + config.flow.lease_s)
             service.mark_ok()
             await service.draining.wait()
@@ -95,7 +95,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
 
 
 async def _check_store(service: Service, config: RunConfig) -> None:
-    """Raise `HistoryLostError` where a stream or the bucket went back behind what others name of it."""
+    """Raise `HistoryLostError` if a stream or the bucket went back behind messages that others refer to."""
     check = service.retrying("check that no stream went back")
     await check(refuse_lost_ends, service.bus, service.run, folder=config.path)
 
@@ -111,7 +111,7 @@ class _Term:
 
     @classmethod
     async def acquire(cls, service: Service) -> "_Term":
-        """Write a term after the last one."""
+        """Write a new term after the last one."""
         subject = subjects.state(service.run, "governor", service.revision, "0")
         last, seq = await _read_term(service.bus, subject)
         index = last.index + 1 if last else 0
@@ -143,7 +143,7 @@ def _is_term(snapshot: StateSnapshot) -> bool:
 
 
 async def check_term(bus: Bus, config: RunConfig) -> None:
-    """Raise `VersionError` where the governor would refuse the last term."""
+    """Raise `VersionError` if the governor would refuse the last term."""
     await _read_term(bus, subjects.state(config.run, "governor", config.revision, "0"))
 
 
@@ -153,7 +153,7 @@ async def _read_term(bus: Bus, subject: str) -> tuple[StateSnapshot | None, int]
 
 
 class _Follower:
-    """Feeds the governor with what the log says."""
+    """Feeds the governor from the log."""
 
     def __init__(self, service: Service, config: RunConfig, governor: Governor) -> None:
         self.service = service
@@ -175,7 +175,7 @@ class _Follower:
         self.peers = PeerAcknowledgements()
 
     async def catch_up(self) -> None:
-        """Take in everything that is stored now: the last entry is the whole state of the ledger."""
+        """Read everything that is stored now: the last entry is the whole state of the ledger."""
         bus = self.service.bus
         async with bus.read(subjects.LEDGER, [self.report_subject], follow=False) as reports:
             async for message in reports:
@@ -192,7 +192,7 @@ class _Follower:
             self._heed(env)
         try:
             policy = await bus.value(keys.POLICY)
-        except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
+        except DamagedError as error:  # as if no step were taken, which grants less, until the trainer's next record
             self.service.set_problem("policy", str(error))
         else:
             if policy is not None:
@@ -202,7 +202,7 @@ class _Follower:
         await self._read_members()
 
     async def _read_members(self) -> None:
-        """Take in the rollouts that are stored now."""
+        """Read the rollouts that are stored now."""
         async with self.service.bus.read(
             subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True, follow=False
         ) as stored:
@@ -210,7 +210,7 @@ class _Follower:
                 self._member(message)
 
     async def _take_up_untrained(self) -> None:
-        """Tell of the entries that a trainer may take up again, one by one: without any report it is all of them."""
+        """Apply the entries that a trainer may train on again, one by one: without any report, all of them."""
         bus, run = self.service.bus, self.service.run
         begin = await position_before(bus, run, self.trainer, self.readers.untrained.position)
         async with aclosing(follow_ledger(bus, run, self.trainer, begin, follow=False)) as entries:
@@ -251,7 +251,7 @@ class _Follower:
         self.next_report = message.seq + 1
         try:
             report = decode(TrainReport, message.data)
-        except SchemaError as error:  # history is kept as if it had not been made
+        except SchemaError as error:  # history is kept as if the report had not been made
             self.service.set_problem("report", f"a trainer's report cannot be read: {error}")
         else:
             self.service.set_problem("report", None)
@@ -265,14 +265,14 @@ class _Follower:
     def _trained(self, record: bytes) -> None:
         try:
             step = decode(PolicyRecord, record).policy_version.step
-        except SchemaError as error:  # nothing is known to be trained by it; the next one tells
+        except SchemaError as error:  # it does not count as trained; the next one corrects that
             self.service.set_problem("policy", f"the policy record cannot be read: {error}")
         else:
             self.service.set_problem("policy", None)
             self.governor.trained(step)
 
     async def alerts(self) -> None:
-        """Follow where the environments stand: nothing is granted to one that is halted."""
+        """Follow the standing of the environments: nothing is granted to a halted one."""
         subject = subjects.event("alert", self.service.run, self.service.revision)
         async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.last_seq + 1) as alerts:
             async for message in alerts:
@@ -289,11 +289,11 @@ class _Follower:
                 self.peers.hear(beat, time.monotonic())
 
     async def streams(self) -> None:
-        """Once a second look at the streams, for all that asks how far they go, and let leases run out."""
+        """Once a second, measure the streams for everything that needs their ends, and let leases run out."""
         watch = await StreamWatch.open(self.service)
         while True:
             try:
-                await self.ends.read_acknowledged()  # before the streams, which go at least as far
+                await self.ends.read_acknowledged()  # before the streams, so that those go at least as far
                 asked_s, found = time.monotonic(), await find_streams(self.service.bus)
                 watch.check(found)
                 self._measure(found, asked_s)
@@ -308,7 +308,7 @@ class _Follower:
             await anyio.sleep(_USAGE_S)
 
     async def _mark_ends(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
-        """Write how far the streams go, unless one went back. Raises `HistoryLostError` where one did."""
+        """Write the ends of the streams, unless one went back. Raises `HistoryLostError` if one did."""
         lost = self.peers.describe_lost(found, asked_s)
         self.service.set_problem("acknowledged", lost, mend=_PEER_HINT)
         try:
@@ -318,9 +318,9 @@ class _Follower:
             self.service.set_problem("marks", f"how far the streams go was not written down: {error}")
 
     def _measure(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
-        """Tell the governor what the streams hold, and how much may still be stored on their disk.
+        """Pass the sizes of the streams, and the free space on their disk, to the governor.
 
-        Raises `NotFoundError` where one of them is not there.
+        Raises `NotFoundError` if one of the streams does not exist.
         """
         missing = [name for name in MEASURED_STREAMS if name not in found]
         if missing:
@@ -333,14 +333,14 @@ class _Follower:
         self.governor.record_contact(time.monotonic())
 
     async def _let_run_out(self) -> None:
-        """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
+        """End the expired leases under which nothing is stored, as only the log shows."""
         now_s = time.monotonic()
         if self.governor.is_due(now_s):
             await self._read_members()
             self.governor.mark_seen_until(now_s)
 
     async def publish_status(self) -> None:
-        """Say whether anything more can be admitted. One that is lost is followed by the next."""
+        """Publish whether anything more can be admitted. If a message is lost, the next one follows."""
         status = self.governor.status(self.service.run)
         with suppress(InfrastructureError):
             await self.service.bus.broadcast(subjects.admission(self.service.run), encode(status))
@@ -352,6 +352,6 @@ class _Follower:
 
 
 def _disk_bytes(store: Path) -> int | None:
-    """Return what may still be stored on the disk under the streams, bytes; None: not known."""
+    """Return the bytes that may still be stored on the disk under the streams; None: not known."""
     room = disk_room(store)
     return max(0, room.free_bytes - KEEP_FREE_BYTES) if room.total_bytes else None
