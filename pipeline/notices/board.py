@@ -1,9 +1,9 @@
-"""Folds what is known of a run into the notices that hold now. Pure: no bus, no clock, no files.
+"""Derives the current notices of a run from all that is known of it. Pure: no bus, no clock, no files.
 
-In: heartbeats, what a supervisor sees of processes, and notices that others found (a full disk, a stream at its bound).
-Out: one notice for each thing that stands in the way or harms the run, the worst first, for as long as it holds.
-Guarantees that what one service has to say hides nothing of the others, and that a time in which the one who asks was
-held up himself makes nobody silent.
+It reads heartbeats, the supervisor's view of processes, and notices found elsewhere (a full disk, a stream at its
+bound). It returns one notice for each thing that blocks or harms the run, the worst first, for as long as it holds.
+Guarantees that notices of one service hide none of the others, and that no process counts as silent for a time in which
+the caller itself was held up.
 """
 
 import math
@@ -29,28 +29,28 @@ from lachesis.schemas.notices import MAX_NOTICES, Notice
 __all__ = ["NoticeBoard"]
 
 _LONG_WAIT_S = 7.0
-"""Seconds of waiting from which on a person has to know: shorter waits are part of a healthy run."""
+"""Seconds of waiting after which a person has to know: shorter waits are part of a healthy run."""
 _TICK_S = 3.0
-"""Two looks that are further apart than this: the one who looks was held up, and heard nothing meanwhile."""
+"""Seconds between two looks; if they are further apart, the caller was held up and heard nothing meanwhile."""
 _RECOVERY_S = 5.0
-"""Seconds after the server was away in which those that waited for it may still say so."""
+"""Seconds after the server is back in which services that waited for it may still say so."""
 _FORGET_S = 600.0
-"""Seconds after which a silent process is forgotten of whose service others speak."""
+"""Seconds after which a silent process is forgotten if other processes of its service send heartbeats."""
 _LIVES_S = 300.0
 _MAX_PROCESSES = 1024
 _MAX_HELD = 256
-"""Notices of a run at most: heartbeats may come from anybody in it."""
+"""Maximum number of notices of a run: heartbeats may come from any process in it."""
 _MANY_LIVES = 4
-"""Lives of one replica within `_LIVES_S` from which they are no accident."""
+"""From this many lives of one replica within `_LIVES_S`, they are no accident."""
 _SERVER = "server"
 _DISK = "disk"
-"""What is reported about the disk under the run's own server."""
+"""Key of reports about the disk under the run's own server."""
 _STALLED = "stalled for "
 """Begins the note of a service that waits for the server."""
 
 
 class NoticeBoard:
-    """What is known of one run. `grace_s`: how long a service may be unheard of after the first look."""
+    """All that is known of one run. `grace_s`: how long a service may send nothing after the first look."""
 
     def __init__(self, expected: ExpectedRun, *, grace_s: float = SILENT_S) -> None:
         self.progress = StepProgress(expected.trains, expected.steps)
@@ -65,7 +65,8 @@ class NoticeBoard:
         self._states: Mapping[int, str] = {}
         self._held: Mapping[int, str] = {}
         self._supervised: set[int] = set()
-        """Pids of processes that the supervisor has started; others of the run may be started beside them."""
+        """Pids of processes that the supervisor has started; other processes of the run may have been started by
+        hand."""
         self._found: dict[str, list[Notice]] = {}
         self._server_away_s = -math.inf
         self._store_full_s = -math.inf
@@ -73,7 +74,7 @@ class NoticeBoard:
     # facts
 
     def hear(self, beat: Heartbeat, now_s: float) -> None:
-        """Take in a heartbeat that came at `now_s`."""
+        """Record a heartbeat that came at `now_s`."""
         if beat.service == SUPERVISOR:
             return
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -90,31 +91,31 @@ class NoticeBoard:
         self.progress.hear(beat, now_s)
 
     def see_processes(self, facts: Iterable[ProcessFact]) -> None:
-        """Take in how the planned processes stand; only their supervisor knows."""
+        """Record the state of the planned processes, which only their supervisor knows."""
         self._facts = list(facts)
         self._states = {fact.pid: fact.state for fact in self._facts if fact.pid is not None}
         self._held = {fact.pid: fact.held for fact in self._facts if fact.pid is not None and fact.held}
         self._supervised |= self._states.keys()
 
     def see_states(self, states: Mapping[int, str]) -> None:
-        """Take in the kernel's states of processes of this machine, by pid: letters of proc(5), "" for none."""
+        """Record the kernel's states of processes of this machine, by pid: letters of proc(5), "" for none."""
         self._states = states
 
     def report(self, about: str, notices: Iterable[Notice]) -> None:
-        """Take in what was found elsewhere `about` something, in the place of what was found before."""
+        """Record notices found elsewhere `about` something; they replace the earlier ones about it."""
         known = {(one.source, one.key): one.since_ns for one in self._found.get(about, ())}
         self._found[about] = [
             msgspec.structs.replace(one, since_ns=known.get((one.source, one.key)) or one.since_ns) for one in notices
         ]
 
     def report_server(self, notice: Notice | None) -> None:
-        """Take in why the server cannot be reached, None: it can. Without it nobody can be heard."""
+        """Record why the server cannot be reached; None: it can. Without it no heartbeat arrives."""
         self.report(_SERVER, [] if notice is None else [notice])
 
     def silent_for_s(self, pid: int, now_s: float) -> float | None:
-        """Return for how long a process has sent no heartbeat, None: it never sent one.
+        """Return for how long a process has sent no heartbeat; None: it never sent one.
 
-        Times at which nobody could be heard do not count.
+        Times at which no heartbeat could arrive do not count.
         """
         heard = [one.heard_s for one in self._heard.values() if one.beat.pid == pid]
         if not heard:
@@ -124,7 +125,7 @@ class NoticeBoard:
     # notices
 
     def notices(self, now: Moment) -> list[Notice]:
-        """Return what holds now: what stops the run first, then by when it began."""
+        """Return the notices that hold now: those that stop the run first, then by when they began."""
         self._pass_over_blindness(now.s)
         self._forget(now.s)
         speaking, silent = self._by_speech(now.s)
@@ -156,7 +157,7 @@ class NoticeBoard:
         self._looked_s = now_s
 
     def _forget(self, now_s: float) -> None:
-        """Forget processes that ended: in order, as their supervisor saw, or as others took their places."""
+        """Forget processes that drained, that ended as their supervisor saw, or that others replaced."""
         ended = self._supervised - self._states.keys()
         for key, one in list(self._heard.items()):
             if now_s - one.heard_s <= 1.0:
@@ -189,7 +190,7 @@ class NoticeBoard:
             yield from notices
 
     def _problems(self, speaking: Sequence[HeardProcess]) -> Iterator[Notice]:
-        """Yield what services say of themselves; processes of a service that say the same are one notice."""
+        """Yield the problems that services report; if processes of a service report the same, that is one notice."""
         found: dict[tuple[str, str], Notice] = {}
         for one in speaking:
             for notice in one.beat.stage.notices[:MAX_NOTICES]:
@@ -199,7 +200,7 @@ class NoticeBoard:
         yield from found.values()
 
     def _waits(self, speaking: Sequence[HeardProcess], now: Moment) -> Iterator[Notice]:
-        """Yield what is waited for; however many processes wait for the same thing, it is one notice."""
+        """Yield a notice for each thing that is waited for, however many processes wait for it."""
         found: dict[tuple[str, str], Notice] = {}
         if any(one.stops for one in self._found.get(_DISK, ())):
             self._store_full_s = now.s
@@ -209,9 +210,9 @@ class NoticeBoard:
                 continue
             note = one.wait_note or "it does not say for what"
             if any(said.stops and said.what == note for said in one.beat.stage.notices):
-                continue  # it says so itself
+                continue  # it reports that itself
             if is_store_full and note.startswith(_STALLED):
-                continue  # the full disk under the server is said already
+                continue  # there is a notice of the full disk under the server already
             service, key = one.beat.service, f"waits/{without_figures(note)}"
             mine = Notice(
                 key=key,
@@ -244,7 +245,7 @@ class NoticeBoard:
             yield Notice(key=f"name/{shared.name}", source=shared.service, what=shared.text, mend=shared.mend)
 
     def _many_lives(self, now: Moment) -> Iterator[Notice]:
-        """Yield a notice for each replica that was started again and again, where no supervisor tells of its ends."""
+        """Yield a notice for each replica that was started again and again, if no supervisor reports its ends."""
         if self._facts is not None:
             return
         for (service, replica), times in self._lives.items():
@@ -260,7 +261,7 @@ class NoticeBoard:
 
 
 def _together(one: Notice, other: Notice) -> Notice:
-    """Return one notice of what two processes of a service say alike."""
+    """Return one notice for two processes of a service that report the same."""
     since = [at for at in (one.since_ns, other.since_ns) if at is not None]
     return msgspec.structs.replace(
         one,
@@ -271,7 +272,7 @@ def _together(one: Notice, other: Notice) -> Notice:
 
 
 def _bounded(found: Iterable[Notice]) -> Iterator[Notice]:
-    """Yield notices, of each source so many at most."""
+    """Yield notices, up to a maximum number for each source."""
     count: Counter[str] = Counter()
     for one in found:
         count[one.source] += 1

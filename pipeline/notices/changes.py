@@ -1,4 +1,4 @@
-"""Tells which notices begin and which end, and keeps those of a run. Pure."""
+"""Finds out which notices begin and which end, and keeps the notices of a run. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from lachesis.schemas.notices import Notice
 __all__ = ["NoticeChanges", "NoticeHistory", "PastNotice"]
 
 _GONE_S = 5.0
-"""Seconds after which a notice that is no longer there is over: one that comes back sooner never went."""
+"""Seconds of absence after which a notice is over; one that comes back sooner counts as uninterrupted."""
 _MAX_PAST = 200
 
 
 class PastNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice of a run that was, and when it was over, Unix ns; None: it held to the end."""
+    """A notice of an earlier time, and when it was over, Unix ns; None: it held to the end of the run."""
 
     notice: Notice
     until_ns: int | None = None
@@ -34,18 +34,18 @@ class _Open:
 
 
 class NoticeChanges:
-    """The notices that were said to hold."""
+    """The notices that were reported as open."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _Open] = {}
 
     @property
     def open(self) -> list[Notice]:
-        """Those that hold, as they were last."""
+        """The open notices, in their last form."""
         return [one.notice for one in self._open.values()]
 
     def update(self, notices: Iterable[Notice], now_s: float) -> _Change:
-        """Take in the notices that hold at `now_s`; return those that began, and those that are over."""
+        """Compare with the notices that hold at `now_s`; return those that began, and those that are over."""
         begun = []
         for notice in notices:
             key = notice.source, notice.key
@@ -57,14 +57,14 @@ class NoticeChanges:
 
 
 class NoticeHistory:
-    """The notices of a run, those that are over among them; the oldest of many are forgotten."""
+    """The notices of a run, including those that are over; if there are too many, the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._past: list[PastNotice] = []
         self._open: list[Notice] = []
 
     def record(self, still_open: Sequence[Notice], ended: Iterable[Notice], now_ns: int) -> None:
-        """Take in what holds now, and what is over."""
+        """Record the notices that hold now, and those that are over."""
         self._open = list(still_open)
         self._past += [PastNotice(notice=one, until_ns=now_ns) for one in ended]
         del self._past[:-_MAX_PAST]

@@ -1,4 +1,4 @@
-"""Facts about a run that notices are derived from, beside heartbeats. Pure."""
+"""Defines the facts, other than heartbeats, from which notices about a run are derived. Pure."""
 
 import re
 from collections.abc import Collection
@@ -10,7 +10,7 @@ __all__ = ["ExpectedRun", "HeardProcess", "Moment", "ProcessFact", "held_up_by",
 
 _WELL_S = 3.0
 _VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
-"""Ids of groups, counts and times: two processes that wait for the same thing differ in them."""
+"""Matches ids of groups, counts and times: the texts of two processes that wait for the same thing differ in them."""
 _HELD_UP = {
     "governor": ("environments",),
     "inference-policy": ("environments",),
@@ -27,35 +27,35 @@ _HELD_UP = {
     "curriculum": ("the choice of tasks",),
     "health": ("health checks",),
 }
-"""By service who waits for it."""
+"""Services that wait for each service."""
 
 
 def held_up_by(service: str) -> list[str]:
-    """Return who waits where `service` does not work."""
+    """Return what waits if `service` does not work."""
     known = _HELD_UP.get(service) or _HELD_UP.get(service.partition("-")[0], ())
     return list(known)
 
 
 def without_figures(text: str) -> str:
-    """Return a text without what varies while it means the same: ids, counts and times."""
+    """Return a text without ids, counts and times, which vary while the meaning is the same."""
     return _VARIES.sub("#", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One moment by two clocks: seconds of one that does not jump, and Unix ns."""
+    """One moment on two clocks: seconds of a clock that does not jump, and Unix ns."""
 
     s: float
     ns: int
 
     def ago_ns(self, then_s: float) -> int:
-        """Return the Unix ns of a time of the first clock."""
+        """Return the Unix ns of a time on the first clock."""
         return max(0, self.ns - round((self.s - then_s) * 1e9))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRun:
-    """What a run should be. `services`: those that send heartbeats. `steps`: that it trains; None: no end is set."""
+    """The expected form of a run. `services`: those that send heartbeats. `steps` to train; None: no end is set."""
 
     services: Collection[str] = ()
     trains: bool = True
@@ -66,9 +66,9 @@ class ExpectedRun:
 class ProcessFact:
     """One planned process as its supervisor sees it. Times are seconds of the clock of `Moment`.
 
-    `pid` None: it does not run; `state`: its state by the kernel, a letter of proc(5). `failing`: how its last life
-    ended, until it works again; `ends`: how often it ended within `ends_within_s`; `recurs`: so often, and so lately,
-    that it will end again. `held`: the line of code that holds its interpreter; empty: none is known to.
+    `pid` None: it does not run. `state`: its state in the kernel, a letter of proc(5). `failing`: how its last life
+    ended, until it works again. `ends`: how often it ended within `ends_within_s`. `recurs`: it ended so often and so
+    recently that it will end again. `held`: the line of code that holds its interpreter; empty: none is known.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ProcessFact:
 
 @dataclass(slots=True)
 class HeardProcess:
-    """A process that sent heartbeats: when the first and the newest came."""
+    """A process that sent heartbeats, and when the first and the newest arrived."""
 
     first_s: float
     heard_s: float
@@ -98,23 +98,23 @@ class HeardProcess:
     waits_seen_s: float = 0.0
     wait_note: str = ""
     _emitted: int = 0
-    """What it had stored when it began to wait."""
+    """Number of messages it had stored when it began to wait."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for what a healthy run has.
+        """Whether it waits for something that a healthy run has.
 
-        An environment at its limit does not: that is how a healthy run looks. A governor in that state does: nothing is
+        An environment at its limit does not: that is normal in a healthy run. A governor in that state does: nothing is
         admitted any more.
         """
         state = self.beat.stage.state
         return state == "waiting" or (state == "backpressure" and self.beat.service == "governor")
 
     def hear(self, beat: Heartbeat, now_s: float) -> None:
-        """Take in its newest heartbeat, which came at `now_s`.
+        """Record its newest heartbeat, which came at `now_s`.
 
-        What waits for something tries again and again, and looks well in between: its wait is over once it has stored
-        something, or looked well for a while.
+        A process that waits retries again and again, and looks healthy in between. So its wait is over only once it has
+        stored something, or has looked healthy for a while.
         """
         self.heard_s, self.beat = now_s, beat
         if self.is_waiting:

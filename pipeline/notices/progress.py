@@ -1,4 +1,4 @@
-"""Derives the notices of a run that trains nothing although its services speak. Pure."""
+"""Derives the notices of a run that trains nothing although its services send heartbeats. Pure."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,16 +11,16 @@ from lachesis.schemas.notices import Notice
 __all__ = ["StepProgress", "fruitless_warning"]
 
 _USUAL_STEPS = 5.0
-"""No step for so many times as long as one usually takes is a standstill,"""
+"""No step for this many times as long as a step usually takes is a standstill,"""
 _MIN_STANDSTILL_S = 60.0
-"""but not before so many seconds; and before the first step, of which nothing is known,"""
+"""but not before this many seconds; and before the first step, when no usual time is known,"""
 _FIRST_STEP_S = 300.0
 """not before these."""
 _KEPT_STEPS = 32
 _MIN_GROUPS = 20
-"""Groups below which nothing is said of what became of them all."""
+"""With fewer groups than this, there is no warning about their outcomes."""
 _FRUITLESS = ("zero_variance", "unscorable", "untrainable", "quarantined", "dead", "oversized")
-"""Outcomes that more groups will not change. Stale ones come and go, as after a restart."""
+"""Outcomes that more groups will not change. Stale groups come and go, for example after a restart."""
 _MENDS = {
     "zero_variance": "the answers of a group all get the same reward: look at task and raters with `lachesis dev ENV`",
     "unscorable": "no answer got a score: look at the raters with `lachesis dev ENV`",
@@ -34,7 +34,7 @@ _FLOW = ("scorer", "teacher", "normalizer", "batcher", "trainer")
 
 
 def fruitless_warning(outcomes: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return what is wrong if none of these groups was batched, and how to mend it; else None."""
+    """Return the problem and its remedy if none of these groups was batched; else None."""
     found = {kind: outcomes[kind] for kind in _FRUITLESS if outcomes.get(kind, 0) > 0}
     if outcomes.get("batched", 0) > 0 or sum(found.values()) < _MIN_GROUPS:
         return None
@@ -43,14 +43,14 @@ def fruitless_warning(outcomes: Mapping[str, int]) -> tuple[str, str] | None:
 
 
 class StepProgress:
-    """Follows the optimizer steps and what became of the groups since the last batch, by heartbeats."""
+    """Follows the optimizer steps, and the outcomes of groups since the last batch, by heartbeats."""
 
     def __init__(self, trains: bool, steps: int | None) -> None:
         self._trains = trains
         self._steps = steps
         self.step: int | None = None
         self._last_s: float | None = None
-        """When the newest step ended, or the trainer was heard first."""
+        """When the newest step ended, or when the trainer's first heartbeat came."""
         self._took_s: deque[float] = deque(maxlen=_KEPT_STEPS)
         """How long the newest steps took."""
         self._base: dict[str, int] = {}
@@ -59,7 +59,7 @@ class StepProgress:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Groups by what became of them, since the run began; empty before the batcher was heard."""
+        """Groups by outcome since the run began; empty before the batcher's first heartbeat."""
         return dict(self._outcomes)
 
     @property
@@ -68,16 +68,16 @@ class StepProgress:
         return self._steps is not None and self.step is not None and self.step >= self._steps
 
     def seed(self, took_s: Iterable[float]) -> None:
-        """Take in how long earlier steps took."""
+        """Record how long earlier steps took."""
         self._took_s.extend(took_s)
 
     def pass_over(self, blind_s: float) -> None:
-        """Leave out a time in which nothing could be seen."""
+        """Leave out a time in which no heartbeat could arrive."""
         if self._last_s is not None:
             self._last_s += blind_s
 
     def hear(self, beat: Heartbeat, now_s: float) -> None:
-        """Take in a heartbeat of the trainer or the batcher."""
+        """Record a heartbeat of the trainer or the batcher."""
         if beat.service == "trainer":
             step = beat.metrics.get("train/step")
             if self._last_s is None:
@@ -107,7 +107,7 @@ class StepProgress:
         return {kind: count - self._base.get(kind, 0) for kind, count in self._outcomes.items()}
 
     def notices(self, now: Moment, heard: Sequence[HeardProcess], stopping: Sequence[Notice]) -> Iterator[Notice]:
-        """Yield what is to be said of the progress.
+        """Yield the notices about the progress.
 
         `stopping`: notices of what stops the run, which are the cause.
         """
@@ -143,13 +143,13 @@ class StepProgress:
 
 
 def _seconds_since_step(beat: Heartbeat) -> float:
-    """Return how long ago the trainer ended its newest step, 0 where it does not say."""
+    """Return how long ago the trainer ended its newest step, 0 if the heartbeat does not say."""
     ended_s = beat.metrics.get("train/time")
     return 0.0 if ended_s is None else max(0.0, beat.time_ns / 1e9 - ended_s)
 
 
 def _fullest(heard: Sequence[HeardProcess]) -> str:
-    """Say which service the groups are at, else what holds back the environments; "" where nothing tells."""
+    """Say which service the groups are at, else what holds back the environments; "" if neither is known."""
     at: dict[str, int] = {}
     for one in heard:
         if one.beat.service.partition("-")[0] in _FLOW:

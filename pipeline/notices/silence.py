@@ -19,35 +19,35 @@ __all__ = [
 ]
 
 ENDED = "ended"
-"""Key of the notice of a process that ended, of which its supervisor logs each end."""
+"""Key of the notice of a process that ended; its supervisor logs each end."""
 SILENT_S = 8.0
-"""Seconds without a heartbeat, which is sent once a second, from which a process counts as silent."""
+"""Seconds without a heartbeat, which is sent once a second, after which a process counts as silent."""
 STOPPED_S = 3.0
 """The same for a process that the kernel says is stopped."""
 HELD_S = 2.0
-"""The same for one whose interpreter is known to be held."""
+"""The same for a process with an interpreter that is known to be held."""
 HELD_CURE = (
     "one call into C there keeps Python from all else, other threads as well: call it by "
     "`await anyio.to_process.run_sync(...)`, give it less at once, or bound what it is given"
 )
 _STARTING_S = 60.0
-"""The same for one that starts: it may import packages or load a model, and nothing else meanwhile."""
+"""The same for a process that starts: while it imports packages or loads a model, it does nothing else."""
 _UNREACHED_S = 30.0
-"""Seconds from which a process should have sent its first heartbeat."""
+"""Seconds after which a process should have sent its first heartbeat."""
 _MAX_NAMED = 3
 _SPARE = {"curriculum", "health", "evaluator", "inference-eval"}
-"""Services without which a run goes on."""
+"""Services that a run can do without."""
 _OFTEN = 3
-"""Ends of a process within a few minutes from which they are no accident."""
+"""From this many ends of a process within a few minutes, they are no accident."""
 _USUAL_LIVES = 2.0
-"""A process that lived for so many times as long as its lives last of late works again."""
+"""A process works again once it has lived for this many times as long as its recent lives."""
 _MIN_LIFE_S = 3.0
 
 
 def is_silent(one: HeardProcess, now_s: float, state: str = "", held: str = "") -> bool:
-    """Return whether a process should have been heard since.
+    """Return whether a heartbeat of a process is overdue.
 
-    `state`: by the kernel, if that is known; `held`: see `ProcessFact`.
+    `state`: its state in the kernel, if known; `held`: see `ProcessFact`.
     """
     if held:
         return now_s - one.heard_s > HELD_S
@@ -63,10 +63,10 @@ def silence_notices(
     facts: Mapping[int, ProcessFact],
     now: Moment,
 ) -> Iterator[Notice]:
-    """Yield a notice for each process that was heard and is silent now.
+    """Yield a notice for each process that sent heartbeats and is silent now.
 
-    `speaking`: services of which others speak. `states`: by pid the kernel's state of processes of this machine, ""
-    for those that do not run.
+    `speaking`: services with other processes that send heartbeats. `states`: by pid, the kernel's state of processes of
+    this machine, "" for those that do not run.
     """
     others = set(speaking)
     for one in silent:
@@ -105,7 +105,7 @@ def _why_silent(pid: int, state: str | None, fact: ProcessFact | None, host: str
 
 
 def never_heard_notices(missing: Sequence[str], of: int) -> Iterator[Notice]:
-    """Yield notices for services of which nothing was ever heard. `of`: how many the run has."""
+    """Yield notices for services that never sent a heartbeat. `of`: how many services the run has."""
     why, mend = "it does not run, hangs, or is cut off from the server", "start it, or see its log"
     if len(missing) > _MAX_NAMED:
         what = f"all {of} services are silent" if len(missing) == of else f"silent: {', '.join(missing)}"
@@ -126,9 +126,9 @@ def never_heard_notices(missing: Sequence[str], of: int) -> Iterator[Notice]:
 
 
 def ends_recur(ends_s: Sequence[float], now_s: float) -> bool:
-    """Return whether a process that ended at these times, the newest last, is to be expected to end again.
+    """Return whether a process that ended at these times, the newest last, will probably end again.
 
-    It is not once it has lived for longer than it did lately, however often it ended before.
+    It will not once it has lived longer than it did recently, however often it ended before.
     """
     if len(ends_s) < _OFTEN:
         return False
@@ -138,7 +138,7 @@ def ends_recur(ends_s: Sequence[float], now_s: float) -> bool:
 
 
 def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProcess], now: Moment) -> Iterator[Notice]:
-    """Yield notices of processes that end or do not become ready, by what their supervisor sees."""
+    """Yield notices of processes that end or do not become ready, as their supervisor sees them."""
     for fact in facts:
         if fact.done:
             continue

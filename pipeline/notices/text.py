@@ -1,4 +1,4 @@
-"""Notices in words, the same wherever they are shown. Pure."""
+"""Puts notices into words, the same wherever they are shown. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ _HOUR_S = 3600
 
 
 def notice_line(notice: Notice, now_ns: int | None = None) -> str:
-    """Return a notice as one line; with the time, since when it holds as well."""
+    """Return a notice as one line; given the time, it also says since when the notice holds."""
     processes = f" ({notice.processes} processes)" if notice.processes > 1 else ""
     text = f"{notice.what}{processes}"
     if now_ns is not None and notice.since_ns is not None:
@@ -26,7 +26,7 @@ def notice_line(notice: Notice, now_ns: int | None = None) -> str:
 
 
 def notice_lines(notices: Sequence[Notice], now_ns: int) -> list[str]:
-    """Return a line for each notice, each with its source where that is not its first word."""
+    """Return a line for each notice; it begins with the source unless the text does."""
     lines = []
     for one in notices:
         line = notice_line(one, now_ns)
