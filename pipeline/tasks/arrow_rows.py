@@ -1,7 +1,7 @@
 """Gives the rows of an Arrow table, which a stranger's file may have filled.
 
-Guarantees that what a row says takes the memory that its table counts for it: a text that many rows refer to is written
-out for each of them when the table is opened, within the bound on memory that holds then.
+Guarantees that a row takes no more memory than its table counts for it: a text that many rows refer to is written out
+for each of them when the table is opened, within the bound on memory at that time.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["ArrowRows", "arrow_errors"]
 
 _MAX_ROWS = 100_000_000
-"""Rows of nulls and of repeated values take next to no bytes; to look at each would take for ever."""
+"""Rows of nulls and of repeated values take almost no bytes; looking at each would take for ever."""
 _ROWS_AT_ONCE = 4096
 _BYTES_AT_ONCE = 16 << 20
 
 
 def arrow_errors() -> tuple[type[Exception], ...]:
-    """Return what pyarrow raises on a damaged or hostile file.
+    """Return the errors that pyarrow raises on a damaged or hostile file.
 
-    Beside its own errors: those of texts that are no UTF-8, times beyond those of Python, and unknown time zones.
+    They include errors of texts that are no UTF-8, of times that Python cannot represent, and of unknown time zones.
     """
     import pyarrow as pa
 
@@ -29,9 +29,9 @@ def arrow_errors() -> tuple[type[Exception], ...]:
 
 
 class ArrowRows(Rows):
-    """The rows of an Arrow table, each made when it is asked for.
+    """The rows of an Arrow table, each made when it is requested.
 
-    Raises `ConfigError` where it has too many or too large rows, and `MemoryError`.
+    Raises `ConfigError` if there are too many rows or too large ones, and `MemoryError`.
     """
 
     def __init__(self, table: Any, where: str) -> None:
@@ -68,7 +68,7 @@ class ArrowRows(Rows):
                 yield dict(zip(self._table.column_names, cells, strict=True))
 
     def _check_rows(self, start: int, end: int) -> None:
-        """Raise `ConfigError` where one of these rows is too large."""
+        """Raise `ConfigError` if one of these rows is too large."""
         if self._table.slice(start, end - start).nbytes <= MAX_ROW_BYTES:
             return
         if end - start == 1:

@@ -1,6 +1,6 @@
-"""Writes the Python that tests a program: calls of a function, and tests that are defined only.
+"""Writes the Python code that tests a program: calls of a function, and tests that are only defined.
 
-A test that asserts nothing would pass every program, one that does not compile none: both are refused.
+A test that asserts nothing would pass every program, and one that does not compile would pass none: both are refused.
 """
 
 import ast
@@ -39,7 +39,8 @@ from functools import *
 from heapq import *
 from itertools import *
 """
-"""What the judges of data sets that call a function have before it: `class Solution` names `List` without an import."""
+"""Imports that judges of data sets with functions put before the code: `class Solution` uses `List` without an
+import."""
 _IMPORT = re.compile(r"import \w|from [\w.]+ import [\w*]")
 _IMPORTABLE = 'import sys as _sys; _sys.modules["solution"] = _sys.modules["__main__"]\n'
 _NO_MAIN = "import unittest as _unittest; _unittest.main = lambda *_, **__: None\n"
@@ -53,8 +54,8 @@ assert _unittest.TextTestRunner(_io.StringIO()).run(_suite).wasSuccessful()
 def calling_test(function: str, given: Any, wanted: Any) -> str:
     """Return the test that calls a function, or a method of `Solution`, and compares what it returns.
 
-    `given` is a list of arguments, or a text with one in JSON on each line, and then `wanted` is JSON as well. As APPS'
-    own judge has it, a list of one value also stands for that value. Raises `ConfigError` where they are not that.
+    `given` is a list of arguments, or a text with one in JSON on each line, and then `wanted` is JSON as well. As in
+    APPS' own judge, a list of one value also stands for that value. Raises `ConfigError` if they have another form.
     """
     if isinstance(given, str):
         try:
@@ -76,11 +77,10 @@ def calling_test(function: str, given: Any, wanted: Any) -> str:
 
 
 def runnable_test(code: str, setup: str, function: str | None) -> str:
-    """Return a test with what runs it.
+    """Return a test with the code that runs it.
 
-    `setup` goes before it; `function`: what `check` is to be called with.
-
-    Raises `ConfigError` where it could only pass, or only fail.
+    `setup` goes before it; `function`: the argument of `check`. Raises `ConfigError` if it could only pass, or only
+    fail.
     """
     tree = _tree(code)
     body = f"{setup}\n{code}" if setup and not code.startswith(setup) else code
@@ -116,7 +116,7 @@ def runnable_test(code: str, setup: str, function: str | None) -> str:
 
 
 def imported_packages(code: str) -> set[str]:
-    """Return the packages beside the standard library that a test always imports."""
+    """Return the packages outside the standard library that a test always imports."""
     found: set[str] = set()
     for node in _tree(code).body:
         if isinstance(node, ast.Import):

@@ -19,7 +19,7 @@ def bind_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, st
     A parameter without annotation takes anything.
 
     `strict`: whether a value must have its type already ("5" is then no int).
-    Raises ValueError naming the argument that is unknown, missing or of the wrong type.
+    Raises ValueError, which names the argument that is unknown, missing or of the wrong type.
     """
     problem = argument_problem(function, given)
     if problem is not None:
@@ -37,7 +37,7 @@ def bind_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, st
 
 
 def _converted(value: Any, hint: Any, *, strict: bool) -> Any:
-    """Return a value as the annotation has it. Unless `strict`, a list or an object may come as its text."""
+    """Return a value converted to its annotation. Unless `strict`, a list or an object may come as its text."""
     try:
         return msgspec.convert(value, hint, strict=strict)
     except msgspec.ValidationError:
@@ -48,7 +48,7 @@ def _converted(value: Any, hint: Any, *, strict: bool) -> Any:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """Return the values that an annotation lists, alone or beside other types."""
+    """Return the values that an annotation lists, also if it has other types."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [choice for part in get_args(hint) if get_origin(part) is Literal for choice in get_args(part)]

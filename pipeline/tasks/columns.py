@@ -23,9 +23,9 @@ _WORD = re.compile(r"[^\W\d][\w.]*(?:![rsa])?(?::.*)?")
 
 
 def column(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """Return a row's value in a column: of this name, or of the one inside others that its dots lead to.
+    """Return a row's value in the column of this name, or in the inner column that its dots lead to.
 
-    Raises `ConfigError` naming the nearest column where there is none.
+    If there is none, raises `ConfigError`, which names the nearest column.
     """
     value = _find(row, name)
     if value is _ABSENT:
@@ -35,7 +35,7 @@ def column(row: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is none: null, or what data frames have instead."""
+    """Whether a value is missing: null, or what data frames write instead."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -54,14 +54,14 @@ def _find(row: Mapping[str, Any], name: str) -> Any:
         elif isinstance(found, list) and parts[0].isdigit() and int(parts[0]) < len(found):
             found, parts = found[int(parts[0])], parts[1:]
         elif found is None:
-            return None  # what holds the column is missing in this row
+            return None  # the outer column is missing in this row
         else:
             return _ABSENT
     return found
 
 
 def _opened(value: Any) -> Any:
-    """Return what is in a JSON text, as tables have the columns that hold others; else the value."""
+    """Return the content of a JSON text, in which tables store columns that hold others; else the value."""
     found = literal_in(value) if isinstance(value, str) else None
     return value if found is None else found
 
@@ -75,15 +75,16 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def braced_names(template: str) -> list[str]:
-    """Return what stands in braces in a template, without a format after it."""
+    """Return the names in braces in a template, without a format after them."""
     given = [match["boxed"] or match["name"] for match in _BRACES.finditer(template)]
     return [re.split(r"[!:]", name, maxsplit=1)[0] for name in given if name is not None]
 
 
 def template_columns(template: str, rows: Sequence[Mapping[str, Any]], *, needed: bool = True) -> list[str]:
-    """Return the columns that a template names and one of the rows has.
+    """Return the columns that a template names and that one of the rows has.
 
-    Raises `ConfigError` where it names none and one is `needed`, or one that is nearly that of the first row.
+    Raises `ConfigError` if it names none although one is `needed`, or if a name is nearly that of a column of the first
+    row.
     """
     found: dict[str, None] = {}
     for match in _BRACES.finditer(template):
@@ -108,7 +109,7 @@ def template_columns(template: str, rows: Sequence[Mapping[str, Any]], *, needed
 def fill_template(template: str, row: Mapping[str, Any], where: str, columns: Sequence[str]) -> str:
     r"""Return the template with the row's `columns` for `{column}`; other braces stay, `\boxed{}` say.
 
-    `{{` and `}}` around a text stand for single braces. Raises `ConfigError` where the row has no value in a column.
+    `{{` and `}}` around a text stand for single braces. Raises `ConfigError` if the row has no value in a column.
     """
 
     def fill(match: re.Match[str]) -> str:
@@ -133,7 +134,7 @@ def _without_format(given: str, columns: Sequence[str]) -> str | None:
 
 
 def _column_of(given: str, row: Mapping[str, Any]) -> str | None:
-    """Return the column that stands in braces, perhaps with a format after it; None if it is none."""
+    """Return the column named in braces, perhaps with a format after it; None if it is no column."""
     if _find(row, given) is not _ABSENT:
         return given
     name = re.split(r"[!:]", given, maxsplit=1)[0]

@@ -1,7 +1,7 @@
-"""Reads a prompt as data sets have it: text, chat messages, ShareGPT's turns, a request's input. Pure.
+"""Reads prompts in the forms of data sets: text, chat messages, ShareGPT's turns, a request's input. Pure.
 
-Guarantees that what the model would not see, an image say, is refused in words, and that an answer at the end of a
-conversation is told apart from what is asked.
+Guarantees that content the model would not see, such as an image, is refused with a message, and that an answer at the
+end of a conversation is separated from the prompt.
 """
 
 import re
@@ -37,7 +37,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What is asked, and the assistant's words that follow it, if the data set has them."""
+    """A prompt, and the assistant's answer that follows it, if the data set has one."""
 
     messages: list[Message]
     answer: str | None = None
@@ -46,7 +46,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def read_conversation(value: Any) -> Conversation:
-    """Return the conversation in a column. Raises `ConfigError` that says what came instead."""
+    """Return the conversation in a column. Raises `ConfigError`, which says what was found instead."""
     if is_missing(value):
         raise ConfigError("its prompt is missing")
     if isinstance(value, str):
@@ -78,7 +78,7 @@ def read_conversation(value: Any) -> Conversation:
 
 
 def _listed(text: str) -> list[Any] | None:
-    """Return the messages that a cell of a table holds as JSON or as Python writes them; None of any other text."""
+    """Return the messages that a cell of a table holds, as JSON or as Python prints them; None for any other text."""
     if not text.lstrip().startswith("[") or not any(
         f"{quote}{name}{quote}" in text for name in _ROLE for quote in "'\""
     ):
@@ -118,7 +118,7 @@ def _message(value: Any) -> Message:
     calls = [_call(one) for one in given]
     if kind == "function_call":
         calls = [_call({"function": value, "id": value.get("call_id")})]
-    elif not calls and value.get("function_call"):  # OpenAI's, before there were tools
+    elif not calls and value.get("function_call"):  # OpenAI's form before there were tools
         calls = [_call(value["function_call"])]
     content = _first(value, _CONTENT)
     if content is None and not calls:
@@ -147,7 +147,7 @@ def _opened_calls(value: Any) -> list[Any]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a content, which may come in parts."""
+    """Return the text of a content, which may have several parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, Mapping):

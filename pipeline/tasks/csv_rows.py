@@ -1,7 +1,8 @@
 """Reads tables of text as spreadsheets and data frames write them. Pure.
 
-Guarantees that a cell of any length is read, that a line with other columns than the first names is refused by its
-number, and that a column which pandas wrote as floats, since a value is missing in it, has its whole numbers back.
+Guarantees that a cell of any length is read; that a line with other columns than those of the first line is refused by
+its number; and that a column of whole numbers that pandas wrote as floats, because a value is missing in it, has its
+whole numbers back.
 """
 
 import csv
@@ -20,14 +21,14 @@ __all__ = ["CsvTable"]
 
 _WHOLE = re.compile(r"[-+]?\d+\.0")
 _NAMED_SEPARATOR = re.compile(r'"?sep=(?P<separator>[^"\r\n])"?\r?\n')
-"""What Excel writes, and reads, in a line before the table."""
+"""A line before the table that Excel writes and reads."""
 _QUOTED = re.compile(r'"[^"]*"')
 _MISSING = frozenset({"", "nan", "NaN", "<NA>"})
 _SEPARATORS = ",;\t|"
 
 
 class CsvTable:
-    """A table of text. Iterating it raises `ConfigError` where a line has other columns than the first."""
+    """A table of text. Iterating it raises `ConfigError` if a line has other columns than the first."""
 
     def __init__(self, data: bytes, where: str, *, tabs: bool = False) -> None:
         """Read the names of the columns. `tabs`: they separate the columns if the first line has any."""
@@ -44,7 +45,7 @@ class CsvTable:
         else:
             self._separator = "\t" if tabs and "\t" in first else _separator(first)
         _, names = next(self._records(), (0, []))
-        self._names = [name.lstrip("\ufeff") for name in names]  # the mark of a second file that was put behind one
+        self._names = [name.lstrip("\ufeff") for name in names]  # the mark of a second file appended to the first
         self.repeated = frozenset(name for name, count in Counter(self._names).items() if count > 1)
         """Names that several columns have."""
 
@@ -84,7 +85,7 @@ class CsvTable:
             yield line, cells
 
     def _whole_columns(self) -> list[int]:
-        """Return the columns whose every cell is a whole number written as a float, or missing."""
+        """Return the columns in which every cell is a whole number written as a float, or missing."""
         if b".0" not in self._data.replace(b"\0", b""):
             return []
         left, seen = set(range(len(self._names))), set()
@@ -101,6 +102,6 @@ class CsvTable:
 
 
 def _separator(first: str) -> str:
-    """Return what separates the columns that the first line names: what stands in it most often."""
+    """Return the separator of columns: the candidate that occurs most often in the first line."""
     outside = _QUOTED.sub("", first)
     return max(_SEPARATORS, key=lambda one: (outside.count(one), one == ","))

@@ -27,9 +27,9 @@ def is_held_out(config: RunConfig, env: str) -> bool:
 
 
 def held_out_tasks(config: RunConfig, env: str, keys: Keys, record: HeldOutRecord | None = None) -> HeldOutSplit:
-    """Return which of an environment's tasks, by the keys of all, are held out: often none.
+    """Return the held-out tasks of an environment, given the keys of all its tasks; often none.
 
-    `record`: what the run's starts so far have held out; None: it has none, or it does not matter here.
+    `record`: what earlier starts of the run held out; None: there is no record, or it does not matter here.
     """
     if not is_held_out(config, env):
         return HeldOutSplit(np.empty(0, np.int64), 0)
@@ -39,9 +39,9 @@ def held_out_tasks(config: RunConfig, env: str, keys: Keys, record: HeldOutRecor
 
 
 def may_be_evaluated(config: RunConfig, step: int) -> bool:
-    """Return whether the policy of `step` is there to be evaluated.
+    """Return whether the policy of `step` is available for evaluation.
 
-    Of weights in shared memory, which are gone with the next step, only those that are due have a file.
+    Weights in shared memory are gone with the next step; only those due for evaluation have a file.
     """
     if config.weights.transport != "shared_memory":
         return True

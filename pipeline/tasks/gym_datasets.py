@@ -1,8 +1,8 @@
 """Datasets of reasoning-gym: imported, drawn into disjoint splits, and scored.
 
-This file alone guarantees that the splits never share a prompt: reasoning-gym seeds item i with seed + i, so different
-seeds give overlapping items, and therefore a prompt's split is a function of the prompt alone (its hash), whatever the
-seed, the size and the parameters are. Within a split every prompt occurs once.
+Only this file guarantees that the splits never share a prompt. reasoning-gym seeds item i with seed + i, so different
+seeds give overlapping items. Therefore a prompt's split depends only on the prompt (its hash), whatever the seed, the
+size and the parameters are. Within a split every prompt occurs once.
 
 reasoning-gym imports `pycosat`, which needs a C compiler to install and serves one dataset (zebra_puzzles); where it is
 missing, a stand-in takes its place during the import.
@@ -38,7 +38,7 @@ _TUPLES = {"arc_agi", "rearc"}
 def split_of(prompt: str) -> Split:
     """Return the split a prompt belongs to.
 
-    Case and white space do not count: "The" is no held-out form of "the".
+    Case and white space do not count: "The" is not a held-out form of "the".
     """
     place = int(prompt_hash(_canonical(prompt))[:16], 16) / 2**64
     if place < HELD_OUT_SHARE:
@@ -51,9 +51,9 @@ def score_answer(text: str, task: Mapping[str, Any], params: Mapping[str, Any] |
 
     `task`: the dict of a `ReasoningGym` task.
 
-    May take for ever on hostile text: run it in a process of its own. Some scorers raise on an answer they cannot
-    parse: that scores 0, provided the scorer takes the reference answer; otherwise the exception is raised, for then
-    the scorer or the task is broken.
+    It may take for ever on hostile text: run it in a process of its own. If a scorer raises on an answer that it cannot
+    parse, the score is 0, provided that the scorer accepts the reference answer. Otherwise the exception is raised,
+    because the scorer or the task is broken.
     """
     gym = import_reasoning_gym()
     dataset = _scorer(task["dataset"], msgspec.json.encode(params or {}, order="sorted"))
@@ -73,14 +73,14 @@ def score_answer(text: str, task: Mapping[str, Any], params: Mapping[str, Any] |
 def load_scorer(name: str, params: Mapping[str, Any] | None = None) -> None:
     """Make the next `score_answer` of dataset `name` in this process start at once.
 
-    Importing it all takes seconds.
+    Importing everything takes seconds.
     """
     _scorer(name, msgspec.json.encode(params or {}, order="sorted"))
 
 
 def import_reasoning_gym() -> ModuleType:
-    """Return the module `reasoning_gym`. Raises StartupError naming what is not installed."""
-    with IMPORT_LOCK:  # of two threads, one would take the other's stand-in for the real thing, or take it away
+    """Return the module `reasoning_gym`. Raises StartupError, which names the missing package."""
+    with IMPORT_LOCK:  # another thread could take the stand-in for the real package, or remove it
         return _import_reasoning_gym()
 
 
@@ -97,7 +97,7 @@ def _import_reasoning_gym() -> ModuleType:
             f"reasoning-gym cannot be imported, for {error.name!r} is missing: {install_command('reasoning-gym')}"
         ) from error
     finally:
-        if missing:  # gone at once: sympy takes up whatever calls itself pycosat
+        if missing:  # removed at once: sympy uses any module with the name pycosat
             del sys.modules["pycosat"]
     return module
 
@@ -147,9 +147,9 @@ def _scorer(name: str, params: bytes) -> Any:
 
 
 def draw(dataset: Any, split: Split, size: int) -> list[dict[str, Any]]:
-    """Return the first `size` items of the split, by index, whose prompts are new.
+    """Return the first `size` items of the split, by index, with new prompts.
 
-    Raises ConfigError when there are fewer.
+    Raises ConfigError if there are fewer.
     """
     entries: list[dict[str, Any]] = []
     seen: set[str] = set()

@@ -1,9 +1,9 @@
-"""Chooses the held-out tasks by the seed and by what they ask, the same in every process.
+"""Chooses the held-out tasks by the seed and their prompts, the same in every process.
 
-Every task has a rank by its key and the seed; the lowest are held out. So the order of the pool does not matter, a
-smaller choice is the beginning of a larger one, and tasks of one key are on one side. Guarantees that a task which was
-ever drawn is never held out again: `limit` is the highest rank that was held out in every start of the run, and no
-task above it is held out, whatever the pool has become.
+Every task has a rank by its key and the seed; the lowest ranks are held out. So the order of the pool does not matter,
+a smaller choice is the beginning of a larger one, and tasks with the same key are on the same side. Guarantees that a
+task that was ever drawn is never held out again: `limit` is the highest rank that was held out in every start of the
+run, and no task above it is held out, however the pool has changed.
 """
 
 from typing import NamedTuple, TypeVar
@@ -18,16 +18,19 @@ F = TypeVar("F", np.float32, np.float64)
 __all__ = ["ANY_RANK", "MIN_HELD_OUT_TASKS", "HeldOutSplit", "choose_held_out", "mask_held_out"]
 
 MIN_HELD_OUT_TASKS = 8
-"""A pool of which fewer would be held out is trained on whole: the error of a rate is estimated from the spread between
-tasks. With 8 of them a change beyond three of its errors comes about by chance once in 100 comparisons (Student's t,
-7 degrees of freedom), with 4 once in 35."""
+"""If fewer tasks would be held out, none are: the error of a rate is estimated from the spread between tasks. With 8
+tasks, a change beyond three of its errors happens by chance once in 100 comparisons (Student's t, 7 degrees of
+freedom), with 4 once in 35."""
 ANY_RANK = (1 << 63) - 1
 """The limit of a run that has drawn nothing yet."""
 
 
 class HeldOutSplit(NamedTuple):
-    """The indices of the held-out tasks, int64 [n] in the order of the choice, and the highest rank among them: the
-    `limit` of every later choice. `withheld` counts tasks that would be held out but for the limit."""
+    """The indices of the held-out tasks, int64 [n] in the order of the choice, and the highest rank among them.
+
+    That rank is the `limit` of every later choice. `withheld` counts tasks that only the limit keeps from being held
+    out.
+    """
 
     tasks: NDArray[np.int64]
     limit: int
@@ -35,20 +38,20 @@ class HeldOutSplit(NamedTuple):
 
 
 def choose_held_out(keys: Keys, seed: int, *, share: float, most: int, limit: int = ANY_RANK) -> HeldOutSplit:
-    """Return which tasks of a pool are held out, by the keys of all.
+    """Return the held-out tasks of a pool, given the keys of all tasks.
 
-    n is `share` of the pool, rounded down, and at most `most`; none are held out where that, or what the limit leaves
-    of it, is below `MIN_HELD_OUT_TASKS`.
+    n is `share` of the pool, rounded down, and at most `most`. If n, or the part of it that the limit allows, is below
+    `MIN_HELD_OUT_TASKS`, none are held out.
     """
     none = HeldOutSplit(np.empty(0, np.int64), 0)
-    count = min(int(share * len(keys) + 1e-9), most)  # .1 * 30 is 3, whatever floats say
+    count = min(int(share * len(keys) + 1e-9), most)  # .1 * 30 must give 3 despite rounding
     if count < MIN_HELD_OUT_TASKS:
         return none
     ranks = mixed(keys ^ mixed(np.array([seed % (1 << 64)], np.uint64))) >> np.uint64(1)
     order = np.argsort(ranks, kind="stable")
     chosen = order[:count]
     if count < len(order):
-        chosen = chosen[ranks[chosen] < ranks[order[count]]]  # equal ones stay on the other side together
+        chosen = chosen[ranks[chosen] < ranks[order[count]]]  # equal ranks stay together on the other side
     kept = chosen[ranks[chosen] <= np.uint64(limit)]
     withheld = len(chosen) - len(kept)
     if len(kept) < MIN_HELD_OUT_TASKS:
@@ -59,7 +62,7 @@ def choose_held_out(keys: Keys, seed: int, *, share: float, most: int, limit: in
 def mask_held_out(weights: NDArray[F], held_out: NDArray[np.int64]) -> NDArray[F]:
     """Return `weights` [tasks] with 0 at the held-out tasks.
 
-    Where that leaves no task with a weight, all that are not held out have the same.
+    If that leaves no task with a weight, all that are not held out get the same.
     """
     masked = weights.copy()
     masked[held_out] = 0.0

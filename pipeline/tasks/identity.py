@@ -1,4 +1,4 @@
-"""Names the tasks of an environment by keys of what they ask. Pure."""
+"""Computes the keys of an environment's tasks from their prompts. Pure."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["keys_of"]
 def keys_of(tasks: Iterable[Task]) -> Keys:
     """Return the keys of an environment's tasks.
 
-    Where several have one prompt to the letter, as games have whose state is hidden, what raters get tells them apart.
+    Tasks with exactly the same prompt, such as games with a hidden state, are distinguished by the data for raters.
     """
     loose, exact, full = [], [], []
     for task in tasks:

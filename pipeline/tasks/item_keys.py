@@ -1,7 +1,7 @@
-"""Makes the key of 64 bits by which a task is known again in another order of its pool. Pure.
+"""Makes the 64-bit key by which a task is recognized in another order of its pool. Pure.
 
-Statistics, the order of an epoch and the held-out split go by these keys, so a file that is shuffled, grown or
-exchanged between two starts of a run leaves every task what it was.
+Statistics, the order of an epoch and the held-out split use these keys, so every task keeps its identity if a file is
+shuffled, extended or exchanged between two starts of a run.
 """
 
 import hashlib
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 __all__ = ["Keys", "exact_key", "mixed", "places_of", "prompt_key", "repeats", "unique_keys"]
 
 Keys = NDArray[np.uint64]
-"""One a task, by its index."""
+"""One key for each task, by its index."""
 
 
 def exact_key(data: str | bytes) -> int:
-    """Return the key of a text or of bytes as they are."""
+    """Return the key of a text or of bytes, unchanged."""
     content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def prompt_key(text: str) -> int:
-    """Return the key of a text, whatever its blanks and the spelling of its accents."""
+    """Return the key of a text; blanks and the encoding of accents do not change it."""
     return exact_key(" ".join(unicodedata.normalize("NFC", text).split()))
 
 
 def mixed(keys: Keys) -> Keys:
-    """splitmix64 of every key: a bijection of 64-bit numbers (Steele, Lea and Flood 2014)."""
+    """Return splitmix64 of every key: a bijection of 64-bit numbers (Steele, Lea and Flood 2014)."""
     with np.errstate(over="ignore"):
         z = keys + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -38,7 +38,7 @@ def mixed(keys: Keys) -> Keys:
 
 
 def unique_keys(keys: Keys, names: Keys) -> Keys:
-    """Return the keys, equal ones made different by the keys of their names, then by their order."""
+    """Return the keys; equal ones are made different by the keys of their names, then by their order."""
     found = keys.copy()
     same = repeats(found)
     found[same] = mixed(found[same] ^ names[same])
@@ -51,7 +51,7 @@ def unique_keys(keys: Keys, names: Keys) -> Keys:
 
 
 def places_of(wanted: Keys, among: Keys) -> NDArray[np.int64]:
-    """Return where each of `wanted` is in `among`, int64 [N]; -1 where it is not."""
+    """Return the index in `among` of each of `wanted`, int64 [N]; -1 if it is not there."""
     order = np.argsort(among, kind="stable")
     found = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
     places = order[found].astype(np.int64)
@@ -60,7 +60,7 @@ def places_of(wanted: Keys, among: Keys) -> NDArray[np.int64]:
 
 
 def repeats(keys: Keys) -> NDArray[np.bool_]:
-    """Return which keys, bool [N], are not the only one of their value."""
+    """Return which keys, bool [N], occur more than once."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
     found: NDArray[np.bool_] = counts[place] > 1
     return found

@@ -16,9 +16,9 @@ _ROLE = ("role", "from")
 
 
 def read_json(path: Path, data: bytes, names: frozenset[str]) -> Rows:
-    """Return the rows. `names`: columns that will be read, by which rows and columns are told apart.
+    """Return the rows. `names`: columns that will be read; they distinguish rows from columns.
 
-    Raises `ConfigError` where there are none, or where rows and columns cannot be told apart.
+    Raises `ConfigError` if there are no rows, or if rows and columns cannot be distinguished.
     """
     text = read_text(data).encode("utf-8", "surrogatepass")
     first = text.lstrip()[:1]
@@ -44,7 +44,7 @@ def read_json(path: Path, data: bytes, names: frozenset[str]) -> Rows:
 
 
 def _lenient(data: bytes) -> Any:
-    """Return what Python's own reader makes of JSON, `NaN` included; None of what is none."""
+    """Return the value that Python's own reader gives for JSON, `NaN` included; None if it is no JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

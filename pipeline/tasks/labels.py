@@ -11,18 +11,18 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["difficulty_in", "skill_in"]
 
 _NAMED_NUMBER = re.compile(r"[A-Za-z][A-Za-z _:-]*(?P<number>\d+(?:\.\d+)?)")
-"""A number after a word, as MATH has it: Level 5."""
+"""A number after a word, as in MATH: Level 5."""
 
 
 def skill_in(value: Any) -> str | None:
-    """Return the name of a skill; None where it is missing. A list of one is that one."""
+    """Return the name of a skill; None if it is missing. A list of one skill stands for it."""
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     return None if _is_nothing(value) else str(value)
 
 
 def difficulty_in(value: Any, where: str) -> float | None:
-    """Return a difficulty; None where it is missing. Raises `ConfigError` where it is no finite number."""
+    """Return a difficulty; None if it is missing. Raises `ConfigError` if it is no finite number."""
     if _is_nothing(value):
         return None
     named = _NAMED_NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None

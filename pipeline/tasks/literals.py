@@ -10,7 +10,7 @@ __all__ = ["literal_in"]
 
 
 def literal_in(text: str) -> list[Any] | dict[Any, Any] | None:
-    """Return the list or the dictionary that a text is, None if it is neither."""
+    """Return the list or the dictionary that a text represents; None if it is neither."""
     text = text.strip()
     if text[:1] + text[-1:] not in {"[]", "{}"}:
         return None

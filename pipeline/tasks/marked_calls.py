@@ -2,8 +2,8 @@
 
 Mistral writes `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and since 2025 `[TOOL_CALLS]NAME[ARGS]{...}`;
 Llama writes `<|python_tag|>{"name": ..., "parameters": {...}}`, several of them between semicolons. Guarantees that a
-marker behind which no call begins stays text: words about the marker, or a program for Llama's interpreter. The JSON of
-each call stays as it was written.
+marker without a call after it stays text: it may be words about the marker, or a program for Llama's interpreter. The
+JSON of each call is not changed.
 """
 
 import json
@@ -12,7 +12,7 @@ import re
 __all__ = ["CALL_TOKENS", "may_be_marked_call", "with_own_markers"]
 
 CALL_TOKENS = ("[TOOL_CALLS]", "<|python_tag|>")
-"""The markers, which are special tokens: a text without these does not show them."""
+"""The markers. They are special tokens, so a text without special tokens does not show them."""
 
 _MARKER = re.compile("|".join(map(re.escape, CALL_TOKENS)))
 _NAMED = re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\{)")
@@ -24,7 +24,7 @@ _decoder = json.JSONDecoder()
 
 
 def may_be_marked_call(text: str) -> bool:
-    """Return whether a text may hold a call if it does not show special tokens, as the markers are."""
+    """Return whether a text that does not show special tokens, such as the markers, may hold a call."""
     return _LIKE_OBJECT.search(text) is not None
 
 
@@ -42,9 +42,9 @@ def with_own_markers(text: str) -> str:
 
 
 def _calls_after(text: str, place: int) -> tuple[list[str], int]:
-    """Return the calls that begin behind a marker, each in `<tool_call>`, and where the last one ends.
+    """Return the calls that begin after a marker, each in `<tool_call>`, and where the last one ends.
 
-    What begins as a call and cannot be read is one as well, so that the reader refuses it with a reason.
+    Text that begins like a call and cannot be read is included, so that the reader refuses it with a reason.
     """
     named = _NAMED.match(text, place)
     if named is not None:
@@ -68,12 +68,12 @@ def _calls_after(text: str, place: int) -> tuple[list[str], int]:
 
 
 def _enclosed(call: str) -> str:
-    """Return the JSON of a call between the markers, of which a closing one in its texts is none."""
+    """Return the JSON of a call between the markers; a closing marker inside its texts is escaped."""
     return f"<tool_call>{call.replace('</tool_call>', '<' + chr(92) + '/tool_call>')}</tool_call>"
 
 
 def _object_end(text: str, place: int) -> int | None:
-    """Return where the JSON object ends that begins at `place`; None if it is none."""
+    """Return the end of the JSON object that begins at `place`; None if there is none."""
     try:
         return _decoder.raw_decode(text, place)[1]
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Unpacks files by the last ending of their names, and refuses those of another kind than that."""
+"""Unpacks files by the last ending of their names, and refuses files of another kind."""
 
 import bz2
 import gzip
@@ -13,9 +13,9 @@ from lachesis.schemas.errors import ConfigError, StartupError
 __all__ = ["PACKINGS", "START_BYTES", "refuse_other_kind", "unpacked"]
 
 PACKINGS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-"""What packs a file, by the last ending of its name."""
+"""The compression of a file, by the last ending of its name."""
 START_BYTES = 64
-"""Bytes at a file's start by which its kind is known."""
+"""Bytes at a file's start that show its kind."""
 _STARTS = (
     (b"\x1f\x8b", ".gz"),
     (b"BZh", ".bz2"),
@@ -33,7 +33,7 @@ _OTHERS = (
 
 
 def refuse_other_kind(path: Path, start: bytes, ending: str) -> None:
-    """Raise `ConfigError` where a file's first bytes show another kind than its `ending`."""
+    """Raise `ConfigError` if a file's first bytes show another kind than its `ending`."""
     for mark, own in _STARTS:
         if start.startswith(mark):
             if own == ending:
@@ -46,9 +46,9 @@ def refuse_other_kind(path: Path, start: bytes, ending: str) -> None:
 
 
 def unpacked(path: Path) -> bytes:
-    """Return what is packed in a file.
+    """Return the unpacked content of a file.
 
-    Raises `ConfigError` where it is damaged, `StartupError` without pyarrow.
+    Raises `ConfigError` if it is damaged, `StartupError` without pyarrow.
     """
     packing = path.suffix.lower()
     data = path.read_bytes()

@@ -1,11 +1,11 @@
-"""Brings the tests of a program into one form, from the forms that data sets have them in.
+"""Brings the tests of a program into one form, from the various forms of data sets.
 
-Out: a list of {input, output}, for a program that reads standard input, or of {assert}, Python that is run after the
-code; imports that the prompt or the judge of the data set gives go `before` it. In: such a list; a list of texts, or
-one text, of assertions (MBPP); `check` of a function (HumanEval); functions `test_...` and unittest's cases; {inputs,
-outputs} (APPS, TACO), also with the name of a function to call; other names of the same (`stdin`,
-`expected_output`...); a whole row; any of it as JSON text. What could only pass, or only fail, whatever the program
-is, is refused.
+The result is a list of {input, output}, for a program that reads standard input, or of {assert}, Python that is run
+after the code; imports that the prompt or the judge of the data set provides are in `before`. It accepts such a list; a
+list of texts, or one text, of assertions (MBPP); `check` of a function (HumanEval); functions `test_...` and unittest's
+cases; {inputs, outputs} (APPS, TACO), also with the name of a function to call; other names of the same (`stdin`,
+`expected_output`...); a whole row; any of these as JSON text. A test that could only pass, or only fail, whatever the
+program is, is refused.
 """
 
 import base64
@@ -39,9 +39,8 @@ _ZLIB = b"\x78"
 def program_tests(value: Any, row: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
     """Return the tests.
 
-    `row`: what stands beside them, of which the name of the function and a set-up are read.
-
-    Raises `ConfigError` where they are none, or cannot be read.
+    `row`: the row that they are in; the name of the function and a set-up are read from it. Raises `ConfigError` if
+    there are none, or if they cannot be read.
     """
     row = dict(row or {})
     value = _decoded(value)
@@ -59,7 +58,7 @@ def program_tests(value: Any, row: Mapping[str, Any] | None = None) -> list[dict
 
 
 def _decoded(value: Any) -> Any:
-    """Return what a text says in JSON, or the text if it is none. Raises ConfigError for a packed one."""
+    """Return the JSON value of a text, or the text if it is no JSON. Raises ConfigError for a packed one."""
     if not isinstance(value, str):
         return value
     if value.lstrip()[:1] in {"[", "{", '"'}:
@@ -130,7 +129,7 @@ def _assertion(code: str, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _function(row: Mapping[str, Any]) -> str | None:
-    """Return the name of the function that tests call, None where they do not say."""
+    """Return the name of the function that tests call; None if they do not say."""
     found = _first(row, _FUNCTION)
     if found is None and (about := _decoded_object(row.get("metadata"))):
         found = _first(about, _FUNCTION)
@@ -151,7 +150,7 @@ def _first(value: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a text, or lines of it."""
+    """Return a text, which may be given as its lines."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(line, str) for line in value):

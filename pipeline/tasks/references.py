@@ -1,8 +1,8 @@
 """Turns the reference answer of a task into the text that raters compare with.
 
-A list of answers means that any of them is right. Guarantees that what is no answer (a dictionary, bytes, a truth
-value, nan, an empty text, a list in a list) is refused, in words that say what came and how to mend it. Raters and the
-environment `dataset` share this one rule.
+A list of answers means that any of them is right. Guarantees that a value that is no answer (a dictionary, bytes, a
+truth value, nan, an empty text, a list in a list) is refused, with a message that says what came and how to fix it.
+Raters and the environment `dataset` share this one rule.
 """
 
 import math
@@ -17,11 +17,11 @@ __all__ = ["holds_list", "is_absent_text", "reference_text", "reference_texts"]
 _MAX_PLAIN_EXPONENT = 20
 """Powers of ten up to which a number is written without an exponent."""
 _ABSENT = frozenset({"nan", "NaN", "NAN", "<NA>", "NaT"})
-"""What data frames print for a value that is missing."""
+"""Texts that data frames print for a missing value."""
 
 
 def reference_texts(value: Any, where: str) -> list[str]:
-    """Return the references of which any is right, as `reference_text` has them: a list's, or one.
+    """Return the accepted references in the form of `reference_text`: those of a list, or one.
 
     `where` names the task. Raises `ConfigError` if one is no single answer, or the list is empty.
     """
@@ -60,7 +60,7 @@ def is_absent_text(text: str) -> bool:
 def holds_list(value: Any) -> bool:
     """Return whether an answer is a text that holds a list of texts, in JSON or as Python prints it.
 
-    Whether the list or what is in it is meant, nobody can tell: '["a", "b"]' is the answer where JSON is asked for.
+    It is unclear then whether the list or its content is meant: '["a", "b"]' is the answer if the task requests JSON.
     """
     found = literal_in(value) if isinstance(value, str) else None
     return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)

@@ -1,6 +1,6 @@
-"""Counts rows of a data set that are asked, and in which something may be other than was meant. Pure.
+"""Counts rows of a data set that are used, but that may have a mistake. Pure.
 
-Such rows stay: whether a text is an answer or stands for a missing one, the author of the data set alone knows.
+Such rows stay: only the author of the data set knows whether a text is an answer or stands for a missing one.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _MAX_SHOWN = 60
 
 
 class RowDoubts:
-    """What is doubtful in the rows. `answer`: the column of the answers; `system`: whether a message is given."""
+    """Doubts about the rows. `answer`: the column of the answers; `system`: whether a system message is given."""
 
     def __init__(self, *, answer: str | None, system: bool) -> None:
         self._answer = answer
@@ -30,7 +30,7 @@ class RowDoubts:
         self._unread = 0
 
     def check_row(self, row: DatasetRow, task: Task) -> None:
-        """Count a row that is asked."""
+        """Count a row that is used."""
         self._rows += 1
         said = task.task.get("answer")
         if holds_list(said):
@@ -41,7 +41,7 @@ class RowDoubts:
             self._unread += 1
 
     def texts(self) -> Iterator[str]:
-        """Yield what is to be told."""
+        """Yield the messages to report."""
         if self._lists[0]:
             yield (
                 f"{self._lists[0]} of {self._rows} answers are the text of a list, {self._lists[1]} say, and are "

@@ -1,8 +1,8 @@
-"""Keeps what was found in a large data set, for the other processes of a run.
+"""Keeps the index of a large data set for the other processes of a run.
 
-The index lies in the user's cache folder under the file's path, size and times and the environment's parameters: a file
-that was written to has another one. Guarantees that no index, a damaged one or a folder that cannot be written costs
-time alone.
+The index is in the user's cache folder, keyed by the file's path, size and times and the environment's parameters: a
+changed file has another index. Guarantees that a missing or damaged index, or a folder that cannot be written, costs
+only time.
 """
 
 import hashlib
@@ -22,15 +22,17 @@ __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
 log = logging.getLogger("lachesis")
 
 _VERSION = 4
-"""Raised whenever what is found in the same rows changes."""
+"""Increased whenever the same rows give another index."""
 _LARGE_BYTES = 4 << 20
-"""A smaller file is looked through in a second or less."""
+"""A smaller file is read in a second or less."""
 _MAX_KEPT = 16
 
 
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows to ask, their keys, and what is to be told of the others; of JSON lines also where each starts, how long
-    it is and its number. All numbers as the machine has them."""
+    """The rows to use, their keys, and the messages about the others.
+
+    For JSON lines it also has the start, length and number of each line. All numbers have the machine's byte order.
+    """
 
     starts: bytes = b""
     lengths: bytes = b""
@@ -50,9 +52,9 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def index_file(path: Path, params: Mapping[str, Any]) -> Path | None:
-    """Return where the index of a file lies, for an environment of these parameters.
+    """Return the path of a file's index, for an environment with these parameters.
 
-    None for a small file, one that is not there, and where there is no folder for it.
+    None for a small or missing file, and if there is no folder for the index.
     """
     folder = _folder()
     try:
@@ -67,7 +69,7 @@ def index_file(path: Path, params: Mapping[str, Any]) -> Path | None:
 
 
 def load_index(file: Path | None) -> RowIndex | None:
-    """Return the index in a file; None where there is none that is whole."""
+    """Return the index in a file; None if there is no complete one."""
     if file is None:
         return None
     try:
@@ -78,7 +80,7 @@ def load_index(file: Path | None) -> RowIndex | None:
 
 
 def save_index(file: Path | None, index: RowIndex) -> None:
-    """Keep an index, and forget the oldest ones."""
+    """Store an index, and delete the oldest ones."""
     if file is None:
         return
     partial = partial_of(file).with_suffix(f".{os.getpid()}")

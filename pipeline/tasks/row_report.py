@@ -1,6 +1,6 @@
-"""Counts what is wrong with the rows of a data set, by kind, with the first examples of each. Pure.
+"""Counts the problems of the rows of a data set, by kind, with the first examples of each. Pure.
 
-A row that cannot be asked or judged is left out and counted here; only where no row is left is the data set refused.
+A row that cannot be used or scored is left out and counted here; the data set is refused only if no row is left.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ _MAX_KINDS = 20
 
 
 class RowReport:
-    """What became of the rows of the data set called `where`."""
+    """Report on the rows of the data set called `where`."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -27,7 +27,7 @@ class RowReport:
         self._said: list[str] = []
 
     def leave_out(self, row: int, why: str) -> None:
-        """Count a row, numbered from 1, that is left out. What `why` says before a colon is its kind."""
+        """Count a row, numbered from 1, that is left out. The part of `why` before a colon is its kind."""
         self._first = self._first or f"{self._where} row {row}: {why}"
         kind = why.partition(":")[0][:80]
         if kind not in self._left_out and len(self._left_out) >= _MAX_KINDS:
@@ -38,15 +38,15 @@ class RowReport:
         self._left_out[kind] = count + 1, examples
 
     def say(self, text: str) -> None:
-        """Note something else that is to be told."""
+        """Add another message to report."""
         self._said.append(f"{self._where}: {text}")
 
     def refuse_all_left_out(self) -> None:
-        """Raise `ConfigError` with the reason of the first row. Called where no row is left."""
+        """Raise `ConfigError` with the reason of the first row. Called if no row is left."""
         raise ConfigError(self._first or f"{self._where}: it has no rows")
 
     def texts(self, rows: int) -> list[str]:
-        """Return what is to be told of so many rows."""
+        """Return the messages to report about this many rows."""
         count = sum(number for number, _ in self._left_out.values())
         if not count:
             return list(self._said)
@@ -58,14 +58,14 @@ class RowReport:
 
 
 def first_of_each(keys: Keys) -> NDArray[np.int64]:
-    """Return for each key, int64 [N], the index of the first one that equals it."""
+    """Return, for each key, the index of the first equal key, int64 [N]."""
     _, first, place = np.unique(keys, return_index=True, return_inverse=True)
     found: NDArray[np.int64] = first[place].astype(np.int64)
     return found
 
 
 def twins(first: NDArray[np.int64], differ: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
-    """Yield (first, later) of keys that are equal and for whose indices `differ` is true."""
+    """Yield pairs (first, later) of indices with equal keys for which `differ` is true."""
     for later in np.flatnonzero(first != np.arange(len(first))):
         if differ(int(first[later]), int(later)):
             yield int(first[later]), int(later)

@@ -1,6 +1,6 @@
 """Keeps many rows of a data set cheaply: by their places in the file, or as packed JSON.
 
-Guarantees that a row is what it was when the file was opened: a file that is written to meanwhile is refused by name.
+Guarantees that a row stays as it was when the file was opened: a file that is changed meanwhile is refused by name.
 """
 
 import json
@@ -30,13 +30,13 @@ __all__ = [
 DatasetRow = dict[str, Any]
 """One row, by column."""
 MAX_ROW_BYTES = 256 << 20
-"""A row that takes more is no task, and as Python's values it would take many times as much."""
+"""A larger row is no task, and as Python values it would take many times as much."""
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 16 << 20
 _decode = msgspec.json.Decoder(DatasetRow).decode
 
 
 class Rows:
-    """Rows by their number, from 0. `repeated`: names that several columns have."""
+    """Rows by their number, from 0. `repeated`: names that more than one column has."""
 
     repeated: frozenset[str] = frozenset()
 
@@ -50,7 +50,7 @@ class Rows:
         return (self[index] for index in range(len(self)))
 
     def with_repeats(self, names: Sequence[str]) -> Iterator[tuple[DatasetRow, str | None]]:
-        """Yield each row, with that of `names` which it says twice, as two keys of one JSON object."""
+        """Yield each row, with the one of `names` that occurs twice in it as a key of one JSON object."""
         return ((row, None) for row in self)
 
 
@@ -76,7 +76,7 @@ class _StoredRows(Rows):
     """Rows that are kept as JSON."""
 
     def _raws(self) -> Iterator[tuple[bytes, str]]:
-        """Yield the JSON of each row, and where it stands."""
+        """Yield the JSON of each row, and its place."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[DatasetRow]:
@@ -93,7 +93,7 @@ class LineRows(_StoredRows):
     """JSON lines that stay in their file: 8 bytes of memory a row."""
 
     def __init__(self, path: Path, lines: tuple[bytes, bytes, bytes] | None = None) -> None:
-        """Find the lines, or take over what `lines` of the same file returned."""
+        """Find the lines, or use the earlier result of `lines` for the same file."""
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
@@ -142,7 +142,7 @@ class LineRows(_StoredRows):
                 yield line, f"{self._path} line {self._numbers[index]}"
 
     def _read(self, first: int, end: int) -> bytes:
-        """Return the lines of these rows. Raises `ConfigError` if the file is another than it was."""
+        """Return the lines of these rows. Raises `ConfigError` if the file has changed."""
         if self._now() != self._stamp:
             raise ConfigError(
                 f"data set {self._path}: it was written to while it is in use; start again to read it anew"
@@ -190,7 +190,7 @@ def rows_of_lines(path: Path, data: bytes) -> JsonRows:
 
 
 class SequenceRows(Rows):
-    """Rows that somebody else keeps: a list, or a data set of the package `datasets`."""
+    """Rows that are kept elsewhere: a list, or a data set of the package `datasets`."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self._rows = rows
@@ -212,7 +212,7 @@ def _too_large(where: str) -> ConfigError:
 def parsed_row(data: bytes, where: str) -> DatasetRow:
     """Return the object in a line. `NaN` and numbers of any length are read as Python reads them.
 
-    Raises `ConfigError` where it holds none.
+    Raises `ConfigError` if it holds none.
     """
     data = data.removeprefix(UTF8_MARK)
     try:

@@ -1,8 +1,7 @@
 """Opens a data set: JSON lines, JSON, CSV, Parquet, also packed, or one of Hugging Face by name.
 
-Guarantees that what cannot be read is named with its file and line, and that a million rows take the memory of their
-bytes at most: of JSON lines only the places are kept. Parquet needs pyarrow (the extra `export`), a data set by name
-the package `datasets`.
+Guarantees that an error names file and line, and that a million rows take no more memory than their bytes: for JSON
+lines only the places are kept. Parquet needs pyarrow (the extra `export`), a data set by name the package `datasets`.
 """
 
 import importlib
@@ -30,12 +29,11 @@ _ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 
 
 def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
-    """Return the rows of a file, whose kind the ending of its name says.
+    """Return the rows of a file; the ending of its name gives its kind.
 
-    With `.gz` or the like after that, it is packed. `names`: columns that will be read. `lines`: where those of JSON
-    lines are, if that is known (`LineRows.lines`).
+    A further ending such as `.gz` means that it is packed. `names`: columns that will be read. `lines`: the places of JSON lines, if known (`LineRows.lines`).
 
-    Raises `ConfigError` where it is missing, of another kind, or damaged, `StartupError` without pyarrow.
+    Raises `ConfigError` if the file is missing, of another kind, or damaged, `StartupError` without pyarrow.
     """
     packed = path.suffix.lower() in PACKINGS
     ending = (path.with_suffix("") if packed else path).suffix.lower()
@@ -66,14 +64,14 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
 
 
 def _check_regular(path: Path) -> None:
-    """Raise `OSError` where reading the file, or one in the folder, could wait for ever or never end."""
+    """Raise `OSError` if reading the file, or one in the folder, could block for ever or never end."""
     for file in path.rglob("*") if path.is_dir() else (path,):
         if not file.is_dir():
             open_regular_file(file).close()
 
 
 def _opened(path: Path, ending: str, names: frozenset[str], *, packed: bool, most: int) -> Rows:
-    """Return the rows. Raises `MemoryError` where they take more than `most` bytes, and what readers raise."""
+    """Return the rows. Raises `MemoryError` if they take more than `most` bytes, and the readers' errors."""
     if not path.is_dir():
         with path.open("rb") as file:
             start = file.read(START_BYTES)
@@ -110,12 +108,12 @@ def _parquet(path: Path, *, packed: bool) -> ArrowRows:
 def read_named(name: str, subset: str | None, split: str) -> Rows:
     """Return the rows of a Hugging Face data set, by its name on the hub or by its folder.
 
-    Raises `StartupError` without the package `datasets`, `ConfigError` where it cannot be had.
+    Raises `StartupError` without the package `datasets`, `ConfigError` if it cannot be loaded.
     """
     library = _imported("datasets", "pip install datasets")
     try:
         return SequenceRows(library.load_dataset(name, subset, split=split))
-    except Exception as error:  # the package raises what its many sources raise: they all mean the same here
+    except Exception as error:  # the package raises the errors of its many sources: they all mean the same here
         raise ConfigError(f"data set {name!r}, split {split!r}: {type(error).__name__}: {error!s:.300}") from error
 
 

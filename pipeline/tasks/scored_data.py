@@ -1,7 +1,6 @@
-"""ScoredData: a scored group as an environment of Atropos makes it, with the fields of atroposlib 0.4.
+"""Reads ScoredData: a scored group of an Atropos environment, with the fields of atroposlib 0.4.
 
-Guarantees that what is read holds finite numbers and token ids of 32 bits. As there, unknown keys are dropped and "1"
-is taken for 1.
+Guarantees finite numbers and token ids of 32 bits. As in Atropos, unknown keys are dropped and "1" is read as 1.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -40,7 +39,7 @@ class ScoredData(Struct, frozen=True, kw_only=True):
     distill_token_ids: list[list[list[Token]]] | None = None
     distill_logprobs: list[list[list[Finite]]] | None = None
     turn_rewards: Any = msgspec.UNSET
-    """No field of Atropos: known here to be refused by name, where other unknown keys are dropped."""
+    """Not a field of Atropos: it is listed here to be refused by name, while other unknown keys are dropped."""
 
 
 def read_json(kind: type[T], data: bytes | memoryview) -> T:

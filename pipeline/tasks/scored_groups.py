@@ -1,7 +1,7 @@
-"""From ScoredData, as an Atropos environment sends it, to a rollout group. Pure.
+"""Converts ScoredData, as an Atropos environment sends it, to a rollout group. Pure.
 
-Guarantees that what comes out may be stored and trained on as it is: every length and value is checked, nothing that
-is missing is made up, and what the client does not say (weights, finish reasons, item) is marked as assumed in
+Guarantees that the group may be stored and trained on as it is: every length and value is checked, missing data is not
+invented, and values that the client does not give (weights, finish reasons, item) are marked as assumed in
 `metadata[origin.by]`.
 """
 
@@ -26,11 +26,11 @@ __all__ = ["PROMPT", "REWARD", "GroupOrigin", "to_group"]
 PROMPT = -100
 """Mask of a token that is not trained on."""
 REWARD = "environment"
-"""Component under which the scores go, as those of the pipeline's own environments."""
+"""Component of the scores, the same as for the pipeline's own environments."""
 _ZERO = "set_advantage_to_zero"
-"""The override by which a client says that a sample must not be trained on."""
+"""The override with which a client says that a sample must not be trained on."""
 _ITEM = "curriculum_item"
-"""The group override by which a client names the item, so that the curriculum learns how it went."""
+"""The group override with which a client names the item, so that the curriculum learns the result."""
 _LOGPROB_SLACK = 1e-4
 """How far above 0 rounding may lift a log-probability, nats."""
 _ASSUMED = ("policy_versions", "finish_reasons", "started_ns")
@@ -39,9 +39,10 @@ _ASSUMED = ("policy_versions", "finish_reasons", "started_ns")
 class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a group that its client neither sent nor wrote to a file.
 
-    `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
-    `by` says who took the group in: the gateway, or an import. Unless it `needs_logprobs`, it may come without those
-    that it was sampled with. `limits` are those of the run's trainer: what it cannot use is refused.
+    `longest` is the maximum number of tokens of a sequence, `most` that of sequences of a group. `name` is the client's
+    own. `by` says which component received the group: the gateway, or an import. Unless it `needs_logprobs`, the group
+    may lack the logprobs that it was sampled with. `limits` are those of the run's trainer: groups that it cannot use
+    are refused.
     """
 
     id: str
@@ -62,7 +63,7 @@ class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
-    """Return the group, checked. Raises `SchemaError` saying what is wrong, and in which sequence.
+    """Return the checked group. Raises `SchemaError`, which says what is wrong and in which sequence.
 
     Samples whose advantage the client sets to 0 count in the group's statistics, and are not trained on.
     """
@@ -74,7 +75,7 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
     labels = np.fromiter(chain.from_iterable(data.masks), np.int32)
     mask = labels != PROMPT
     _check_labels(tokens, labels, offsets)
-    mask[offsets[:-1]] = False  # nothing comes before the first token, so no trainer has ever trained on it
+    mask[offsets[:-1]] = False  # no trainer can train on the first token, because no token comes before it
     named = _item_name(data)
     assumed = [*_ASSUMED, *([] if named else ["item"])]
     group = RolloutGroup(
@@ -144,7 +145,7 @@ def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
 
 
 def _check_temperatures(data: ScoredData, origin: GroupOrigin) -> None:
-    """Refuse a temperature of its own for a sample or the group: the trainer has one for all."""
+    """Refuse a separate temperature for a sample or the group: the trainer has one for all."""
     if origin.limits.temperature is None:
         return
     named = [(f"overrides[{i}]", given) for i, given in enumerate(data.overrides or [])]
@@ -158,7 +159,7 @@ def _check_temperatures(data: ScoredData, origin: GroupOrigin) -> None:
 
 
 def _excluded(data: ScoredData) -> list[int]:
-    """Return the samples that must not be trained on, by the client's own word."""
+    """Return the samples that must not be trained on according to the client."""
     if (data.group_overrides or {}).get(_ZERO):
         return list(range(len(data.tokens)))
     return [i for i, given in enumerate(data.overrides or []) if given.get(_ZERO)]
@@ -182,7 +183,7 @@ def _flat(name: str, rows: Items[Items[float]], lengths: Items[int]) -> NDArray[
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         if len(row) != length:
             raise SchemaError(f"{name}[{i}]: {len(row)} values for {length} tokens")
-    with np.errstate(over="ignore"):  # what is too large for it is found below
+    with np.errstate(over="ignore"):  # values that are too large are found below
         found = np.fromiter(chain.from_iterable(rows), np.float32)
     if not np.isfinite(found).all():
         raise SchemaError(f"{name}: a value is too large for a 32-bit float")
@@ -190,7 +191,7 @@ def _flat(name: str, rows: Items[Items[float]], lengths: Items[int]) -> NDArray[
 
 
 def _logprobs(data: ScoredData, lengths: Items[int], mask: NDArray[np.bool_]) -> bytes | None:
-    """Return the logprobs [T], 0 where nothing is trained on: the 1.0 that clients send there is no logprob."""
+    """Return the logprobs [T], 0 at tokens that are not trained on: the 1.0 that clients send there is no logprob."""
     if data.inference_logprobs is None:
         return None
     values = _flat("inference_logprobs", data.inference_logprobs, lengths)
@@ -202,12 +203,12 @@ def _column(name: str, rows: list[list[float]] | None, lengths: Items[int]) -> b
 
 
 def _ignored(data: ScoredData, origin: GroupOrigin) -> dict[str, Any]:
-    """Return what was sent and is not used: the run's own trainer computes the reference model's logprobs itself."""
+    """Return the fields that are not used: the run's own trainer computes the reference model's logprobs itself."""
     return {"ignored": ["ref_logprobs"]} if origin.limits.reads is not None and data.ref_logprobs is not None else {}
 
 
 def _columns(data: ScoredData, lengths: Items[int], tokens: NDArray[np.int32], *, whole: bool) -> dict[str, Column]:
-    """Return the further columns: all for a trainer of `whole` groups, else the teacher's logprobs [T] alone."""
+    """Return the further columns: all for a trainer of `whole` groups, else only the teacher's logprobs [T]."""
     found = {}
     reference = _column("ref_logprobs", data.ref_logprobs, lengths)
     if reference is not None and whole:
@@ -301,6 +302,6 @@ def _item_name(data: ScoredData) -> str | None:
 
 
 def _item_of_prompt(tokens: list[int], mask: NDArray[np.bool_]) -> str:
-    """Return a name that groups of the same prompt share: of the tokens before the first that is trained on."""
+    """Return a name that groups of the same prompt share: that of the tokens before the first trained one."""
     prompt = tokens[: int(mask.argmax())] if mask.any() else tokens
     return name_of_prompt(as_bytes(prompt, "int32"))

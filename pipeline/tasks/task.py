@@ -1,4 +1,4 @@
-"""A task: one item of an environment's pool, as the environment's author writes it."""
+"""Defines a task: one item of an environment's pool, as the environment's author writes it."""
 
 import hashlib
 from typing import Any
@@ -11,18 +11,18 @@ __all__ = ["Task", "prompt_hash"]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model is asked, and what is needed to judge its answer."""
+    """The prompt for the model, and the data to score its answer."""
 
     item: str
     """Name of the item, the same in every process and run: the curriculum keeps its statistics under it."""
     prompt: str | list[Message]
-    """The user's message, or a whole conversation that ends where the model shall speak."""
+    """The user's message, or a whole conversation that ends where the model must answer."""
     task: dict[str, Any] = {}
-    """What raters get: by custom `answer` (reference) and `metadata`. Must be encodable as msgpack."""
+    """Data for raters: by convention `answer` (reference) and `metadata`. Must be encodable as msgpack."""
     skill: str | None = None
     """Items of one skill are learned together; None: the environment is one skill."""
     difficulty: float | None = None
-    """Any scale on which more is harder; None: unknown."""
+    """Difficulty on any scale; higher is harder. None: unknown."""
 
     @property
     def messages(self) -> list[Message]:

@@ -1,8 +1,8 @@
-"""Finds what a model only thought, by `<think>...</think>` and the like, and its answer after that.
+"""Finds a model's thoughts, by `<think>...</think>` and similar markers, and its answer after them.
 
-A chat template may open the thought in the prompt, so an answer may hold the closing marker alone: then everything
-before it is thought. A thought in a thought ends at its own closing marker, and the outer one goes on. A thought that
-is not closed goes on to the end. This is the one list of markers, for raters, bonuses, sessions and servers.
+A chat template may open the thought in the prompt, so an answer may have only the closing marker: then everything
+before it is thought. A thought inside a thought ends at its own closing marker, and the outer one continues. A thought
+that is not closed continues to the end. This is the only list of markers, for raters, bonuses, sessions and servers.
 """
 
 import re
@@ -20,12 +20,12 @@ __all__ = [
 ]
 
 OPENED_KEY = "prompt_opens"
-"""The key of a rollout group's metadata under which the marker stands that its prompts end with."""
+"""Key in a rollout group's metadata of the marker that its prompts end with."""
 PROMPT_END_TOKENS = 24
-"""Tokens at the end of a prompt in which a template opens a thought, a character each at worst."""
+"""Tokens at the end of a prompt in which a template opens a thought; at worst each is one character."""
 _TAIL_CHARS = 64
 _MAX_MARKERS = 512
-"""Markers in one thought; what holds more is thought to its end."""
+"""Markers in one thought; a text with more is thought to its end."""
 _MARKERS = (
     *((rf"<{tag}>", rf"</{tag}>") for tag in ("think", "thinking", "thought", "thoughts", "reasoning")),
     *((rf"<{tag}>", rf"</{tag}>") for tag in ("scratchpad", "seed:think", "mm:think", "longcat_think", "antthinking")),
@@ -59,7 +59,7 @@ _AT_END = re.compile(rf"(?:{_OPENERS.pattern})\s*\Z", re.IGNORECASE)
 
 
 def answer_part(completion: str) -> str:
-    """Return what follows the last thought: all where there was none, "" where it did not end."""
+    """Return the text after the last thought: all if there was none, "" if the thought did not end."""
     lower = completion.lower()
     if not any(hint in lower for hint in _HINTS):
         return completion
@@ -70,7 +70,7 @@ def answer_part(completion: str) -> str:
 
 
 def opened_thought(prompt: str) -> str:
-    """Return the marker by which a prompt, or its end, opens a thought; "" if it opens none.
+    """Return the marker with which a prompt, or its end, opens a thought; "" if it opens none.
 
     The answer then begins in that thought.
     """
@@ -96,7 +96,7 @@ def thought_spans(text: str, skip: Sequence[tuple[int, int]] = (), *, opened: bo
 
 
 def thought_opener(text: str) -> str:
-    """Return the opening marker that a text is, alone or with its closing one; else ""."""
+    """Return the opening marker if a text is only that, perhaps with its closing one; else ""."""
     for opener, closer in zip(_OPENERS_OF_KIND, _CLOSERS, strict=True):
         found = opener.match(text)
         if found is not None:
@@ -123,7 +123,7 @@ def has_one_thought(completion: str, opener: str) -> bool:
 
 
 def _end(text: str, opener: re.Match[str], skip: Sequence[tuple[int, int]]) -> int:
-    """Return where a thought ends: behind its own closing marker, or at the end of the text."""
+    """Return where a thought ends: after its own closing marker, or at the end of the text."""
     kind = (opener.lastindex or 1) - 1
     if kind >= len(_EITHER):
         closed = _CLOSERS[kind].search(text, opener.end())
@@ -132,12 +132,12 @@ def _end(text: str, opener: re.Match[str], skip: Sequence[tuple[int, int]]) -> i
     while (again := _REPEATED[kind].match(text, begun)) is not None:
         begun, repeated = again.end(), repeated + 1
     end, depth = _matching(_EITHER[kind], text, begun, skip, 1 + repeated)
-    # an opening that is written twice may be closed once: a template's, and the model's own
+    # an opening may be written twice (by the template and by the model) and closed once
     return end if depth <= repeated else len(text)
 
 
 def _end_of_opened(text: str, skip: Sequence[tuple[int, int]]) -> int:
-    """Return where a thought ends that the prompt opened. A model may open it again, and close it once."""
+    """Return the end of a thought that the prompt opened. A model may open it again, and close it once."""
     end, depth = _matching(_EITHER_OF_ALL, text, 0, skip, 1)
     if depth == 0:
         return end
@@ -164,7 +164,7 @@ def _matching(
 
 
 def _closes_first(text: str, skip: Sequence[tuple[int, int]]) -> bool:
-    """Return whether a closing marker stands before any opening one."""
+    """Return whether a closing marker comes before any opening one."""
     closer = _outside(_LONE_CLOSERS, text, 0, skip)
     if closer is None:
         return False

@@ -1,12 +1,11 @@
-"""Reads tool calls in what a model wrote: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Reads tool calls in a model's text: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-In the marker may also stand `<function=NAME><parameter=KEY>VALUE</parameter></function>`, as Qwen3-Coder's and
-Qwen3.5's templates have it, `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, as GLM's, OpenAI's object around
-a function, and `parameters` for `arguments`, as in Llama's. Mistral's and Llama's own markers are read as well
-(`marked_calls`), unless the text has this one.
-Guarantees that nothing which the model only thought is a call, however its template marks thoughts (`thoughts`), nor
-what it shows in a block of code between other text; such calls are counted. Arguments are an object, or the text of
-one, as OpenAI's routes write it.
+The marker may also contain `<function=NAME><parameter=KEY>VALUE</parameter></function>`, as in Qwen3-Coder's and
+Qwen3.5's templates, `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, as in GLM's, OpenAI's object around a
+function, and `parameters` instead of `arguments`, as in Llama's. Mistral's and Llama's own markers are read as well
+(`marked_calls`), unless the text has this one. Guarantees that a call inside a thought, however the template marks
+thoughts (`thoughts`), or in a block of code between other text, is not read as a call; such calls are counted.
+Arguments are an object, or the text of one, as OpenAI's routes write it.
 """
 
 import re
@@ -27,7 +26,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*$", re.MULTILINE)
 _MAX_CALLS = 16
 _MAX_READ = 4 * _MAX_CALLS
-"""Calls of one text that are looked at for markers of thoughts in their arguments."""
+"""Maximum number of calls of one text that are searched for markers of thoughts in their arguments."""
 
 
 _FUNCTION = re.compile(r"<function=(?P<name>[^<>\n]+)>(?P<body>.*?)(?:</function>)?", re.DOTALL)
@@ -93,7 +92,7 @@ def parse_tool_calls(text: str, *, whole: str = "", opened: bool = False) -> Par
 
 
 def text_without_calls(text: str, *, opened: bool = False) -> str:
-    """Return what a model wrote beside its tool calls. What it thought, or only shows, stays as it is."""
+    """Return a model's text without its tool calls. Thoughts, and calls that are only shown, stay."""
     left, place = [], 0
     text = text if CALL_MARKER in text else with_own_markers(text)
     thoughts = thought_spans(text, _readable(text), opened=opened)
@@ -104,9 +103,10 @@ def text_without_calls(text: str, *, opened: bool = False) -> str:
 
 
 def _shown(text: str, thoughts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the blocks of code, outside of thoughts, that show a call. A block that is all that is said is no example.
+    """Return the blocks of code, outside of thoughts, that show a call.
 
-    A fence in the text of a call, which has no line ends, opens no block.
+    A block that is the whole answer is no example. A fence in the text of a call, which has no line ends, opens no
+    block.
     """
     blocks: list[tuple[int, int]] = []
     beside: list[str] = []
@@ -132,7 +132,7 @@ def _blocks(part: str, beside: list[str]) -> list[tuple[int, int]]:
 
 
 def _quoted(text: str, place: int, end: int, beside: list[str]) -> list[tuple[int, int]]:
-    """Return the calls between backticks in a part of a text; `beside` gets what else it says."""
+    """Return the calls between backticks in a part of a text; `beside` gets the rest."""
     found = []
     while (start := text.find("`" + CALL_MARKER, place, end)) >= 0:
         closer = text.find(_CLOSER, start, end)
@@ -160,7 +160,7 @@ def _said(text: str, skipped: list[tuple[int, int]]) -> Iterator[str]:
 
 
 def _readable(text: str) -> list[tuple[int, int]]:
-    """Return where calls that can be read stand: a marker of thoughts in their arguments is content."""
+    """Return the places of readable calls: a marker of thoughts in their arguments is content."""
     found: list[tuple[int, int]] = []
     place = 0
     for _ in range(_MAX_READ):
@@ -179,7 +179,7 @@ def _readable(text: str) -> list[tuple[int, int]]:
 
 
 def _read(text: str) -> ToolCall:
-    """Return the call that JSON says. Raises `MsgspecError` or `ValueError`."""
+    """Return the call in JSON. Raises `MsgspecError` or `ValueError`."""
     written = _FUNCTION.fullmatch(text)
     if written is not None:
         return ToolCall(name=written["name"].strip(), arguments=_parameters(written["body"], _PARAMETER))
@@ -204,7 +204,7 @@ def _read(text: str) -> ToolCall:
 
 
 def _parameters(body: str, form: re.Pattern[str]) -> str:
-    """Return parameters as a JSON object of texts. Raises `ValueError` where there is anything else beside them."""
+    """Return parameters as a JSON object of texts. Raises `ValueError` if there is any other text."""
     found, place = dict[str, str](), 0
     while (parameter := form.match(body, place)) is not None:
         found[parameter["key"].strip()] = parameter["value"].removeprefix("\n").removesuffix("\n")
