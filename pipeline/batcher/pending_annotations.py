@@ -52,7 +52,7 @@ class PendingAnnotations:
         return sorted(found, key=lambda early: early.event_seq)
 
     def drop_up_to(self, frontier: int) -> None:
-        """Forget annotations of rollouts up to `frontier`: these are another run's, are settled, or never existed."""
+        """Forget annotations of rollouts up to `frontier`: another run's, settled ones, or none at all."""
         while self._order and self._order[0][0] <= frontier:
             target = heapq.heappop(self._order)[2]
             left = [early for early in self._by_target.pop(target, ()) if early.rollout_seq > frontier]

@@ -65,7 +65,7 @@ def _fault(folder: Path) -> str | None:
 
 
 def _names(folder: Path) -> set[str]:
-    """Return the files in a folder and its subfolders as paths relative to it; the folders themselves are not listed."""
+    """Return the files in a folder and its subfolders as paths relative to it; folders are not listed."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     return {path.relative_to(folder).as_posix() for path in paths}
 

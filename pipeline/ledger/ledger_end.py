@@ -64,7 +64,7 @@ async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | No
 
 
 async def check_whole_ledger(bus: Bus, config: RunConfig) -> None:
-    """Raise as `read_ledger_end`, without patience, and `LedgerError` if any entry does not follow the one before."""
+    """Raise as `read_ledger_end` without patience, and `LedgerError` if the chain does not hold."""
     await read_ledger_end(bus, config, patience_s=0)
     async with aclosing(follow_ledger(bus, config.run, config.training.name, LedgerPosition(), follow=False)) as all_:
         async for _ in all_:

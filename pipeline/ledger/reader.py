@@ -152,7 +152,7 @@ async def position_before(bus: Bus, run: str, trainer: str, index: int) -> Ledge
 
 
 async def entry_before(bus: Bus, run: str, trainer: str, entry: LedgerEntry, seq: int) -> LedgerEntry | None:
-    """Return the entry before `entry`, which is at `seq`; None if `entry` is the first. Raises `LedgerError`."""
+    """Return the entry before `entry` (at `seq`); None if `entry` is the first. Raises `LedgerError`."""
     before, _ = await _last_below(bus, subjects.ledger(run, trainer), entry, seq, entry.index)
     return before
 
@@ -272,7 +272,7 @@ def _payload(
 
 
 async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, StoredMessage], dict[int, DataError]]:
-    """Return the messages by sequence, and errors for missing ones. Reading in ascending order is several times faster."""
+    """Return the messages by sequence, and errors for missing ones. Ascending order is several times faster."""
     found: dict[int, StoredMessage] = {}
     gone: dict[int, DataError] = {}
     wanted = deque(sorted(set(seqs)))

@@ -131,7 +131,7 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
 
 
 async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
-    """Return what each stateful stage had read, according to its last commit, its snapshot and its ledger entry."""
+    """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
     run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
         if stream == REPLAY:
@@ -202,7 +202,7 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
 
 
 async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction]:
-    """Return the commits that follow no snapshot and no commit: the snapshot of the trimmed ones before them is gone."""
+    """Return the commits that follow no snapshot and no commit: the snapshot of trimmed ones before is gone."""
     run, firsts = config.run, dict[str, tuple[str, int]]()
     left_out = await read_left_out(bus)
     for stage, (stream, kind, model) in _OUTPUTS.items():

@@ -1,4 +1,4 @@
-"""Checks that the stream WEIGHTS can hold the model's weights, if they travel through the run's server."""
+"""Checks that the stream WEIGHTS can hold the weights, if they travel through the run's server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ample_bytes(size: int) -> int:
 
 
 def check_weights_room(config: RunConfig) -> None:
-    """Raise `ConfigError` if weights travel through the run's server and its stream cannot hold one version."""
+    """Raise `ConfigError` if weights travel through the run's server and one version does not fit."""
     if config.weights.transport != "nats":
         return
     size = published_bytes(config)

@@ -56,7 +56,7 @@ class _Payload(NamedTuple):
 
 
 def raw_tensors(tensors: Mapping[str, torch.Tensor]) -> RawTensors:
-    """Return the tensors' bytes: their own memory, or copies of tensors that are not contiguous or on a GPU."""
+    """Return the tensors' bytes: their own memory, or copies if not contiguous or on a GPU."""
     forms = {name: tensor_form(name, tensor) for name, tensor in tensors.items()}
     return RawTensors(forms, {name: bytes_of(tensor) for name, tensor in tensors.items()})
 
@@ -201,7 +201,7 @@ class WeightsUploader:
         return head
 
     async def _begin_anew(self, *, free: bool) -> None:
-        """Make the next attempt look up what is stored and send a whole version; `free`: delete all others before it."""
+        """Make the next attempt look up stored versions and send a whole one; `free`: delete all others first."""
         self._chunk_seq, self._base, self._chains = None, None, []
         if free:
             await self._trim((await self._bus.usage(WEIGHTS)).last + 1)
