@@ -1,4 +1,4 @@
-"""How answers of a configured environment are collected in evaluations and tests."""
+"""Derives how evaluations and tests collect answers of a configured environment."""
 
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.config import CollectConfig
@@ -8,7 +8,7 @@ __all__ = ["collect_config", "max_context_of"]
 
 
 def collect_config(settings: EnvironmentConfig, *, max_context: int | None = None) -> CollectConfig:
-    """Return what the settings say. `max_context`: tokens of the model's context; None: not known."""
+    """Return the settings' configuration. `max_context`: tokens of the model's context; None: not known."""
     return CollectConfig(
         request_timeout_s=settings.timeout_s,
         chat_template_kwargs=settings.chat_template_kwargs,
@@ -17,7 +17,7 @@ def collect_config(settings: EnvironmentConfig, *, max_context: int | None = Non
 
 
 async def max_context_of(inference: Inference) -> int | None:
-    """Return how many tokens the model's context has, None where the server does not say."""
+    """Return how many tokens the model's context has; None if the server does not say."""
     ask = getattr(inference, "max_model_len", None)
     found: int | None = None if ask is None else await ask()
     return found

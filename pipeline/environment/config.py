@@ -11,17 +11,17 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a group is collected, whatever the environment."""
+    """How a group is collected, for any environment."""
 
     request_timeout_s: Positive = 120.0
     """Seconds one request to the inference server may take before it counts as failed. Default 120."""
     attempts: PositiveInt = 4
     """Tries of a request, and continuations of an aborted sample, before the group is abandoned. Default 4."""
     backoff_s: Positive = 0.5
-    """Seconds before the second try, doubled before each further one, up to 30; up to half of a pause is left out at
-    random. Default 0.5."""
+    """Seconds before the second try, doubled before each further one, up to 30; each pause is shortened at random by up
+    to half. Default 0.5."""
     lost_samples: Literal["refill", "drop", "abandon"] = "refill"
-    """What becomes of a group of which some samples are lost because their inference server went away: see
+    """What to do with a group that lost samples because their inference server went away: see
     environments.NAME.lost_samples. Default refill."""
     fewest_samples: PositiveInt = 2
     """Samples that a group needs to go on without lost ones. Default 2."""

@@ -1,10 +1,10 @@
-"""Tasks from a data set: a file of questions and answers, or a Hugging Face data set by name.
+"""Makes tasks from a data set: a file of questions and answers, or a Hugging Face data set by name.
 
-In: rows with a column for the prompt and, mostly, one for the answer. Out: a task a row, judged by raters (`numeric`,
+Each row, with a column for the prompt and usually one for the answer, becomes a task that raters score (`numeric`,
 `exact_match`, `math` and others compare with the answer). Guarantees that a prompt occurs once; that a task's name and
-key are those of what it asks, so that the curriculum knows it again whatever the order and the number of the rows; and
-that a row which cannot be asked or judged is left out and told of, never guessed at. Of the rows themselves no more is
-in memory than `tasks.rows` keeps.
+key come from its prompt, so that the curriculum recognizes it whatever the order and the number of the rows; and that a
+row that cannot be used or scored is left out and reported, never guessed at. Only the part of the rows that
+`tasks.rows` keeps is in memory.
 """
 
 import logging
@@ -41,10 +41,10 @@ log = logging.getLogger("lachesis")
 _ANSWER = "answer"
 """The column of the answer, unless `answer` names another."""
 _PICTURES = {"<image>": ("images", "image"), "<video>": ("videos", "video")}
-"""Marks in a prompt, and the columns of what they stand for."""
+"""Marks in a prompt, and the columns that they stand for."""
 _MAX_EXAMPLES = 3
 _MAX_TEMPLATE_ROWS = 64
-"""Rows in which a column that the template names is looked for."""
+"""Rows in which the template's columns are searched."""
 
 
 class Dataset(Environment):
@@ -73,14 +73,14 @@ class Dataset(Environment):
 
         `prompt`, `answer`, `skill`, `difficulty`: columns; dots lead to those inside others
         ("reward_model.ground_truth"). `answer` is "" or null where there is none, and may be missing beside `tests`; a
-        list of answers means any of them. A prompt is text, a list of chat messages or ShareGPT's turns; what the
-        assistant says at its end is not asked, and is the answer where there is no column of it. `answer_after`: the
-        answer is what follows the last of this text ("####" in GSM8K). `tests`: the column of tests that the rater
-        `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: what is asked, with columns in braces:
-        "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system message, in which
-        columns may stand in braces as well. `metadata`: columns that raters get as well. `task`: columns that raters
-        get beside `answer`, by their names or, of a table, by others. `size`: the first rows alone. Raises
-        `ConfigError` where the data set or a column is missing or unfit.
+        list of answers means any of them. A prompt is text, a list of chat messages or ShareGPT's turns; an assistant's
+        message at its end is not part of the prompt, and is the answer if there is no column for it. `answer_after`:
+        the answer is the text after the last occurrence of this text ("####" in GSM8K). `tests`: the column of tests
+        that the rater `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: the prompt, with columns
+        in braces: "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system message,
+        which may also have columns in braces. `metadata`: columns that raters get as well. `task`: columns that raters
+        get beside `answer`, by their names or, given a table, by others. `size`: use only the first rows. Raises
+        `ConfigError` if the data set or a column is missing or unfit.
         """
         if (path is None) == (name is None):
             raise ConfigError("dataset: give either path, a file, or name, a Hugging Face data set")
@@ -132,7 +132,7 @@ class Dataset(Environment):
         return self._task(self._rows[row], f"{self._where} row {row + 1}")
 
     def item_keys(self) -> Keys:
-        """Return the keys of what the rows ask: without `system`, and whatever else the template says."""
+        """Return the keys of the rows' questions: `system` and the rest of the template do not change them."""
         return self._keys
 
     def _first_rows(self) -> Iterator[DatasetRow]:
@@ -146,7 +146,7 @@ class Dataset(Environment):
             raise ConfigError(f"{self._where} row 1: {error}") from error
 
     def _look_through(self) -> RowIndex:
-        """Find the rows to ask, their keys, and what is to be told of the others."""
+        """Find the rows to use, their keys, and the messages about the others."""
         report = RowReport(self._where)
         places, keys, exact, answers = array("q"), array("Q"), array("Q"), array("Q")
         hard, doubts = 0, RowDoubts(answer=self._answer, system=self._system is not None)
@@ -198,7 +198,7 @@ class Dataset(Environment):
     def _without_repeats(
         self, report: RowReport, places: "array[int]", keys: Keys, exact: Keys, answers: Keys
     ) -> NDArray[np.int64]:
-        """Return the first row of each prompt, and tell where several do not agree."""
+        """Return the first row of each prompt, and report prompts with rows that do not agree."""
         first = first_of_each(exact)
         own = first == np.arange(len(first))
         against = list(twins(first, lambda one, two: answers[one] != answers[two]))
@@ -225,7 +225,7 @@ class Dataset(Environment):
         return kept
 
     def _have_one_text(self, one: int, two: int) -> bool:
-        """Return whether two rows are the same but for blanks: a system message of their own makes them differ."""
+        """Return whether two rows differ only in blanks: different system messages count as a difference."""
         first, second = [
             " ".join(f"{one.role}: {one.content}" for one in self._task(self._rows[place], "").messages).split()
             for place in (one, two)
@@ -262,7 +262,7 @@ class Dataset(Environment):
             )
 
     def _asked(self, row: DatasetRow, task: Task) -> str:
-        """Return what a row asks, which stays the same with another template or system message."""
+        """Return a row's question, which stays the same with another template or system message."""
         if self._template is not None:
             values = {name: column(row, name, "") for name in self._asked_columns}
             if len(values) == 1:
@@ -356,7 +356,7 @@ class Dataset(Environment):
 
 
 def _last_said(turns: list[Any], where: str) -> str | None:
-    """Return what the assistant says last in chat messages."""
+    """Return the last text of the assistant in chat messages."""
     if not any("content" in turn or "value" in turn for turn in turns):
         raise ConfigError(f"{where}: its answer is {turns!r:.60} (list), of objects. Mend it: name the text in them")
     user = {"role": "user", "content": "-"}
@@ -367,7 +367,7 @@ def _last_said(turns: list[Any], where: str) -> str | None:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return a value as it will be after the wire."""
+    """Return a value in the form that it has after transport."""
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
     except (TypeError, ValueError, OverflowError) as error:

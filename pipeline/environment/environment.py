@@ -1,4 +1,4 @@
-"""The environment SDK: the class people subclass.
+"""The environment SDK: the class that environments subclass.
 
 A single-turn environment is `__len__` and `task`, plus `reward` unless raters judge it. A multi-turn one also has
 tools, or `respond`, or its own `rollout`. The base class generates; token ids, loss mask, logprobs and version spans
@@ -7,7 +7,8 @@ are the session's work. What may fail, and what then happens:
 - inference, or a tool that raises InfrastructureError: retried, then the whole group is abandoned; never a reward.
 - the model's own mistakes (a malformed tool call, say): answered in words; raise ToolError for yours.
 - a bug (any other exception): the sample is left out of its group, with the traceback and its transcript in the
-  group's metadata; when fewer than two samples are left, collection raises EnvironmentCodeError. A bug is never a zero.
+  group's metadata; when fewer than two samples are left, collection raises EnvironmentCodeError. A bug is never a
+  reward of zero.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from lachesis.schemas.rollout import Message
 __all__ = ["Environment", "Reward", "resolve_awaitable"]
 
 Reward = float | None | Mapping[str, float | None]
-"""One finite number, or several by name; None where nobody can tell. NumPy's and torch's numbers of one element,
+"""One finite number, or several by name; None if the reward is unknown. NumPy's and torch's numbers of one element,
 `Decimal`, `Fraction` and bool are numbers, too."""
 
 
@@ -40,18 +41,19 @@ class Environment:
     """
 
     max_turns: int = 8
-    """Assistant turns of a sample at most."""
+    """Maximum number of assistant turns of a sample."""
     turn_timeout_s: float = 60.0
     """Seconds `respond` may take; longer counts as infrastructure."""
     tool_timeout_s: float = 10.0
-    """Seconds all tools of one turn may take together; the model is told of longer ones. Below `turn_timeout_s`."""
+    """Seconds all tools of one turn may take together; longer ones are reported to the model. Below
+    `turn_timeout_s`."""
     rollout_timeout_s: float = 900.0
     """Seconds a whole sample may take; longer counts as infrastructure."""
     success_threshold: float = 1.0
     """A score from here on is a success, for pass rates and the curriculum."""
 
     doubts: Sequence[str] = ()
-    """What is wrong with the tasks, though they can be used: told by `env test`, `doctor`, `dev` and at the start."""
+    """Doubts about tasks that can still be used: `env test`, `doctor`, `dev` and the start report them."""
 
     def __len__(self) -> int:
         """Return the number of tasks."""
@@ -62,7 +64,7 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} must define task(index)")
 
     def item_keys(self) -> Keys:
-        """Return a key of each task, by which it is known again in another order and another start of the run."""
+        """Return a key of each task, which identifies it in another order and another start of the run."""
 
         def task(index: int) -> Task:
             try:
@@ -73,7 +75,7 @@ class Environment:
         return keys_of(map(task, range(len(self))))
 
     async def rollout(self, task: Task, session: Session) -> None:
-        """Hold one conversation. Override it for a course of events that `respond` cannot express."""
+        """Hold one conversation. Override it for a conversation that `respond` cannot express."""
         while True:
             reply = await session.generate()
             if reply.finish_reason != "stop":
@@ -90,7 +92,7 @@ class Environment:
     def respond(
         self, task: Task, session: Session, reply: Reply
     ) -> Sequence[Message | str] | Awaitable[Sequence[Message | str]]:
-        """Return the messages that answer a turn, none to end. Default: run the tools that were called."""
+        """Return the messages that answer a turn; none ends the sample. Default: run the called tools."""
         tools = self.tools
         return run_tools(tools, ParsedCalls(reply.tool_calls, reply.tool_errors), self.tool_timeout_s) if tools else []
 
@@ -102,9 +104,9 @@ class Environment:
         return {}
 
     async def score(self, task: Task, session: Session) -> float | None:
-        """Return what evaluation judges the sample by. Default: `reward`, which must then be a single number.
+        """Return the sample's score for evaluation. Default: `reward`, which must then be a single number.
 
-        Raises ConfigError when it is not, ValueError when that is no finite number.
+        Raises ConfigError if it is not, ValueError if it is no finite number.
         """
         value = await resolve_awaitable(await HOOKS.call(self.reward, task, session))
         if isinstance(value, Mapping):
@@ -122,7 +124,7 @@ class Environment:
         return tools_of(self)
 
     def tool_instructions(self) -> str:
-        """Return the text that tells a model these tools; put it into a system message."""
+        """Return the text that describes these tools to a model; put it into a system message."""
         return describe_tools(self.tools)
 
     async def _timed(self, answer: Sequence[Message | str] | Awaitable[Sequence[Message | str]]) -> Any:

@@ -1,10 +1,10 @@
-"""The epoch order: every item once an epoch, whatever process is killed. Pure.
+"""Keeps the epoch order: every item once an epoch, even if processes are killed. Pure.
 
 An epoch is a permutation of the items, keyed by the run's seed and the epoch's number: the same in every process. The
-record, which `epoch_claims` stores, holds the next place of it, and the places that were claimed and whose groups are
-not known to be stored. A claim ends when its group is stored; given back, or left by a process that died, it is claimed
-again, before any new place. Claims are bounded by what the environment's processes generate at a time, and the record
-with them.
+record, which `epoch_claims` stores, holds the next place of the epoch, and the claimed places with groups that are not
+known to be stored. A claim ends when its group is stored. A place that was given back, or left by a process that died,
+is claimed again before any new place. Claims are bounded by what the environment's processes generate at a time, and
+the record with them.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ MAX_FAILURES_PER_CLAIM = 3
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Who claims: `holder` is the name that a restarted process has again, `life` tells its lives apart."""
+    """The claiming process: `holder` is a name that it keeps after a restart, `life` distinguishes its lives."""
 
     holder: str
     life: int
@@ -35,7 +35,7 @@ class Claimer:
 class EpochOrder:
     """The order of one environment's items: `drawable` bool [N] marks those that are drawn at all.
 
-    The order goes by `keys` uint64 [N], so that another order of the pool does not change it.
+    The order depends on `keys` uint64 [N], so that another order of the pool does not change it.
     """
 
     def __init__(self, seed: int, drawable: NDArray[np.bool_], keys: Keys) -> None:
@@ -53,7 +53,7 @@ class EpochOrder:
     def item(self, claim: EpochClaim) -> int:
         """Return the item at the claim's place of its epoch."""
         if claim.epoch not in self._orders:
-            while len(self._orders) > 1:  # that of the epoch before may still be asked for
+            while len(self._orders) > 1:  # the order of the epoch before may still be needed
                 del self._orders[min(self._orders)]
             key = np.uint64((self._seed * 0x10001 + claim.epoch + 1) % (1 << 64))
             keys = mixed(self._keys ^ mixed(np.array([key]))[0])
@@ -89,7 +89,7 @@ class EpochOrder:
         return record.replace(epoch=epoch, next=place + 1, claims=[*record.claims, new]), new
 
     def settle(self, record: EpochRecord, claim: EpochClaim) -> EpochRecord:
-        """End the claims of a place whose group is stored, whichever process holds them by now."""
+        """End the claims of a place once its group is stored, whichever process holds them."""
         return record.replace(claims=[one for one in record.claims if one.key != claim.key])
 
     def give_back(self, record: EpochRecord, claim: EpochClaim, *, failed: bool) -> tuple[EpochRecord, bool]:

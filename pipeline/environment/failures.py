@@ -1,4 +1,4 @@
-"""Counts what keeps an environment's groups from being made, and says each reason once.
+"""Counts the failures of an environment's groups, and logs each reason once.
 
 A task whose prompt leaves no room for an answer is named, and left out from then on. Bugs and refusals are counted in a
 row; the log has each reason once, with the traceback of the environment's own code where there is one.
@@ -21,7 +21,7 @@ log = logging.getLogger("lachesis")
 _MAX_REASONS = 64
 """Different reasons that one process logs in full."""
 _FAILURES_TOLD = 3
-"""Groups in a row that failed from which a notice says so."""
+"""Failed groups in a row after which a notice reports it."""
 _VARIES = re.compile(r"'[^']*'|\d+")
 """Names and numbers: two failures for the same reason differ in them."""
 
@@ -45,7 +45,7 @@ class GroupFailures:
 
     @property
     def too_long(self) -> NDArray[np.int64]:
-        """int64 [n]: the tasks whose prompts are beyond the context, which are not drawn again."""
+        """int64 [n]: the tasks with prompts beyond the context, which are not drawn again."""
         return np.array(list(self._too_long), np.int64)
 
     def is_too_long(self, index: int) -> bool:

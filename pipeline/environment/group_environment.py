@@ -1,8 +1,8 @@
-"""An environment that makes whole groups by itself, by code that is not written for this SDK.
+"""Defines environments that make whole groups by themselves, with code not written for this SDK.
 
-In: a task, access to inference, the number of samples. Out: what a `GroupDraft` is made of. `collect_group` calls
-`generate_group` instead of holding a conversation for each sample; leases, curriculum, evaluation and publication are
-those of all environments.
+Given a task, access to inference and the number of samples, they return the parts of a `GroupDraft`. `collect_group`
+calls `generate_group` instead of holding a conversation for each sample; leases, curriculum, evaluation and publication
+are those of all environments.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ __all__ = ["GeneratedGroup", "GroupEnvironment", "SequenceExtras", "running_envi
 
 
 class SequenceExtras(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sequences of a group hold besides what sessions do, as in `Sequences`."""
+    """Fields of a group's sequences that sessions do not have, as in `Sequences`."""
 
     token_advantages: bytes | None = None
     columns: dict[str, Column] = {}
@@ -32,8 +32,8 @@ class SequenceExtras(msgspec.Struct, frozen=True, kw_only=True):
 class GeneratedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The samples of one group: `sessions` and their `rewards` by component, in the same order.
 
-    `task` is the task that was worked on; it may be another one than was asked for, where the environment goes on with
-    one that it began before.
+    `task` is the task that was worked on. It may differ from the requested one, if the environment continues a task
+    that it began before.
     """
 
     task: Task
@@ -44,12 +44,12 @@ class GeneratedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupEnvironment(Environment):
-    """Makes groups by itself. Subclasses define `running` and `generate_group` besides `__len__` and `task`."""
+    """Makes groups by itself. Subclasses define `running`, `generate_group`, `__len__` and `task`."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Hold what `generate_group` needs (a process, say) for as long as the context lasts.
+        """Keep the resources of `generate_group` (for example a process) while the context lasts.
 
-        It may be entered while it is held already. Without it every group starts and ends what it needs.
+        It may be entered while they are already kept. Without it, every group starts and ends its own.
         """
         raise NotImplementedError(f"{type(self).__name__} must define running()")
 
@@ -63,7 +63,7 @@ class GroupEnvironment(Environment):
     ) -> GeneratedGroup:
         """Return a group of `n` samples.
 
-        Raises `GroupDeclinedError` when the environment makes none of this task, InfrastructureError where another try
+        Raises `GroupDeclinedError` if the environment makes no group of this task, InfrastructureError if another try
         may help, and EnvironmentCodeError for a bug of the environment.
         """
         raise NotImplementedError(f"{type(self).__name__} must define generate_group()")

@@ -1,7 +1,8 @@
-"""Notes how long the code of groups gives no sign, and names groups that hang. Pure.
+"""Records how long the code of groups gives no sign, and names groups that hang. Pure.
 
-A rollout may wait in a thread that nobody can interrupt, while the process sends heartbeats as ever: only time tells.
-Times at which a request to the inference server is under way do not count: that may be away, or slow.
+A rollout may wait in a thread that cannot be interrupted, while the process still sends heartbeats: only the time shows
+that it hangs. Times at which a request to the inference server is under way do not count: the server may be unavailable
+or slow.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ __all__ = ["GroupTimes", "HangingGroup"]
 _MIN_LATE_S = 7.0
 """Seconds of its own code from which a group may be late."""
 _END_FACTOR = 30
-"""So many times as long as the slowest of the last groups took, a group is ended."""
+"""A group is ended after this many times as long as the slowest of the last groups took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class GroupTimes:
 
     def __init__(self, limit_s: float, turn_s: float) -> None:
         """`limit_s`: after which a rollout is cancelled (`Environment.rollout_timeout_s`). `turn_s`: what a turn may
-        take (`turn_timeout_s`); twice as much is never too long."""
+        take (`turn_timeout_s`); twice as much is never too long.
+        """
         self._limit_s = limit_s
         self._least_end_s = 2 * turn_s
         self._under_way: dict[object, _UnderWay] = {}

@@ -1,6 +1,6 @@
 """Settles which tasks a run holds out over all its starts, by a record in its bucket.
 
-Guarantees that the record is stored before the first task is drawn by it, and that every process which reads it, before
+Guarantees that the record is stored before the first task is drawn by it, and that every process that reads it, before
 or after that, chooses the same tasks.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger("lachesis")
 
 
 async def read_held_out(service: Service, env: str) -> HeldOutRecord | None:
-    """Return what the run's starts so far have held out of an environment; None before the first."""
+    """Return the record of an environment's tasks that earlier starts held out; None before the first."""
     entry: Entry | None = await service.retrying(f"read {keys.held_out(env)}")(service.bus.value, keys.held_out(env))
     return decode_value(HeldOutRecord, entry, keys.held_out(env))
 
@@ -65,7 +65,7 @@ def _copy(run: Path, env: str) -> Path:
 
 
 async def settle_held_out(service: Service, config: RunConfig, env: str, item_keys: Keys) -> NDArray[np.int64]:
-    """Return the tasks that are held out, int64 [n]; what is not may be drawn from now on."""
+    """Return the held-out tasks, int64 [n]; the others may be drawn from now on."""
     split: HeldOutSplit = await service.retrying(f"store {keys.held_out(env)}")(
         _try_settle, service, config, env, item_keys
     )

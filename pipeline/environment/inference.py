@@ -1,10 +1,10 @@
-"""Requests to the inference server, made safe for training.
+"""Sends requests to the inference server, in a way that is safe for training.
 
-In: messages or token ids. Out: token ids, or `ModelTurn`s: the tokens of one assistant turn with logprobs and the
-policy version of each. This file alone guarantees that a failed request is retried and then raised as
-InfrastructureError (never turned into text; as ServerAwayError where no answer can have caused it at any attempt),
-that a sample aborted by a weight update is continued from its own token ids rather than judged half finished, and that
-a turn never passes `max_context`.
+From messages or token ids it returns token ids, or `ModelTurn`s: the tokens of one assistant turn with logprobs and the
+policy version of each. Only this file guarantees that a failed request is retried and then raised as
+InfrastructureError (never turned into text; as ServerAwayError if no answer can have caused it at any attempt), that a
+sample aborted by a weight update is continued from its own token ids instead of being scored unfinished, and that a
+turn never passes `max_context`.
 """
 
 import hashlib
@@ -137,9 +137,9 @@ class InferenceRequests:
         run: SamplingParams | None = None,
         report_request: Callable[[int], None] | None = None,
     ) -> None:
-        """`report` is called before a request is repeated; without it, such waits are logged. `run`: how the run
-        samples; turns that are sampled otherwise are kept in `otherwise`, with what the difference is.
-        `report_request` is called with 1 where a request begins and with -1 where it has ended, all repeats included.
+        """`report` is called before a request is repeated; without it, such waits are logged. `run`: the run's sampling
+        parameters; turns sampled with others are kept in `otherwise`, with the difference. `report_request` is called
+        with 1 where a request begins and with -1 where it has ended, all repeats included.
         """
         self._report_request = report_request or (lambda change: None)
         self._run = run
@@ -177,9 +177,9 @@ class InferenceRequests:
         return generations
 
     async def opened_by(self, prompt_ids: Sequence[int]) -> str:
-        """Return the tag by which a prompt opens the thinking of its answer, "<think>" say; "" if it does not.
+        """Return the tag with which a prompt opens the thinking of its answer, such as "<think>"; "" if none.
 
-        The server is asked once for each end of a prompt, which a chat template makes the same for all.
+        The server is queried once for each end of a prompt, which a chat template makes the same for all.
         """
         text = await self._tail_text(tuple(prompt_ids[-_TAIL_TOKENS:]))
         if text.rstrip()[-1:] in _LAST_OF_TAG and not opened_thought(text):
@@ -204,11 +204,10 @@ class InferenceRequests:
     async def finish(
         self, prompt_ids: Sequence[int], generation: GeneratedSample, sampling: SamplingParams
     ) -> ModelTurn:
-        """Return the turn a sample makes.
+        """Return the turn of a sample.
 
-        An aborted one is continued from its own tokens until it stops or is full.
-
-        Raises InfrastructureError when `attempts` continuations in a row bring no token.
+        An aborted sample is continued from its own tokens until it stops or is full. Raises InfrastructureError if
+        `attempts` continuations in a row bring no token.
         """
         ids: list[int] = []
         logprobs: list[float] = []

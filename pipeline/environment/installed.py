@@ -1,6 +1,6 @@
 """Finds the environments of installed packages by files and entry points, without importing any.
 
-Looked into are packages that need lachesis-rl, atroposlib or verifiers, and the modules that entry points of the group
+It searches packages that need lachesis-rl, atroposlib or verifiers, and the modules that entry points of the group
 `lachesis.environments` name (`name = "module:Class"`), editable installs among them. Guarantees that a package that
 cannot be read is named and hides no other.
 """
@@ -37,7 +37,7 @@ class InstalledEnvironment(Struct, frozen=True, kw_only=True):
     package: str
     """Name of the distribution."""
     kind: str
-    """`module:Class`, by which a configuration names one of ours."""
+    """`module:Class`, with which a configuration names a Lachesis environment."""
     path: str
     """File of its source."""
     environment: FoundEnvironment
@@ -101,7 +101,7 @@ def _needs_framework(package: Distribution) -> bool:
 
 
 def _file_of(module: str, where: list[str]) -> Path | None:
-    """Return the source of a module, whose packages are not imported; None: there is none on `where`."""
+    """Return the source of a module without importing its packages; None if there is none on `where`."""
     places: list[str] | None = where
     origin: str | None = None
     for part in module.split("."):

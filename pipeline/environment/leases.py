@@ -1,8 +1,8 @@
-"""A producer's leases: the right to generate, asked of the governor before any inference is spent.
+"""Holds a producer's leases: rights to generate, requested from the governor before any inference.
 
-Guarantees that at most what was granted is generated: `acquire` returns only with a lease in hand, and a governor that
-is away means waiting, not generating. Leases held are renewed until they are settled; what renews them is noted where a
-supervisor can read it (`leases_of`), which renews them while this process can run nothing.
+Guarantees that no more is generated than was granted: `acquire` returns only with a lease, and while the governor is
+unavailable, the producer waits. Held leases are renewed until they are settled. The requests that renew them are
+recorded for the supervisor (`leases_of`), which renews them while this process is held up.
 """
 
 import anyio
@@ -26,18 +26,18 @@ _NOTE = "leases"
 
 
 class ProducerLeases:
-    """The leases of one producer in one environment. Run `renew` beside whatever uses them."""
+    """The leases of one producer in one environment. Run `renew` in a task beside their users."""
 
     def __init__(self, service: Service, producer: str, env: str) -> None:
         self._service = service
         self._producer = producer
         self._env = env
-        self._held: dict[str, LeaseRequest] = {}  # by lease, what renews it
+        self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
         self._note = SharedNote(_NOTE)
         self.is_closed = False
-        """Whether nothing at all was granted to the environment when it was asked for last: it is halted, say."""
+        """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
         self.renew_s = _FIRST_PAUSE_S
-        """Seconds between two renewals; few until a lease has told how long it lives."""
+        """Seconds between two renewals; few until the lifetime of a lease is known."""
 
     async def acquire(self, sequences: int, size: int) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
@@ -52,7 +52,7 @@ class ProducerLeases:
     async def request_lease(
         self, sequences: int, size: int, *, policy_step: int | None = None, outdated_only: bool = False
     ) -> tuple[str | None, float]:
-        """Ask once; return the lease, or None and after how many seconds to ask again.
+        """Send one request; return the lease, or None and the seconds after which to retry.
 
         `policy_step` and `outdated_only`: see `LeaseRequest`.
         """
@@ -88,7 +88,7 @@ class ProducerLeases:
         return None, reply.retry_s or _DEFAULT_RETRY_S
 
     def _tell_never(self, reason: str | None) -> None:
-        """Say that no lease will ever be granted; None: one may be."""
+        """Report that no lease will ever be granted; None: one may be."""
         self._service.set_problem(
             f"{self._env} lease",
             None if reason is None else f"environment {self._env} can generate nothing: {reason}",
@@ -97,14 +97,14 @@ class ProducerLeases:
         )
 
     def settled(self, lease: str) -> None:
-        """Renew a lease no more whose group is stored, or may be.
+        """Stop renewing a lease once its group is stored, or may be.
 
-        It ends when the governor reads that, or runs out.
+        The lease ends when the governor reads the group, or runs out.
         """
         self._drop(lease)
 
     async def release(self, lease: str) -> None:
-        """Give a lease back unused. If the governor does not hear of it, it expires."""
+        """Give a lease back unused. If the message is lost, the lease expires."""
         self._drop(lease)
         try:
             await self._request(LeaseRequest(op="release", producer=self._producer, env=self._env, lease=lease))
@@ -126,7 +126,7 @@ class ProducerLeases:
                 try:
                     await self._request(request, min(self.renew_s, _ASK_TIMEOUT_S))
                 except InfrastructureError:
-                    break  # the governor is away: it waits one lease period after its return, so ours still count
+                    break  # after its return the governor waits one lease period, so these leases still count
 
     async def renew_over(self, bus: Bus, timeout_s: float) -> None:
         """Renew every lease held once, over another connection.

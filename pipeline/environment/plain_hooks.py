@@ -1,8 +1,9 @@
 """Calls the plain hooks of environments on the event loop, and names those that hold it.
 
-While a plain function runs, nothing else of its process does. It is not moved to a thread: there signals fail, by which
-libraries of mathematics bound their time, and a function that catches this would give another reward. Guarantees that
-after each call that takes long, the loop serves what waits, heartbeats and leases say, before the next call begins.
+While a plain function runs, nothing else in its process does. It is not moved to a thread: signals, with which
+mathematical libraries limit their time, fail there, and a function that catches that error would give another reward.
+Guarantees that after each long call the loop serves waiting tasks, such as heartbeats and leases, before the next call
+begins.
 """
 
 import time
@@ -57,7 +58,7 @@ class HookTimes:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Note how long the body holds the event loop."""
+        """Record how long the body holds the event loop."""
         began_s = self._clock()
         before, self.held = self.held, HeldLoop(name, began_s, HOOK_CURE)
         try:
@@ -69,7 +70,7 @@ class HookTimes:
 
     @contextmanager
     def move_on_after(self, seconds: float) -> Iterator[anyio.CancelScope]:
-        """As anyio's, for time in which the loop is not held: what waits meanwhile has no part in it."""
+        """Like anyio's, but time in which the loop is held does not count."""
         with anyio.move_on_after(seconds) as scope:
             self._scopes.add(scope)
             try:
@@ -79,21 +80,21 @@ class HookTimes:
 
     @contextmanager
     def fail_after(self, seconds: float) -> Iterator[None]:
-        """As anyio's, which raises `TimeoutError`, for time in which the loop is not held."""
+        """Like anyio's, which raises `TimeoutError`, but time in which the loop is held does not count."""
         with self.move_on_after(seconds) as scope:
             yield
         if scope.cancelled_caught:
             raise TimeoutError
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long, not counting time in which the loop is held."""
+        """Wait for `seconds`, not counting time in which the loop is held."""
         with self.move_on_after(seconds):
             await anyio.sleep_forever()
 
     def record(self, name: str | None, began_s: float, ended_s: float) -> None:
-        """Take in that code of that name held the event loop.
+        """Record that the code called `name` held the event loop.
 
-        None: it is not known which, or the process was stopped.
+        None: the code is not known, or the process was stopped.
         """
         began_s = max(began_s, self._recorded_until_s)
         self._recorded_until_s, took_s = ended_s, ended_s - began_s

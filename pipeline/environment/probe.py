@@ -1,7 +1,7 @@
 """Tries an environment and its raters on scripted answers, before anything is generated for them.
 
-In: an environment, and what scores it. Out: what failed on every one of the answers, in words. Infrastructure that is
-away, and what takes too long, say nothing about code and are left to the run.
+Given an environment and its scorer, it returns the problems that occurred with every answer, in words. Unavailable
+infrastructure and timeouts say nothing about code and are left to the run.
 """
 
 from typing import NamedTuple
@@ -25,11 +25,11 @@ __all__ = ["ProbeFinding", "probe_environment"]
 _MAX_TOKENS = 4096
 _PROBE_S = 10.0
 _MAX_REFERENCES = 64
-"""Tasks of which the reference answer is looked at."""
+"""Number of tasks with reference answers to check."""
 
 
 class ProbeFinding(NamedTuple):
-    """What failed on every answer. `sure`: no other answer will help, since the words of the failure say so."""
+    """A failure with every answer. `sure`: by the failure's text, no other answer will help."""
 
     text: str
     sure: bool

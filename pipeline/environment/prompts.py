@@ -1,8 +1,8 @@
-"""Looks through an environment's prompts as a model's chat template renders them, before any run.
+"""Checks an environment's prompts as a model's chat template renders them, before any run.
 
-In: an environment, a tokenizer, the context. Out: what is wrong, in words: syntax errors in the template, parameters
-that it does not read, roles that it refuses, messages that it drops in silence, turns that cannot be told apart, and
-prompts that leave no room for an answer.
+Given an environment, a tokenizer and the context, it returns the problems in words: syntax errors in the template,
+parameters that it does not read, roles that it refuses, messages that it drops silently, turns that cannot be
+distinguished, and prompts that leave no room for an answer.
 """
 
 import time
@@ -21,7 +21,7 @@ from lachesis.schemas.rollout import Message
 __all__ = ["PromptProblem", "PromptReport", "check_prompts"]
 
 _LOOK_S = 5.0
-"""Seconds for which prompts are counted; of a larger pool those that come next in a spread order are left out."""
+"""Seconds for counting prompts. A larger pool is sampled in a spread order, and the rest is left out."""
 _MAX_PROBLEMS = 5
 """Kinds of lost messages that are named."""
 _RENDERED = 16
@@ -29,14 +29,14 @@ _RENDERED = 16
 
 
 class PromptProblem(NamedTuple):
-    """What is wrong. `fatal`: no group can be made of such a task; else something is lost in silence."""
+    """A problem. `fatal`: no group can be made of such a task; else something is lost silently."""
 
     text: str
     fatal: bool
 
 
 class PromptReport(NamedTuple):
-    """What was found, and in `text` what was looked at."""
+    """The problems found; `text` says what was checked."""
 
     problems: list[PromptProblem]
     text: str
@@ -63,9 +63,9 @@ async def check_prompts(
     max_new_tokens: int,
     look_s: float = _LOOK_S,
 ) -> PromptReport:
-    """Return what is wrong with the prompts of an environment under a tokenizer's template.
+    """Return the problems of an environment's prompts under a tokenizer's template.
 
-    `parameters`: those of the template. `max_context`: tokens; None: not known. What `env.task` raises propagates.
+    `parameters`: those of the template. `max_context`: tokens; None: not known. Errors of `env.task` propagate.
     """
     if isinstance(env, GroupEnvironment):
         return PromptReport([], "not looked at: it makes whole groups by its own code")

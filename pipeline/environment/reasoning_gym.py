@@ -1,9 +1,8 @@
-"""Tasks of reasoning-gym as an environment.
+"""Provides tasks of reasoning-gym as an environment.
 
-Any of its datasets by name, with its parameters and its own scorer.
-
-In: a dataset's name, a seed, the split that is wanted. Out: tasks whose `task` is `{"dataset", "question", "answer",
-"metadata"}`, which is all that `score_answer` needs to judge an answer anywhere.
+It offers any dataset by name, with its parameters and its own scorer. From a dataset's name, a seed and a split it
+makes tasks. Their `task` is `{"dataset", "question", "answer", "metadata"}`, which is all that `score_answer` needs to
+score an answer in any process.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,11 +1,11 @@
-"""From a task to a rollout group.
+"""Makes a rollout group of a task.
 
-In: an environment, a task and an inference server. Out: a `GroupDraft` (`collect_group`), then a checked `RolloutGroup`
-(`build_group`). This file alone guarantees that a group holds only samples whose inference and environment both
-worked, and that no failure is ever a reward: a bug of the environment leaves its sample out and on record; a sample
-whose server went away is generated again or left out (`CollectConfig.lost_samples`), since nothing that the model said
-can have caused that; any other infrastructure failure may have been caused by it, and abandons the whole group, so that
-no kind of answer is sorted out.
+With an environment, a task and an inference server, `collect_group` makes a `GroupDraft`, and `build_group` makes a
+checked `RolloutGroup` of it. Only this file guarantees that a group holds only samples for which inference and
+environment both worked, and that a failure is never a reward. After a bug of the environment, its sample is left out
+and recorded. A sample that lost its server is generated again or left out (`CollectConfig.lost_samples`), since the
+model's answer cannot have caused that. Any other infrastructure failure may have been caused by the answer, and
+abandons the whole group, so that no kind of answer is filtered out.
 """
 
 import contextlib
@@ -60,10 +60,10 @@ __all__ = [
 ]
 
 ENVIRONMENT_REWARD = "environment"
-"""Component under which a reward goes that the environment gave no name."""
+"""Component of a reward that the environment gave no name."""
 _MAX_TEXT_CHARS = 2000
 _GROUP_S = 1.0
-"""Seconds more that a group has whose environment ends it by itself, and says why."""
+"""Extra seconds for a group if its environment ends it by itself, with a reason."""
 _CANCELLED_S = 10.0
 """Seconds in which a rollout that is cancelled must end."""
 _MAX_REFILLS = 2
@@ -79,9 +79,11 @@ class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """What was collected for one task. `rewards`: per surviving sample, by component. `lost`: the samples whose server
-    went away; those that are not among the sessions were left out, the others generated again. `extras` and `metadata`
-    are those of an environment that makes whole groups, and `task` may then be another one than was asked for.
+    """The samples collected for one task.
+
+    `rewards`: per surviving sample, by component. `lost`: the samples that lost their server; those that are not among
+    the sessions were left out, the others generated again. `extras` and `metadata` are those of an environment that
+    makes whole groups; `task` may then differ from the requested one.
     """
 
     id: str
@@ -118,8 +120,8 @@ async def collect_group(
     thread that cannot be cancelled. `report_request` is called with 1 where a request begins, with -1 where it ends.
 
     Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
-    when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
-    than two samples (fewer than one of one), ConfigError when its settings contradict each other.
+    when the server refuses the request or the task cannot be used, EnvironmentCodeError when the environment's bugs
+    left fewer than two samples (fewer than one of one), ConfigError when its settings contradict each other.
     """
     if env.tool_timeout_s >= env.turn_timeout_s:
         raise ConfigError(f"{type(env).__name__}: tool_timeout_s must be below turn_timeout_s")
@@ -150,7 +152,7 @@ async def collect_group(
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":
         for _ in range(_MAX_REFILLS):
-            if collected.lost and collected.rewards:  # where nobody came through, the server is unavailable
+            if collected.lost and collected.rewards:  # if all samples are lost, the server is unavailable
                 await collected.generate(sorted(collected.lost), keep_lost=True)
     fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
     if collected.lost and len(collected.rewards) < fewest:
@@ -176,7 +178,7 @@ async def collect_group(
 
 
 def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Sequence[tuple[list[int], str]]) -> None:
-    """Raise `EnvironmentCodeError` where a session is trained on tokens that were sampled otherwise than in the run."""
+    """Raise `EnvironmentCodeError` if trained tokens were sampled with other parameters than the run's."""
     for ids, difference in otherwise:
         wanted = np.asarray(ids, np.int32)
         for session in sessions:
@@ -191,7 +193,7 @@ def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Se
 
 
 async def _opening(requests: InferenceRequests, sessions: Sequence[Session]) -> dict[str, Any]:
-    """Return what the group's metadata says of the end of its prompts: the tag that opens the thinking, if one does."""
+    """Return the metadata about the end of the group's prompts: the tag that opens the thinking, if there is one."""
     session = sessions[0] if sessions else None
     if session is None or True not in session.loss_mask:
         return {}
@@ -223,7 +225,8 @@ class _GroupSamples:
 
     async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
         """Let the model work on each of `samples` again. Without `keep_lost` a lost one is raised as any other
-        error."""
+        error.
+        """
         sampling = self._sampling
         if self._rounds:  # a seeded group must not draw again what it has
             sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))
@@ -289,7 +292,7 @@ async def _made_by_environment(
 
 
 async def _watch_end(env: Environment, task: Task, report_stuck: Callable[[str], None] | None) -> None:
-    """Tell when a rollout goes on although its time is up and it was cancelled."""
+    """Report when a rollout goes on although its time is up and it was cancelled."""
     limit_s = env.rollout_timeout_s
     await HOOKS.sleep(limit_s + _CANCELLED_S)
     if report_stuck is not None:
@@ -320,7 +323,7 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
 
 
 async def _reward(env: Environment, task: Task, session: Session) -> Reward:
-    """Return the environment's reward. Raises `InfrastructureError` when a judge that it asks is away."""
+    """Return the environment's reward. Raises `InfrastructureError` if a judge that it calls is unavailable."""
     try:
         return await resolve_awaitable(await HOOKS.call(env.reward, task, session))  # type: ignore[no-any-return]
     except Exception as error:

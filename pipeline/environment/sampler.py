@@ -1,8 +1,8 @@
-"""Drawing items with given weights.
+"""Draws items with given weights.
 
-In: weights float32 [N] of a snapshot. Out: items with their probability. Building is O(N), once a snapshot; a draw is
-a binary search, O(log N). Within one call no item comes twice, unless all items with a weight have come already. Same
-weights and same generator: same items.
+From the weights float32 [N] of a snapshot it draws items, with their probability. Building is O(N), once per snapshot;
+a draw is a binary search, O(log N). Within one call no item comes twice, unless all items with a weight have come
+already. The same weights and the same generator give the same items.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""A session: one sample's conversation, and the training sequence that it is.
+"""Keeps a session: one sample's conversation, and its training sequence.
 
-In: an environment's calls (`generate`, `add`). Out: tokens, loss mask, logprobs and version spans of the
-sequence so far. This file alone guarantees that the mask is true exactly on tokens the model generated (its stop
-tokens included), that generated text is never tokenised again, that a sequence ends with a generated token, and that a
-failed request is remembered, so that an environment which swallows the exception still yields no rollout.
+The environment calls `generate` and `add`; the session keeps tokens, loss mask, logprobs and version spans of the
+sequence so far. Only this file guarantees that the mask is true exactly on tokens the model generated (its stop tokens
+included), that generated text is never tokenised again, that a sequence ends with a generated token, and that a failed
+request is remembered, so that an environment that swallows the exception still yields no rollout.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said in one turn."""
+    """The model's answer in one turn."""
 
     text: str
     """Without special tokens."""
@@ -54,7 +54,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedFirstTurn:
-    """The first turn of some samples of a group, asked for in one request, so that the prompt is read only once."""
+    """The first turn of some samples of a group, generated in one request, so that the prompt is read only once."""
 
     def __init__(
         self, requests: InferenceRequests, messages: Sequence[Message], samples: Sequence[int], sampling: SamplingParams
@@ -69,7 +69,7 @@ class SharedFirstTurn:
         self._failure: LachesisError | None = None
 
     async def sample(self, sample: int) -> tuple[list[int], GeneratedSample]:
-        """Return the prompt's ids and the sample's generation; the first caller asks for all of them."""
+        """Return the prompt's ids and the sample's generation; the first caller requests all of them."""
         async with self._lock:
             if self._failure is not None:
                 raise self._failure

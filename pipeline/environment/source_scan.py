@@ -1,8 +1,9 @@
 """Finds environments in Python source without running it, with their docstrings and settings.
 
-In: the bytes of one module. Out: its environments: subclasses of `lachesis.Environment`, of Atropos' `BaseEnv`, and
-what verifiers loads (`load_environment`). Guarantees that nothing of the source is run or imported, so a default is
-shown as it is written. Base classes are followed within the text alone; one from elsewhere is known by its name.
+From the bytes of one module it returns its environments: subclasses of `lachesis.Environment` and of Atropos'
+`BaseEnv`, and the functions with which verifiers loads one (`load_environment`). Guarantees that nothing of the source
+is run or imported, so a default is shown as it is written. Base classes are followed within the text alone; one from
+elsewhere is known by its name.
 """
 
 import ast
@@ -50,22 +51,22 @@ class EnvironmentField(Struct, frozen=True, kw_only=True):
     default: str | None = None
     """Its default. None: it has none, and must be given."""
     help: str | None = None
-    """What its author says of it. None: nothing that can be read without running the code."""
+    """The author's description. None: there is none that can be read without running the code."""
 
 
 class FoundEnvironment(Struct, frozen=True, kw_only=True):
-    """What the source says of one environment."""
+    """The description of one environment in its source."""
 
     name: str
     """Name of the class; of verifiers' environments, of the function."""
     family: Family
-    """Whose interface it has."""
+    """The project that defines its interface."""
     line: int
     """Line of its definition."""
     docstring: str | None = None
     """None: it has none."""
     methods: list[str] = []
-    """What it defines itself: `task` and `get_next_item` make prompts, `reward` and `score` give scores."""
+    """Methods that it defines itself: `task` and `get_next_item` make prompts, `reward` and `score` give scores."""
     fields: list[EnvironmentField] = []
     """Its settings."""
 
@@ -184,7 +185,7 @@ class _Module:
         return found
 
     def _family(self, node: ast.ClassDef) -> Family | None:
-        """Return whose base class it has; None where it has none of a known name, or one of another package."""
+        """Return the project of its base class; None if the name is not known, or is of another package."""
         for base in (base for kind in self._lineage(node) for base in kind.bases[:_MAX_BASES]):
             if isinstance(base, ast.Name) and base.id not in self._classes:
                 module, name = self._imported.get(base.id, ("", base.id))

@@ -1,10 +1,8 @@
-"""Spelling made-up words backward.
+"""Provides tasks of spelling made-up words backward, for first runs and for the demo.
 
-A task that needs no data and no package, for first runs and for the demo.
-
-In: a seed, the split that is wanted, lengths of words. Out: tasks with an `answer`; difficulty is the word's length.
-Guarantees that splits have no word in common, whatever their seeds and sizes, and that a larger pool begins as a
-smaller one.
+They need no data and no package. A seed, a split and the lengths of words give tasks with an `answer`; difficulty is
+the word's length. Guarantees that splits have no word in common, whatever their seeds and sizes, and that a larger pool
+begins with the smaller one.
 """
 
 import random
@@ -20,7 +18,7 @@ __all__ = ["SpellBackward"]
 
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnprstvwyz"
 _ALTERNATE = 0.8
-"""How often a vowel follows a consonant, and the other way round, so that words look like some."""
+"""How often a vowel follows a consonant, and the other way round, so that words look natural."""
 _MAX_DRAWS = 1000
 """Words in a row that are known already, after which there are counted to be no more."""
 _QUESTION = "Spell this word backward (example: sun -> nus): {word}"

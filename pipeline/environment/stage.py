@@ -1,10 +1,10 @@
-"""The environment as a service: lease, draw, generate, publish, over and over, several groups at once.
+"""Runs an environment as a service: lease, draw, generate and publish, several groups at once.
 
-Guarantees: no inference without a lease; a task that is held out for evaluation is never drawn, whatever the
-curriculum says; a group is published once, under an id and a counter of its own, and its lease is settled by its being
-stored; a group that infrastructure failed is abandoned and its lease given back, and so is one that outgrew its lease:
-what is stored never weighs more than what was granted. With the strategy `epoch`, items are claimed in the epoch's
-order instead of drawn; their groups bear the item's place in it as counter, so that the ledger takes one of each.
+Guarantees: no inference without a lease; a task held out for evaluation is never drawn, whatever the curriculum says; a
+group is published once, under its own id and counter, and storing it settles its lease; a group that infrastructure
+failed is abandoned and its lease given back, and so is a group that outgrew its lease, so that stored groups never
+exceed what was granted. With the strategy `epoch`, items are claimed in the epoch's order instead of drawn; their
+groups bear the item's place in it as counter, so that the ledger takes one of each.
 """
 
 import logging
@@ -217,7 +217,7 @@ class _Producer:
         self.failures = GroupFailures(service, name, len(env))
         self.times = GroupTimes(env.rollout_timeout_s, env.turn_timeout_s)
         self._ending: dict[object, tuple[anyio.CancelScope, float | None]] = {}
-        """By group under way what ends it, and when it was told to end."""
+        """For each group under way, the scope that ends it, and when it was cancelled."""
         self.lost = 0
         self.declined = 0
         self.largest = settings.largest_bytes
@@ -290,7 +290,7 @@ class _Producer:
         )
 
     async def follow_policy(self, *, task_status: TaskStatus[None]) -> None:
-        """Take in each policy that the trainer publishes. Started once there is one."""
+        """Follow the policies that the trainer publishes. It is started once there is one."""
         known = False
         async with self.service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
@@ -316,7 +316,7 @@ class _Producer:
                 await self.guard.check(await self.inference.current(), version=True)
 
     async def _acquire(self) -> str | None:
-        """Return a lease, None once the service drains. While another server than the run's answers, none is taken."""
+        """Return a lease; None once the service drains. While another server than the run's answers, it waits."""
         if self.guard.problem is not None and self.single is None:
             async with self.service.until_drained():
                 await self.compare_server()
@@ -334,7 +334,7 @@ class _Producer:
                     await self.leases.release(lease)
 
     def _end_hanging(self) -> None:
-        """End groups whose code hangs, and the process if one of them cannot be cancelled."""
+        """End groups with hanging code, and the process if one of them cannot be cancelled."""
         now_s = _now_s()
         for one in self.times.hanging(now_s):
             scope, told_s = self._ending.get(one.group, (None, None))
@@ -348,7 +348,7 @@ class _Producer:
                 )
 
     async def name_late_groups(self) -> None:
-        """Say which groups take far longer than others did, and which code holds all up, again and again."""
+        """Report regularly which groups take far longer than others did, and which code holds everything up."""
         while True:
             late = self.times.describe_late(_now_s())
             self.service.set_problem(
@@ -504,7 +504,8 @@ class _Producer:
 
     def _within_lease(self, group: RolloutGroup) -> bytes:
         """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it, or when the
-        run's trainer could not use it."""
+        run's trainer could not use it.
+        """
         reason = why_untrainable(group, self.limits)
         if reason is not None:
             raise DataError(f"a group of item {group.item}: {reason}")

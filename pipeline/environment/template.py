@@ -32,7 +32,7 @@ async def render_turn(
     """Return the ids that follow the generated token `last_token` and lead to the next assistant turn.
 
     `opening`: the conversation's first messages, up to the first answer; `new`: the messages after the latest answer.
-    Raises ConfigError when the template drops or cannot tell the placeholders, so that no suffix can be found.
+    Raises ConfigError if the template drops the placeholders or renders them alike, so that no suffix can be found.
     """
     first, second = [await tokenize([*opening, Message(role="assistant", content=text), *new]) for text in PLACEHOLDERS]
     if first == second:

@@ -1,8 +1,8 @@
 """Tools: functions that a model calls with `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-In: the text of an assistant turn. Out: the calls in it, and the tool messages that answer them. What the model did
-wrong (malformed JSON, unknown tool, wrong arguments, a ToolError, too long a run) is answered in words that it can act
-on. Any other exception of a tool is a fault of the environment and propagates.
+It runs the calls of an assistant turn, and returns the tool messages that answer them. A mistake of the model
+(malformed JSON, unknown tool, wrong arguments, a ToolError, a timeout) is answered with a message that the model can
+act on. Any other exception of a tool is a fault of the environment and propagates.
 """
 
 import inspect
@@ -42,7 +42,7 @@ def tools_of(environment: object) -> dict[str, Callable[..., Any]]:
 
 
 def describe_tools(tools: Mapping[str, Callable[..., Any]]) -> str:
-    """Return the text for a system message that tells a model its tools and how to call them."""
+    """Return the text for a system message that describes the tools and how to call them."""
     lines = []
     for name, function in tools.items():
         parameters = ", ".join(

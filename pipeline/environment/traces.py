@@ -1,6 +1,7 @@
 """Exports the trace of a sampled group that an environment could not store.
 
-The inference server has exported its part already, below spans of ours; without these nobody would see whose it was.
+The inference server has already exported its spans as children of these; without these, the group they belong to would
+be unknown.
 """
 
 from collections.abc import Iterator, Sequence

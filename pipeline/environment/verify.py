@@ -1,8 +1,8 @@
 """Checks an environment: loads, prompts, parses, scores, deterministic, resets, renders.
 
-No model is needed but for the last, which is made where one is named. In: an environment's name and parameters. Out:
-one `EnvironmentCheck` for each question, in that order; after a failure those that need what failed are not made.
-Answers are scripted (`FakeInference`): a verdict is the environment's alone.
+Only the last check needs a model, and it is made only if a model is named. For an environment's name and parameters it
+returns one `EnvironmentCheck` for each check, in that order; after a failure, checks that depend on the failed one are
+skipped. Answers are scripted (`FakeInference`), so a verdict depends only on the environment.
 """
 
 import sys
@@ -35,9 +35,9 @@ _NEEDED: dict[CheckName, set[CheckName]] = {
     "resets": {"prompts", "scores", "deterministic"},
     "renders": {"prompts"},
 }
-"""Of a check, those without which its verdict would say nothing."""
+"""For each check, the checks without which its verdict would say nothing."""
 _MAX_TASKS = 16
-"""Tasks that are looked at, spread over the pool."""
+"""Tasks that are checked, spread over the pool."""
 _MAX_TOKENS = 4096
 _PROCESS_TIMEOUT_S = 120.0
 _OWN_CODE = "not checked: it makes whole groups by its own code, with a model's tokens; try `lachesis env test`"
@@ -182,7 +182,7 @@ async def _check_parses(env: Environment) -> str:
             await _play(env, task, [answer])
         except EnvironmentCodeError as error:
             if error.__cause__ is None or isinstance(error.__cause__, EnvironmentCodeError):
-                continue  # what a reward is, not how an answer is read: the next check tells
+                continue  # about the reward, not about reading an answer: the next check reports it
             raise _Failure(
                 f"{kind} to item {task.item!r} made it raise: {error}; an answer that cannot be read is worth a "
                 "reward of your choice (0, say), and a ToolError tells the model what was wrong"

@@ -1,4 +1,4 @@
-"""Reads prompts in the forms of data sets: text, chat messages, ShareGPT's turns, a request's input. Pure.
+"""Reads prompts as data sets have them: text, chat messages, ShareGPT turns, a request's input. Pure.
 
 Guarantees that content the model would not see, such as an image, is refused with a message, and that an answer at the
 end of a conversation is separated from the prompt.

@@ -31,7 +31,8 @@ _ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
     """Return the rows of a file; the ending of its name gives its kind.
 
-    A further ending such as `.gz` means that it is packed. `names`: columns that will be read. `lines`: the places of JSON lines, if known (`LineRows.lines`).
+    A further ending such as `.gz` means that it is packed. `names`: columns that will be read. `lines`: the places of
+        JSON lines, if known (`LineRows.lines`).
 
     Raises `ConfigError` if the file is missing, of another kind, or damaged, `StartupError` without pyarrow.
     """

@@ -1,9 +1,9 @@
 """Holds an environment of Atropos in a process of its own, started by `process`.
 
-It is run as a file by an interpreter that has atroposlib, so it imports nothing of Lachesis, and nothing but the
-standard library before it is told which class to load. What the environment prints goes to stderr. It guarantees that
-a group comes from one `collect_trajectories` (and `postprocess_histories`) of the class, that its requests for tokens
-go to the run and nowhere else, and that it ends when the run's process does. `frames` has the messages.
+An interpreter that has atroposlib runs it as a file, so it imports nothing of Lachesis, and only the standard library
+before the message that names the class arrives. What the environment prints goes to stderr. It guarantees that a group
+comes from one `collect_trajectories` (and `postprocess_histories`) of the class, that its requests for tokens go to the
+run and nowhere else, and that it ends when the run's process does. `frames` has the messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WITHOUT_EFFECT = {
     "model", "split", "n", "logprobs", "top_logprobs", "timeout", "user", "skip_special_tokens", "skip_reasoning",
     "messages", "prompt", "input_ids", "echo", "stream",
 }  # fmt: skip
-"""Arguments that are read elsewhere, or change no token that is sampled."""
+"""Arguments that are read elsewhere, or that do not change sampled tokens."""
 NORMALIZATION = ("reward_normalization", "reward_clip", "reward_normalization_warmup")
 """Settings that atroposlib 0.4.0 does not know; the run applies them."""
 MAX_ERROR_CHARS = 4000
@@ -66,7 +66,7 @@ class FramePipe:
         return json.loads(data) if len(data) == length else None
 
     def send(self, **message: Any) -> None:
-        """Send a frame. Raises ValueError or TypeError, and sends nothing, where JSON cannot hold it."""
+        """Send a frame. Raises ValueError or TypeError, and sends nothing, if JSON cannot hold it."""
         data = json.dumps(message, default=plain, allow_nan=False).encode()
         self._out.write(HEADER.pack(len(data)) + data)
         self._out.flush()
@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
 
 
 def digest(item: Any) -> str:
-    """Return a name of an item's content: of objects that JSON does not know, of their type alone."""
+    """Return a name of an item's content; for objects that JSON does not know, only their type counts."""
 
     def known(value: Any) -> Any:
         try:
@@ -133,7 +133,7 @@ def configured(cls: Any, settings: dict[str, Any]) -> tuple[Any, Any, dict[str, 
 
 
 class Child:
-    """The environment, and the groups that it is asked for."""
+    """The environment, and the groups that are requested from it."""
 
     def __init__(self, channel: FramePipe) -> None:
         self.channel = channel
@@ -147,7 +147,7 @@ class Child:
         self.drawing = asyncio.Lock()
 
     async def start(self, message: dict[str, Any]) -> None:
-        """Make the environment and say what it is."""
+        """Make the environment and send its description."""
         seed, self.fresh = message["seed"], message["fresh"]
         cls = load_class(message["place"])
         random.seed(seed)
@@ -197,7 +197,7 @@ class Child:
             self.tasks.pop(number, None)
 
     async def draw(self, index: int) -> tuple[int, str | None, Any]:
-        """Return what the environment left to go on with, else item `index`, as (index, name, item)."""
+        """Return the item that the environment left to go on with, else item `index`, as (index, name, item)."""
         if self.backlog:
             return self.backlog.popleft()
         async with self.drawing:
@@ -215,7 +215,7 @@ class Child:
         return item
 
     def with_messages(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return a group with conversations, made of its tokens where the environment gave none."""
+        """Return a group with conversations, made from its tokens if the environment gave none."""
         if not group.get("messages"):
             pairs = zip(group["tokens"], group["masks"], strict=True)
             group = {**group, "messages": [self.conversation(*pair) for pair in pairs]}
@@ -223,7 +223,7 @@ class Child:
         return {key: value for key, value in group.items() if not (isinstance(value, (list, dict)) and not value)}
 
     def conversation(self, tokens: list[int], labels: list[int]) -> list[dict[str, str]]:
-        """Return the texts of a sequence, by turns: what is masked is the user's."""
+        """Return the texts of a sequence by turns: masked tokens are the user's."""
         turns = []
         for sampled, part in itertools.groupby(zip(tokens, labels, strict=True), key=lambda pair: pair[1] != -100):
             ids = [token for token, _ in part]
@@ -265,7 +265,7 @@ class Child:
         return samples
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Do what the run says."""
+        """Handle a message of the run."""
         op = message["op"]
         if op == "ping":
             self.channel.send(op="pong")
@@ -287,11 +287,11 @@ def engine_config(servers: Any) -> Any:
 
 
 def engine_class(child: Child) -> Any:
-    """Return a class of servers that let the run generate; atroposlib asks them as any other."""
+    """Return a class of servers that let the run generate; atroposlib uses them like any other server."""
     base: Any = importlib.import_module("atroposlib.envs.server_handling.server_baseline").APIServer
 
     class Engine(base):  # type: ignore[misc]
-        """The run's policy. Nothing is asked twice here: the run repeats what fails."""
+        """The run's policy. Requests are not repeated here: the run retries them."""
 
         async def check_server_status_task(self, chat_completion: bool = True) -> None:
             self.server_healthy = True
@@ -342,7 +342,7 @@ def engine_class(child: Child) -> Any:
 
 
 async def run(channel: FramePipe) -> None:
-    """Make the environment that the first frame names, then do what the others say."""
+    """Make the environment that the first frame names, then handle the other frames."""
     loop = asyncio.get_running_loop()
     child = Child(channel)
     first = channel.read()

@@ -1,8 +1,8 @@
 """Finds the training tokens of a group among what the engine sampled for it. Pure.
 
-In: prompts and the turns that were sampled for them; sequences as the environment made them of these. Out: for each
-sequence the engine's logprobs, the policy versions of its tokens, and why it ended. This file alone guarantees that no
-token is trained on that the engine did not sample after exactly the tokens before it.
+From prompts, the turns sampled for them, and the sequences that the environment made of these, it derives for each
+sequence the engine's logprobs, the policy versions of its tokens, and why it ended. Only this file guarantees that
+every trained token was sampled by the engine after exactly the tokens before it.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class _Sampled(NamedTuple):
 
 
 class EngineLog:
-    """`run` is how the run samples: tokens that were sampled otherwise are not trained on."""
+    """`run` has the run's sampling parameters: tokens sampled with others are not trained on."""
 
     def __init__(self, run: SamplingParams) -> None:
         self._temperature = run.temperature
@@ -45,14 +45,14 @@ class EngineLog:
         self._after: dict[bytes, list[_Sampled]] = {}
 
     def record(self, prompt_ids: list[int], turn: ModelTurn, asked: SamplingParams) -> None:
-        """Note a turn that was sampled after `prompt_ids`, as `asked`."""
+        """Record a turn that was sampled after `prompt_ids` with the parameters `asked`."""
         sampled = _Sampled(np.asarray(turn.token_ids, np.int32), turn, asked)
         self._after.setdefault(np.asarray(prompt_ids, np.int32).tobytes(), []).append(sampled)
 
     def match(self, number: int, tokens: NDArray[np.int32], mask: NDArray[np.bool_]) -> SampledSequence:
-        """Return what the engine said of sequence `number`: `tokens` [T], trained on where `mask` [T] is true.
+        """Return the engine's record of sequence `number`: `tokens` [T], trained on where `mask` [T] is true.
 
-        Raises EnvironmentCodeError naming the place of a trained token that the engine did not sample there.
+        Raises EnvironmentCodeError, which names the place of a trained token that the engine did not sample there.
         """
         tokens = np.ascontiguousarray(tokens, np.int32)
         logprobs = np.zeros(len(tokens), np.float32)
@@ -93,7 +93,7 @@ class EngineLog:
         return SampledSequence(logprobs, versions, reason, turns, masks)
 
     def _longest(self, tokens: NDArray[np.int32], mask: NDArray[np.bool_], at: int) -> tuple[_Sampled | None, int]:
-        """Return the turn sampled after `tokens[:at]` of which the most tokens stand from there on, and how many."""
+        """Return the turn sampled after `tokens[:at]` with the most tokens in common from there on, and how many."""
         best: tuple[_Sampled | None, int] = (None, 0)
         for sampled in self._after.get(tokens[:at].tobytes(), []):
             room = min(len(sampled.tokens), len(tokens) - at)

@@ -1,6 +1,6 @@
 """Frames between the run and an environment's process: four bytes of length, big-endian, and JSON.
 
-Guarantees that what is read is one of the messages below, of at most `MAX_FRAME_BYTES`; anything else is a `DataError`.
+Guarantees that each frame read is one of the messages below, of at most `MAX_FRAME_BYTES`; any other is a `DataError`.
 """
 
 import struct
@@ -47,9 +47,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", tag_field="op"):
 
 
 class Groups(msgspec.Struct, frozen=True, tag="groups", tag_field="op"):
-    """What became of request `id`: the groups made of item `index`, none where the environment made none.
+    """The result of request `id`: the groups made of item `index`, or none if the environment made none.
 
-    `digest` names the item's content; None: the environment went on with what an earlier request had left.
+    `digest` names the item's content; None: the environment went on with an item left by an earlier request.
     """
 
     id: int
@@ -82,7 +82,7 @@ def packed(**message: Any) -> bytes:
 
 
 async def read_frames(stream: ByteReceiveStream) -> AsyncIterator[ChildMessage]:
-    """Yield the messages until the process closes its end. Raises `DataError` on what is none."""
+    """Yield the messages until the process closes its end. Raises `DataError` on anything else."""
     data = bytearray()
     try:
         while True:

@@ -1,8 +1,8 @@
-"""The process of an environment of Atropos, kept alive: started, watched, replaced.
+"""Keeps the process of an Atropos environment alive: starts, watches and replaces it.
 
-Guarantees that a request for a group ends with what the environment made, or with an InfrastructureError if its process
-was killed, ended or hung, which costs the groups under way and nothing else; that a process that hangs is named in the
-log, with the stacks of its threads, and replaced; that what it prints is in the log; and that none outlives the run.
+Guarantees that a request for a group ends with the environment's group, or with an InfrastructureError if its process
+was killed, ended or hung, which costs only the groups under way; that a process that hangs is named in the log, with
+the stacks of its threads, and replaced; that its output is in the log; and that no process outlives the run.
 """
 
 import itertools
@@ -40,14 +40,14 @@ __all__ = ["Answer", "AtroposProcess"]
 log = logging.getLogger("lachesis")
 
 Answer = Callable[[Generate], Awaitable[Sequence[ModelTurn]]]
-"""Samples what a request of the environment asks for."""
+"""Samples the completions that a request of the environment wants."""
 _UNSAMPLED = 1.0
-"""What Atropos has in place of a logprob where a token was not sampled."""
+"""Atropos' value in place of a logprob for a token that was not sampled."""
 _CHILD = Path(__file__).with_name("child.py")
 _START_S = 600.0
 """Seconds that imports and `setup` may take."""
 _ANSWERED_S = 1.0
-"""Seconds in which an answer is read that has come in time."""
+"""Seconds for reading an answer that has come in time."""
 _LAST_WORDS_S = 2.0
 """Seconds for which the output of a process that is being replaced is still read."""
 _MAX_LINE_BYTES = 8192
@@ -59,7 +59,7 @@ _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, BrokenPipeError
 
 
 class AtroposProcess:
-    """Run `run` beside whatever asks for groups. `start` is what `child` reads first."""
+    """Run `run` in a task beside the requests for groups. `start` is the first message to `child`."""
 
     def __init__(self, name: str, python: str, start: dict[str, Any], *, hang_s: float) -> None:
         self.name = name
@@ -104,7 +104,7 @@ class AtroposProcess:
         await self._up.wait()
 
     async def collect(self, index: int, n: int, answer: Answer) -> Groups:
-        """Return what the environment makes of item `index` with groups of `n`.
+        """Return the groups of `n` that the environment makes of item `index`.
 
         `answer` serves its requests meanwhile; what that raises ends the request. Raises InfrastructureError when the
         process ends before, EnvironmentCodeError when the environment's code raises.
@@ -153,7 +153,7 @@ class AtroposProcess:
             }
             for turn in turns
         ]
-        with suppress(InfrastructureError):  # its process ended: that is what the request hears
+        with suppress(InfrastructureError):  # its process ended: the request raises that
             await self._send(op="generated", id=request.id, samples=samples)
 
     async def _send(self, **message: Any) -> None:
@@ -240,7 +240,7 @@ class AtroposProcess:
                 await self._send(op="ping")
                 await self._heard.wait()
             if waiting.cancelled_caught:
-                with anyio.move_on_after(_ANSWERED_S):  # this loop may have stood still itself, between two steps
+                with anyio.move_on_after(_ANSWERED_S):  # this loop itself may have been held between two steps
                     await self._heard.wait()
                 if not self._heard.is_set():
                     return await self._replace(process, f"did not answer for {self._hang_s:g} s")

@@ -1,8 +1,8 @@
-"""An environment of Atropos as a source of rollouts, without HTTP between it and the run.
+"""Runs an Atropos environment as a source of rollouts, without HTTP between it and the run.
 
-In: the place of a `BaseEnv` class and an interpreter that has atroposlib. Out: an environment whose tasks are the items
-that the class draws, in their order. Tokens, logprobs and policy versions of its groups are those of the engine
-(`engine_log`); what groups hold besides is read as the gateway reads it (`pipeline.tasks.scored_groups`).
+From the place of a `BaseEnv` class and an interpreter that has atroposlib, it makes an environment. Its tasks are the
+items that the class draws, in their order. Tokens, logprobs and policy versions of its groups are those of the engine
+(`engine_log`); the other fields of groups are read as the gateway reads them (`pipeline.tasks.scored_groups`).
 """
 
 import importlib.util
@@ -60,8 +60,8 @@ class AtroposSource(GroupEnvironment):
     `python`: an interpreter that has atroposlib; by default this one. `settings`: fields of the class' configuration,
     in place of what its `config_init` says. `items`: the number of tasks; task `i` is the item of call `i` of
     `get_next_item`, whose random numbers (`random`, numpy, torch) are seeded with `seed`. `fresh_items`: each group has
-    an item drawn anew instead, which the curriculum cannot weigh. `timeout_s`: seconds that a group may take.
-    `hang_s`: seconds after which a process that does not answer is replaced.
+    a newly drawn item instead, which the curriculum cannot weigh. `timeout_s`: seconds that a group may take. `hang_s`:
+    seconds after which a process that does not answer is replaced.
 
     Raises ConfigError when the interpreter is missing, or a number is out of range.
     """
@@ -96,17 +96,17 @@ class AtroposSource(GroupEnvironment):
         self._start = {"op": "start", "place": place, "settings": settings or {}, "seed": seed, "fresh": fresh_items}
         self._process: AtroposProcess | None = None
         self._spare: deque[GeneratedGroup] = deque()
-        """Groups beyond the first of a call: they are handed out before anything else is made."""
+        """Groups beyond the first of a call: they are handed out before any other is made."""
         self._digests: dict[int, str] = {}
         self._normalizer: RewardNormalizer | None = None
         self._checked = 0
-        """Lives of the process whose tokenizer was compared with the server's."""
+        """Lives of the process in which its tokenizer was compared with the server's."""
 
     def __len__(self) -> int:
         return self._items
 
     def task(self, index: int) -> Task:
-        """Return the task of `index`. Its prompt is empty, because the class alone knows it."""
+        """Return the task of `index`. Its prompt is empty, because only the class knows it."""
         return Task(item=f"item-{index}", prompt=[], task={"index": index})
 
     @asynccontextmanager
@@ -199,7 +199,7 @@ class AtroposSource(GroupEnvironment):
         self._checked = life
 
     def _check_item(self, made: Groups) -> None:
-        """Raise `ConfigError` where an item is not the one that the same index named in an earlier process."""
+        """Raise `ConfigError` if an item is not the one that the same index named in an earlier process."""
         if self._fresh or made.digest is None:
             return
         if self._digests.setdefault(made.index, made.digest) != made.digest:
@@ -211,7 +211,7 @@ class AtroposSource(GroupEnvironment):
     def _converted(
         self, task: Task, data: ScoredData, engine: EngineLog, requests: InferenceRequests, sampling: SamplingParams
     ) -> GeneratedGroup:
-        """Return a group with the engine's logprobs. Raises EnvironmentCodeError saying what is wrong with it."""
+        """Return a group with the engine's logprobs. Raises EnvironmentCodeError, which says what is wrong."""
         origin = GroupOrigin(
             id="0" * 32, run="run", env="atropos", producer="atropos", epoch=0, counter=0, policy_version="0-a-b",
             tokenizer_hash="any", started_ns=0, name=self.place, longest=_ANY, most=_ANY, by="atropos",
@@ -274,7 +274,7 @@ def _interpreter(python: str | None) -> str:
 
 
 def _sampling(request: Generate, run: SamplingParams) -> SamplingParams:
-    """Return how the environment asks for tokens, the run's settings where it says nothing; greedy is the run's."""
+    """Return the environment's sampling parameters, with the run's for those it leaves out; greedy is the run's."""
     own = {name: getattr(run, name) for name in ("temperature", "top_p", "max_tokens", "sampling_mask")}
     asked = own | request.sampling
     if run.temperature == 0:
@@ -286,7 +286,7 @@ def _sampling(request: Generate, run: SamplingParams) -> SamplingParams:
 
 
 def _normalizer(place: str, settings: dict[str, Any]) -> RewardNormalizer | None:
-    """Return what `reward_normalization`, `reward_clip` and `reward_normalization_warmup` ask for, None for nothing."""
+    """Return the normalizer of `reward_normalization`, `reward_clip` and `reward_normalization_warmup`, if any."""
     mode = settings.get("reward_normalization") or "none"
     clip = settings.get("reward_clip", _DEFAULT_CLIP)
     warmup = settings.get("reward_normalization_warmup", _DEFAULT_WARMUP)

@@ -1,12 +1,10 @@
-"""An environment of Atropos as `reset` and `step`, in the shape of gem and Gymnasium.
+"""Offers an Atropos environment as `reset` and `step`, in the form of gem and Gymnasium.
 
-An episode is one sample of a group.
-
-In: actions, which are what an engine sampled, or text. Out: observations without the engine's chat template, and
-the training sequence with the engine's own token ids and logprobs. The class runs in a process of its own, and its
-generation request is answered with the action; its `collect_trajectories` then waits at the next request, so nothing is
-replayed. This file alone guarantees that the process outlives the episodes and not `close`, and that a forked
-worker never touches its parent's.
+An episode is one sample of a group. Actions are an engine's samples, or text. Observations have no chat template of the
+engine, and the training sequence has the engine's own token ids and logprobs. The class runs in a process of its own,
+and its generation request is answered with the action; its `collect_trajectories` then waits at the next request, so
+nothing is replayed. Only this file guarantees that the process outlives the episodes but not `close`, and that a forked
+worker never touches its parent's process.
 """
 
 import asyncio
@@ -49,8 +47,8 @@ class AtroposStepEnv:
     """One episode at a time of the `BaseEnv` class at `place`: `module:CLASS` or `path/to/file.py:CLASS`.
 
     `tokenize` and `detokenize` belong to the engine that samples the actions. `params` are those of a configuration's
-    environment of kind "atropos": `python`, `settings`, `items`, `seed`. `max_steps`: actions of an episode at most; by
-    default as many as the class asks for. `sampling`: what the class does not say of how it wants to be answered.
+    environment of kind "atropos": `python`, `settings`, `items`, `seed`. `max_steps`: maximum number of actions of an
+    episode; by default as many as the class requests. `sampling`: parameters for those that the class does not set.
     `seed`: the item of the first `reset` that is given none.
 
     An action is the engine's sample for `info["prompt_ids"]`, as a `GeneratedSample` or as its text with the sample
@@ -58,7 +56,7 @@ class AtroposStepEnv:
     (NaN; the class is given 1.0, Atropos' mark of tokens that were not sampled).
 
     `reset` and `step` return an `info` with `prompt_ids` (what the engine shall continue, None at the end), `sampling`
-    (how the class asks for it: temperature, max_tokens, stop), and `tokens`, `loss_mask` and `logprobs` (the sequence
+    (the parameters of the class: temperature, max_tokens, stop), and `tokens`, `loss_mask` and `logprobs` (the sequence
     so far; at the end what the class made of it), and at the end `messages`; that of `step` also has `parsed_action`,
     the action's text. The reward is 0.0 before the last step, and then the class' score, or NaN where it gave none.
     """
@@ -197,7 +195,7 @@ class AtroposStepEnv:
         self._rollout = self._actions = None
         if self._loop is None:
             return
-        if self._pid != os.getpid():  # of the parent: another process begins anew here
+        if self._pid != os.getpid():  # the parent's: this process starts its own
             INHERITED.append((self._loop, self._process, rollout, self.environment))
             self._loop = self._process = None
             self.environment = AtroposSource(**self._arguments)

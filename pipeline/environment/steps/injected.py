@@ -1,6 +1,6 @@
-"""The inference of an episode of steps: a generation request waits until the caller gives the action.
+"""Provides the inference of a step episode: a generation request waits for the caller's action.
 
-This file alone guarantees that a rollout asks for one answer at a time, and gets exactly the tokens of the action.
+Only this file guarantees that a rollout requests one answer at a time, and gets exactly the tokens of the action.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Detokenize(Protocol):
 
 
 class InjectedActions:
-    """The inference of one episode. `sampling`: how the rollout asked for the action that is awaited."""
+    """The inference of one episode. `sampling`: the parameters in the rollout's open request."""
 
     def __init__(self, tokenize: Tokenize) -> None:
         self.prompt_ids: list[int] = []
@@ -49,7 +49,7 @@ class InjectedActions:
         self._answer: asyncio.Future[GeneratedSample] | None = None
 
     def requests(self) -> InferenceRequests:
-        """Return the face that rollouts ask. It waits without a limit and never repeats a request."""
+        """Return the interface for rollouts. It waits without a limit and never repeats a request."""
         return InferenceRequests(self, CollectConfig(request_timeout_s=_NO_TIMEOUT_S, attempts=1))
 
     def answer(self, action: GeneratedSample) -> None:

@@ -1,8 +1,8 @@
-"""Step-based text environments as sources of rollouts: gem's, Gymnasium's, any like them.
+"""Uses step-based text environments (of gem, Gymnasium and others) as sources of rollouts.
 
-In: a callable that makes such an environment. Out: an `Environment` in which task `i` is the episode of seed
-`seed + i`. Each sample plays an environment of its own. The reward of a sample is the sum of its steps' rewards. This
-file alone guarantees that all samples of a task see the same first observation, and that an observation is text.
+From a callable that makes such an environment, it makes an `Environment` in which task `i` is the episode of seed `seed
++ i`. Each sample plays an environment of its own. The reward of a sample is the sum of its steps' rewards. Only this
+file guarantees that all samples of a task see the same first observation, and that an observation is text.
 """
 
 from collections.abc import Callable

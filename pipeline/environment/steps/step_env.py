@@ -1,10 +1,9 @@
-"""Any environment as `reset` and `step`, in the shape of gem and Gymnasium.
+"""Offers any environment as `reset` and `step`, in the form of gem and Gymnasium.
 
-In: actions, which are what an engine sampled, or text. Out: observations, and the training sequence with the engine's
-own token ids and logprobs. An injected inference answers the rollout's generation request with the action; the
-rollout's coroutine then waits at its next request, so nothing is ever replayed. This file alone guarantees that the
-rollout runs only inside `reset` and `step`, on an event loop of its own in the caller's thread: no thread and no signal
-handler.
+Actions are an engine's samples, or text. It returns observations, and the training sequence with the engine's own token
+ids and logprobs. An injected inference answers the rollout's generation request with the action; the rollout's
+coroutine then waits at its next request, so nothing is ever replayed. Only this file guarantees that the rollout runs
+only inside `reset` and `step`, on an event loop of its own in the caller's thread: no thread and no signal handler.
 """
 
 import asyncio

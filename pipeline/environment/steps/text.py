@@ -1,8 +1,8 @@
-"""Text at both ends of a step: text as action, and observations without the chat template.
+"""Converts text of steps: text as an action, and observations without the chat template.
 
-The template is learned from what `tokenize` makes of a few messages, so any engine's will do. Guarantees that the
-tokens of a sample which travels beside its text (`SampledText`) are the engine's own, and that tokens which were made
-of a text have no logprobs (NaN): nothing can be trained on them by mistake.
+The template is learned from a few messages that `tokenize` renders, so any engine's works. Guarantees that the tokens
+of a sample that travels with its text (`SampledText`) are the engine's own, and that tokens made from a text have no
+logprobs (NaN), so that they cannot be trained on by mistake.
 """
 
 import contextlib
