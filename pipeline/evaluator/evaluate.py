@@ -1,14 +1,16 @@
-"""Evaluation of a policy on an environment; it makes no rollout events.
+"""Evaluates a policy on an environment; it makes no rollout events.
 
-In: an environment, an inference server, k. Out: `EvalResult`. Which weights were measured is part of the result: a
-training run moves them all the time, and an average over several policies is not the score of any one. Two ways:
+For an environment, an inference server and k it returns an `EvalResult`. The result names the weights that were
+measured: a training run changes them all the time, and an average over several policies is not the score of any one.
+There are two ways:
 
 - pinned to a `policy_version`: the first sample that holds a token of another version ends the evaluation with
-  PolicyMovedError. Leaving such samples out instead would bias the result, since long samples straddle more often.
+  PolicyMovedError. Leaving such samples out instead would bias the result, since long samples span several versions
+  more often.
 - not pinned: every sample counts, and the result names each version with its number of samples; `policy_version` is
   None as soon as there are two.
 
-The error of the rate takes tasks as the unit of chance (`evaluator.logic.rates`).
+The error of the rate treats tasks as the independent units (`evaluator.logic.rates`).
 """
 
 import math
@@ -50,7 +52,7 @@ GroupScorer = Callable[[GroupDraft], Awaitable[Sequence[float | None]]]
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are fractions from 0 to 1, None where nothing could be judged."""
+    """Rates are fractions from 0 to 1, None if no answer could be judged."""
 
     items: int
     k: int
@@ -62,27 +64,27 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None
     """Standard error of `avg_at_k`, by tasks; None with fewer than two tasks that could be judged."""
     tasks: dict[int, TaskResult]
-    """Of each task, by its index, the sampled answers that succeeded and those that could be judged."""
+    """For each task, by its index: the sampled answers that succeeded and those that could be judged."""
     pass_at_k: float | None
-    """Fraction of items with a success among k samples, of the items where that is known."""
+    """Fraction of items with a success among k samples, over the items for which that is known."""
     greedy: float | None
-    """Mean success at temperature 0; None too when it was not asked for."""
+    """Mean success at temperature 0; None also if it was not requested."""
     mean_score: float | None
     """Mean score of the sampled answers that could be judged."""
     mean_tokens: float | None
     """Generated tokens of a sample, greedy ones included."""
     unjudged: int
-    """Samples without a score: the scorer could not tell, or a bug of the environment cost the sample."""
+    """Samples without a score: the scorer did not know one, or a bug of the environment cost the sample."""
     versions: dict[str, int]
     """Samples (greedy ones too) that hold tokens of each policy version, oldest version first."""
     too_long: list[int]
-    """Tasks of which the prompt leaves no room for an answer in the context; their samples are unjudged."""
+    """Tasks with prompts that leave no room for an answer in the context; their samples are unjudged."""
     examples: list[EvalExample]
     """The first tasks with their greedy answers, for people to read."""
 
     @property
     def policy_version(self) -> str | None:
-        """The one version that was measured, None when they were several."""
+        """The one version that was measured; None if there were several."""
         return next(iter(self.versions)) if len(self.versions) == 1 else None
 
 
@@ -112,10 +114,10 @@ async def evaluate(
 
     `score` (a sample) or `score_group` (all samples of a task) and `threshold` judge success; by default `env.score`
     and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. `report`:
-    as in `collect_group`. `skip` is called for an item of which requests or raters failed or were refused, and its
-    samples count as unjudged; without it that ends the evaluation, but for prompts that leave no room for an answer:
-    those are named in the result, unless all are so. Raises PolicyMovedError (see the module), and what
-    `collect_group` raises, except that an item the environment's bugs cost counts as unjudged unless all do.
+    as in `collect_group`. `skip` is called for an item if its requests or raters failed or were refused, and its
+    samples count as unjudged; without `skip` that ends the evaluation. Prompts that leave no room for an answer are
+    named in the result, unless all are so. Raises PolicyMovedError (see the module), and what `collect_group` raises,
+    except that an item lost to the environment's bugs counts as unjudged, unless all do.
     """
     if k < 1 or concurrency < 1:
         raise ConfigError("evaluate: k and concurrency must be at least 1")
@@ -206,7 +208,7 @@ def _example(index: int, session: Session, score: float | None) -> EvalExample:
 
 
 class _Tally:
-    """What the items of one evaluation came to: scores by place in the list of items, `indices`."""
+    """Results of the items of one evaluation: scores by place in the list of items, `indices`."""
 
     def __init__(self, policy_version: str | None, indices: Sequence[int]) -> None:
         self.indices = indices
@@ -269,7 +271,7 @@ def _counted(values: Sequence[float | None], bar: float) -> TaskResult:
 
 
 def _passed(values: Sequence[float | None], bar: float) -> bool | None:
-    """Return whether one of k samples succeeded, None where an unjudged one might have."""
+    """Return whether one of k samples succeeded; None if an unjudged one might have."""
     if any(value is not None and value >= bar for value in values):
         return True
     return None if None in values else False

@@ -1,7 +1,7 @@
-"""An environment with the tasks that a run evaluates it on, and how a policy is measured on them.
+"""Loads an environment with its evaluation tasks, and measures a policy on them.
 
-The evaluator of a run and `lachesis eval` both use it, so both measure the same tasks in the same way: what is held out
-follows from the configuration alone, and so do sampling, judgement and the seed of every draw.
+The evaluator of a run and `lachesis eval` both use it, so both measure the same tasks in the same way: only the
+configuration determines the held-out tasks, sampling, judgement and the seed of every draw.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ __all__ = ["EvaluatedEnv", "load_evaluated_env"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedEnv:
-    """An environment and `tasks` to evaluate it on, in the order in which fewer of them are taken; often none.
+    """An environment and `tasks` to evaluate it on, often none; a smaller evaluation takes the first of them.
 
-    `judged`: whether anything can tell which answers succeed; if not, there are no tasks.
+    `judged`: whether a rater or the environment can decide which answers succeed; if not, there are no tasks.
     """
 
     name: str
@@ -38,12 +38,12 @@ class EvaluatedEnv:
     tasks: Sequence[int]
     score_group: GroupScorer
     keys: Sequence[int] = ()
-    """Of each of these tasks, in 53 bits, what it asks: the same in another order of the pool."""
+    """For each of these tasks, a key of its prompt in 53 bits: the same in another order of the pool."""
     judged: bool = True
     withheld: int = 0
     """Tasks that would be held out, had they not been drawn before."""
     most: int | None = None
-    """Most tasks that the run holds out, evaluate.items; None: it holds none out."""
+    """Maximum number of tasks that the run holds out, evaluate.items; None: it holds none out."""
 
     def reason_without_tasks(self) -> str | None:
         """Return why it is not evaluated, and how to change that; None if it has tasks."""
@@ -85,7 +85,7 @@ class EvaluatedEnv:
     ) -> EvalResult:
         """Measure the policy behind `inference` on the first `items` tasks.
 
-        `samples` to each, by default those of the configuration. The others, and what it raises: as `evaluate`.
+        `samples`: answers to each, by default as configured. The other parameters, and errors, are as in `evaluate`.
         """
         return await evaluate(
             self.env,
@@ -112,7 +112,7 @@ def load_evaluated_env(
 ) -> EvaluatedEnv:
     """Return one of the environments that `evaluated_environments` names. Raises as `load_environment`.
 
-    `record`: what the run's starts so far have held out of it.
+    `record`: the tasks that earlier starts of the run held out.
     """
     env = load_environment(settings.kind, settings.params)
     own = is_held_out(config, name)

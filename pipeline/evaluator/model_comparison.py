@@ -1,8 +1,9 @@
-"""Inference test of an environment: samples of some tasks from one model, before any run.
+"""Runs an inference test of an environment: samples of some tasks from one model, before any run.
 
-In: an environment, its settings and a model. Out: `InferenceSample`s. Every sample is asked for by itself, so a request
-that fails costs one sample. This file alone guarantees that each sample has exactly one outcome, and that only an
-answer of the model has a reward: what a failed request, a bug or a rater that is away leaves behind is None and named.
+For an environment, its settings and a model it returns `InferenceSample`s. Every sample has a request of its own, so a
+failed request costs one sample. Only this file guarantees that each sample has exactly one outcome, and that only an
+answer of the model has a reward: after a failed request, a bug or with an unavailable rater, the reward is None and the
+reason is named.
 """
 
 import random
@@ -35,7 +36,7 @@ __all__ = ["InferenceTest", "ModelUnderTest", "RequestMeter"]
 
 
 class ModelUnderTest(NamedTuple):
-    """A model under test: its name in the table, and what makes the inference of one sample."""
+    """A model under test: its name in the table, and a function that makes the inference of one sample."""
 
     name: str
     connect: Callable[[], Inference]
@@ -86,7 +87,7 @@ class InferenceTest:
 
         `report`: as in `collect_group`. Raises ConfigError when the environment's settings contradict each other.
         """
-        with suppress(InfrastructureError, DataError):  # its requests will say more, each in its place
+        with suppress(InfrastructureError, DataError):  # the requests of the samples report it, each in its place
             limit = await max_context_of(model.connect())
             self._collect = msgspec.structs.replace(self._collect, max_context=limit)
         places = anyio.CapacityLimiter(self._concurrency)
@@ -204,7 +205,7 @@ class RequestMeter:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that the model generated; None where the server does not count them."""
+        """Tokens that the model generated; None if the server does not count them."""
         return self._inference.tokens if isinstance(self._inference, ChatInference) else self.generated
 
     async def tokenize(

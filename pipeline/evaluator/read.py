@@ -1,4 +1,4 @@
-"""The evaluations of a run, read from its events, where all of them stay.
+"""Reads the evaluations of a run from its events, where all of them stay.
 
 Only `lachesis gc` deletes any.
 """
@@ -19,7 +19,7 @@ __all__ = ["EvaluationReader"]
 
 
 class EvaluationReader:
-    """Reads each evaluation once, and folds it into `evaluations`. Where the broker lost history, reads all again."""
+    """Reads each evaluation once into `evaluations`. If the broker lost history, it reads all again."""
 
     def __init__(self, bus: Bus, config: RunConfig) -> None:
         self.evaluations = EvaluationHistory.of()
@@ -54,7 +54,7 @@ class EvaluationReader:
                         try:
                             event = decode(EvalEvent, message.data)
                         except SchemaError:
-                            continue  # another build's; `lachesis tail eval` shows what it is
+                            continue  # another build's; `lachesis tail eval` shows its content
                         if self.evaluations.record(event):
                             yield event
             except HistoryLostError:

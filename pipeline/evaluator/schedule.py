@@ -1,7 +1,7 @@
-"""When to evaluate: the first policy, the last one, and one every so many steps between. Pure.
+"""Decides when to evaluate: the first policy, the last one, and one every few steps between. Pure.
 
-Between, a policy is due at every multiple of `every_steps`, where the default checkpoints are, or as soon after one as
-the evaluation before it is done.
+Between them, a policy is due at every multiple of `every_steps`, where the default checkpoints are, or as soon after it
+as the previous evaluation is done.
 """
 
 from dataclasses import dataclass

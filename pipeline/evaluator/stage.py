@@ -1,9 +1,9 @@
-"""The evaluator: named policy versions on held-out tasks, on an inference server of its own.
+"""Runs the evaluator: measures policy versions on held-out tasks, on an inference server of its own.
 
-In: policy records. Out: `EvalEvent`s. The version to be measured is loaded into the evaluation server, so training goes
-on meanwhile and no sample mixes two policies; nothing of it enters the ledger. After a restart what was measured
-already is not measured again. By default the tasks are those that the run's own environments hold out of training; an
-environment that cannot be evaluated then is left out, and said so of, and never ends the run.
+It reads policy records and writes `EvalEvent`s. The version to be measured is loaded into the evaluation server, so
+training goes on meanwhile and no sample mixes two policies; nothing of it enters the ledger. After a restart, measured
+versions are not measured again. By default the tasks are those that the run's own environments hold out of training. An
+environment that cannot be evaluated is then left out and reported, and never ends the run.
 """
 
 import logging
@@ -52,7 +52,7 @@ _HARDLY_ANY = 0.03
 
 @dataclass(frozen=True, slots=True)
 class _ScheduledEnv:
-    """An environment to evaluate, its schedule, and the `newest` evaluation of a life before."""
+    """An environment to evaluate, its schedule, and the `newest` evaluation of an earlier life."""
 
     evaluated: EvaluatedEnv
     schedule: Schedule
@@ -122,7 +122,7 @@ class _PolicyRefusedError(DataError):
 
 
 def _doubt(one: _ScheduledEnv) -> str | None:
-    """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
+    """Return why an environment cannot be evaluated, or why its evaluations cannot be trusted."""
     if (reason := one.evaluated.reason_without_tasks()) is not None:
         return reason
     newest = one.newest
@@ -157,7 +157,7 @@ class _Evaluator:
         self.config = config
         self.directory = directory
         self.too_long: dict[str, set[int]] = {}
-        """By environment the held-out tasks whose prompts are beyond the context."""
+        """By environment: the held-out tasks with prompts beyond the context."""
         self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
@@ -173,7 +173,7 @@ class _Evaluator:
             newest, _, _ = await read(
                 read_last_event, self.service.bus, subjects.EVENTS, subject, EvalEvent, _is_of(name), newer="skip"
             )
-        except DamagedError as error:  # to evaluate once more costs time and nothing else
+        except DamagedError as error:  # evaluating again only costs time
             log.warning("the newest evaluation of %s cannot be read: %s", name, error)
         if newest is not None:
             self._show(newest)
@@ -193,7 +193,7 @@ class _Evaluator:
             raise
         except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
             if not isinstance(error, AccessError | DataError) and not is_held_out(self.config, one.name):
-                raise  # where nobody asked for an evaluation, the run goes on without
+                raise  # if no evaluation was configured, the run goes on without
             self.set_problem(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
         self.service.mark_ok()
@@ -203,14 +203,14 @@ class _Evaluator:
         return True
 
     def set_problem(self, about: str, text: str | None) -> None:
-        """Raise a notice of what is not evaluated and why, until it is over (None)."""
+        """Raise a notice of what is not evaluated and why; None ends it."""
         self.service.mark_ok()
         if text is not None:
             log.warning("%s", text)
         self.service.set_problem(about, text)
 
     def note_too_long(self, env: str, too_long: Sequence[int]) -> None:
-        """Name held-out tasks that cannot be asked; the supervisor logs it."""
+        """Name held-out tasks that do not fit into the context; the supervisor logs it."""
         known = self.too_long.setdefault(env, set())
         known.update(too_long)
         if known:

@@ -1,9 +1,9 @@
-"""Whether a sampled answer succeeded, for evaluations: as its success_rater or the environment says.
+"""Decides for evaluations whether a sampled answer succeeded, by a success_rater or the environment.
 
-A `success_rater` of the environment decides, also of tasks that it holds out of training. Without one the environment
-judges itself, by `score` or by a `reward` that is a single number, which shows when training pleases the raters alone.
-An environment that leaves it to raters, or gives several rewards, is scored as its rollouts are: by the raters, without
-any by the sum of its rewards.
+A `success_rater` of the environment decides, also for tasks that it holds out of training. Without one the environment
+decides itself, by `score` or by a `reward` that is a single number; this shows when training only pleases the raters.
+An environment that leaves this to raters, or gives several rewards, is scored like its rollouts: by the raters, or
+without raters by the sum of its rewards.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["can_be_judged", "success_scorer"]
 
 
 def can_be_judged(env: Environment, scoring: ScoringConfig) -> bool:
-    """Whether a rater, or the environment itself, may tell which answers succeed."""
+    """Whether a rater, or the environment itself, can decide which answers succeed."""
     kind = type(env)
     own = kind.reward is not Environment.reward or kind.score is not Environment.score
     return own or isinstance(env, GroupEnvironment) or bool(scoring.raters)
@@ -34,10 +34,9 @@ def success_scorer(
 ) -> GroupScorer:
     """Return a scorer for `evaluate`.
 
-    1.0 of a session that succeeded, 0.0 of one that did not, None if nobody knows.
-
-    `settings` says by which rater and from what rating on, where raters decide. What it raises: EnvironmentCodeError
-    when the environment's `score` fails, else as `EnvironmentScorer.score`.
+    It gives 1.0 for a session that succeeded, 0.0 for one that did not, None if that is unknown. If raters decide,
+    `settings` names the rater and the rating from which on a session succeeds. The scorer raises EnvironmentCodeError
+    if the environment's `score` fails, else as `EnvironmentScorer.score` does.
     """
 
     @cache  # raters are loaded where they are needed: an environment that judges by itself needs none of their packages

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, under the names that heartbeats, logs and wandb share. Pure."""
+"""Computes the figures of an evaluation, with the names in heartbeats, logs and wandb. Pure."""
 
 from lachesis.schemas.annotations import EvalEvent
 
@@ -6,7 +6,7 @@ __all__ = ["evaluation_figures"]
 
 
 def evaluation_figures(event: EvalEvent) -> dict[str, float]:
-    """Return `eval/{env}/{avg@k,pass@k,error,greedy,step}`; what was not measured is left out."""
+    """Return `eval/{env}/{avg@k,pass@k,error,greedy,step}`; figures that were not measured are left out."""
     name = f"eval/{event.env}"
     figures = {
         f"{name}/avg@{event.k}": event.avg,

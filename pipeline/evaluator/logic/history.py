@@ -1,8 +1,7 @@
 """Summarizes a run's evaluations: first, newest, best, and whether the rate dropped. Pure.
 
-In: `EvalEvent`s in the order of their stream. Guarantees that the memory it takes does not grow with the run, that the
-best policy is judged by tasks it has in common with the one it is compared with, and that repeated events change
-nothing.
+It reads `EvalEvent`s in the order of their stream. Guarantees that its memory does not grow with the run, that policies
+are compared on the tasks that both have, and that repeated events change nothing.
 """
 
 from collections.abc import Iterable
@@ -21,8 +20,7 @@ FALL_BELOW_FIRST_ERRORS = 3.0
 """Standard errors by which the newest rate must lie below the first to count as fallen. Of rates that do not change,
 one comparison is beyond it by chance with probability .0013 (.004 on 20 tasks, .01 on 8), and a run makes one at each
 evaluation. Simulated with both bounds, 2.5 % of runs with ten evaluations ever warn without a cause, 5 % of those with
-thirty; the next evaluation mostly says that it is over.
-"""
+thirty; the next evaluation mostly says that it is over."""
 FALL_BELOW_BEST_ERRORS = 4.0
 """The same below the best so far, which is the best by chance too: the largest of ten equal rates lies 1.5 of its
 errors above their mean, that of a hundred 2.5. Beyond this bound is then one comparison in 500 or fewer."""
@@ -67,7 +65,7 @@ class EnvEvaluations(msgspec.Struct, kw_only=True):
     best: EvalEvent | None = None
 
     def find_fall(self) -> RateDrop | None:
-        """Return how far the newest rate lies below the first, else below the best, None if it does not."""
+        """Return how far the newest rate is below the first, else below the best; None if it is not."""
         for earlier, bound in ((self.first, FALL_BELOW_FIRST_ERRORS), (self.best, FALL_BELOW_BEST_ERRORS)):
             if earlier is None or earlier.policy_version == self.newest.policy_version:
                 continue
@@ -89,14 +87,14 @@ class EvaluationHistory:
 
     @classmethod
     def of(cls, events: Iterable[EvalEvent] = ()) -> "EvaluationHistory":
-        """Return what the events come to."""
+        """Return the history of these events."""
         made = cls({})
         for event in events:
             made.record(event)
         return made
 
     def record(self, event: EvalEvent) -> bool:
-        """Take in an evaluation; say whether it is new."""
+        """Record an evaluation; return whether it is new."""
         known = self.envs.get(event.env)
         if known is None:
             self.envs[event.env] = EnvEvaluations(first=event, newest=event)

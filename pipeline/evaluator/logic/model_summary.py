@@ -1,7 +1,7 @@
-"""Statistics of an inference test: a model's samples of some tasks in, one row of the table out. Pure.
+"""Summarizes an inference test: turns a model's samples into one row of the table. Pure.
 
-Guarantees that a request that failed is never a reward: means, spreads and shares are of the samples that came through,
-and what failed is counted by its kind. A figure that nobody knows is None.
+Guarantees that a failed request is never a reward: means, spreads and shares are those of the samples that succeeded,
+and failures are counted by kind. An unknown figure is None.
 """
 
 import math
@@ -16,8 +16,8 @@ from lachesis.pipeline.common.means import finite_mean
 __all__ = ["InferenceSample", "ModelSummary", "SampleOutcome", "summarize"]
 
 SampleOutcome = Literal["scored", "unscored", "request_failed", "request_refused", "environment_bug"]
-"""request_failed: the server was away or too slow at every attempt. request_refused: it answered that the request, key
-or model is wrong. environment_bug: the environment's own code raised. unscored: nobody could tell a reward."""
+"""request_failed: the server was unavailable or too slow at every attempt. request_refused: it answered that the
+request, key or model is wrong. environment_bug: the environment's own code raised. unscored: no reward is known."""
 
 
 class InferenceSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class InferenceSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the samples of one model came to. Shares are fractions from 0 to 1."""
+    """Summary of the samples of one model. Shares are fractions from 0 to 1."""
 
     model: str
     samples: int
@@ -58,11 +58,11 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the groups with two rewards or more in which all rewards are equal: nothing is learned from them."""
     tokens_mean: float | None
     cut: float | None
-    """Share of the answers that the limit of tokens cut."""
+    """Share of the answers that were cut by the token limit."""
     latency_p50_s: float | None
     latency_max_s: float | None
     errors: dict[str, int]
-    """What failed requests, bugs and missing rewards said, with the number of samples each."""
+    """Messages of failed requests, bugs and missing rewards, with the number of samples for each."""
 
     @property
     def answered(self) -> int:

@@ -1,4 +1,4 @@
-"""Success rates on held-out tasks, their standard errors, and the difference of two of them. Pure.
+"""Computes success rates on held-out tasks, their standard errors, and differences of rates. Pure.
 
 The answers to one task are not independent: some tasks are easy and some are hopeless. So the unit of chance is the
 task, and n answers each to N tasks are N observations, not n * N. The error of a rate is the cluster-robust one with
@@ -74,7 +74,7 @@ def pass_at_k(results: Sequence[TaskResult], k: int) -> float | None:
 def compare(before: EvalEvent, after: EvalEvent) -> Difference | None:
     """Return how the success rate changed between two evaluations; None if its error is unknown.
 
-    By the tasks that both have (`compare_tasks`), where there are two or more.
+    If both have two or more tasks in common, those are compared (`compare_tasks`).
     """
     by_key = bool(before.task_keys and after.task_keys)
     paired = compare_tasks(_by_task(before, by_key=by_key), _by_task(after, by_key=by_key))
