@@ -1,10 +1,9 @@
-"""The HTTP face of the gateway.
+"""Serves the Atropos trajectory API over HTTP, as a Starlette application.
 
-The Atropos trajectory API as a Starlette application.
-
-Guarantees: an answer of success means stored; what is invalid gets 422 with the reason, what does not arrive in time
-408, what cannot be taken in time 503 with Retry-After; where a token is set nobody but its holder is answered; and no
-web page's script gets in, not on loopback either. The trainer's side is served where the run has no trainer of its own.
+Guarantees: success is answered only once the data is stored; an invalid request gets 422 with the reason, one that does
+not arrive in time 408, and one that cannot be stored in time 503 with Retry-After; if a token is set, only its holders
+are served; and scripts of web pages are refused, even on loopback. The trainer's routes are served if the run has no
+trainer of its own.
 
     GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data  /curriculum  /batch
     POST /register-env  /disconnect-env  /scored_data  /scored_data_list  /register
@@ -67,7 +66,7 @@ _NO_TRAINER_TEXT = (
 
 
 PATHS = frozenset({"/register-env", "/disconnect-env", "/status-env", "/scored_data", "/scored_data_list"})
-"""What environments ask for in their work."""
+"""Paths that environments use while they work."""
 
 
 def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlette:
@@ -97,11 +96,9 @@ def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlett
 
 
 class Gateway:
-    """`outstanding`: sequences stored, leased or not trained yet, by the governor; None until it was heard.
+    """`outstanding`: sequences stored, leased or not trained yet, by the governor; None until its first message.
 
-    `trainers` is None where the run has a trainer of its own.
-
-    `failed` is called with what must end the service.
+    `trainers` is None if the run has a trainer of its own. `failed` is called with an error that must end the service.
     """
 
     def __init__(
@@ -133,9 +130,9 @@ class Gateway:
         self._heard = HeardClients(anyio.current_time())
 
     def silent_environments(self) -> list[str]:
-        """Return the environments that have not asked for anything for long, and have nothing under way here.
+        """Return the environments that have sent no request for long, and have nothing under way here.
 
-        None where all steps are taken: they end then.
+        Return none once all steps are taken, because the environments end then.
         """
         steps = self._config.training.steps
         if self._trainers is None and steps is not None and self._step() >= steps:
@@ -148,7 +145,7 @@ class Gateway:
         ]
 
     def was_heard(self, env: str) -> bool:
-        """Return whether an environment has asked for anything in this life of the gateway."""
+        """Return whether an environment has sent a request in this life of the gateway."""
         return self._heard.was_heard(env)
 
     def _hear(self, env: str) -> None:
@@ -164,7 +161,7 @@ class Gateway:
             try:
                 found = await handler(request)
             except ClientDisconnect:
-                return Response(status_code=499)  # nobody is there to read it
+                return Response(status_code=499)  # the client is gone
             except LachesisError as error:
                 return self._excuse(error)
             return found if isinstance(found, Response) else _json(found)
@@ -178,7 +175,7 @@ class Gateway:
             return _detail(404, error)
         if isinstance(error, DataError):
             self.refused += 1
-            if isinstance(error, SlowBodyError):  # what may still come of it is not wanted
+            if isinstance(error, SlowBodyError):  # the rest of the body is not wanted
                 return _detail(408, error, {"Connection": "close"})
             return _detail(422, error)
         self._give_up(error)
@@ -186,14 +183,15 @@ class Gateway:
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the refusal of a client that is not permitted: a browser acting for a page, or one without the
-        token."""
+        token.
+        """
         if self._token is None or hmac.compare_digest(_credentials(request)[1].encode(), self._token.encode()):
             return None
         self.without_token.record(request.url.path, anyio.current_time())
         challenge = {"WWW-Authenticate": 'Basic realm="lachesis"'}
         return _detail(401, DataError("send the gateway's token, as bearer token or as password"), challenge)
 
-    # what is asked
+    # queries
 
     async def root(self, _: Request) -> Any:
         return {"message": "AtroposLib API"}
@@ -215,9 +213,10 @@ class Gateway:
         return {"current_step": self._step(), "queue_size": self._queued_groups(None, size)}
 
     async def status_env(self, request: Request) -> Any:
-        """Return the figures by which an environment throttles itself.
+        """Return the figures with which an environment throttles itself.
 
-        `queue_size` counts what is stored, leased or in batches, and what waits of its own: see `_queued_groups`.
+        `queue_size` counts groups that are stored, leased or in batches, and its own waiting groups: see
+        `_queued_groups`.
         """
         number = await self._env_id(request)
         registry = self._store.registry
@@ -247,10 +246,10 @@ class Gateway:
         return 0 if newest is None else newest.policy_version.step
 
     def _queued_groups(self, env: str | None, size: int) -> int:
-        """Return to `env` how many groups of `size` wait to be trained on, less than what the steps left need.
+        """Return for `env` how many groups of `size` wait for training, always fewer than the remaining steps need.
 
-        An environment ends by itself once what waits is enough for the last step. But not all of it will be trained
-        on: groups of equal rewards are not, nor those that it cancels when it ends.
+        An environment ends by itself once enough groups wait for the last step. But not all of them will be trained on:
+        groups with equal rewards will not, nor those that it cancels when it ends.
         """
         waiting = (self.outstanding or 0) + self._intake.waiting_sequences(env)
         steps = self._config.training.steps
@@ -267,7 +266,7 @@ class Gateway:
             return read_json(EnvironmentId, msgspec.json.encode({"env_id": text})).env_id
         return read_json(EnvironmentId, await self._small_body(request)).env_id
 
-    # what is done
+    # changes
 
     async def register_env(self, request: Request) -> Any:
         asked = read_json(RegisterEnv, await self._small_body(request))
@@ -303,7 +302,7 @@ class Gateway:
         }
 
     async def disconnect_env(self, request: Request) -> Any:
-        """Forget an environment, once what waits in its buffer, for groups that will not come, is published."""
+        """Forget an environment, after its buffer, which waits for groups that will not come, is published."""
         number = read_json(EnvironmentId, await self._small_body(request)).env_id
         try:
             async with self._registering:
@@ -314,9 +313,9 @@ class Gateway:
         return {"status": "success"}
 
     async def reset_data(self, _: Request) -> Any:
-        """Forget who has registered and what waits in buffers.
+        """Forget registrations and buffered groups.
 
-        What was stored stays: history is not deleted here.
+        Stored groups stay: history is not deleted here.
         """
         if self._trainers is not None:
             await self._trainers.forget_members()
@@ -360,7 +359,10 @@ class Gateway:
         return {"uuid": await self._trainers.register(_credentials(request)[0], asked)}
 
     async def batch(self, request: Request) -> Any:
-        """Send a trainer its batch. While the broker is away there is none: the usual client ends at an error."""
+        """Send a trainer its batch; while the broker is unavailable there is none.
+
+        An error would end the usual client.
+        """
         if self._trainers is None:
             return _detail(501, DataError(_NO_TRAINER_TEXT))
         try:
@@ -383,8 +385,8 @@ class Gateway:
             return False
 
     def _give_up(self, error: LachesisError) -> None:
-        """End the service, unless it is the broker that is away."""
-        if not isinstance(error, InfrastructureError):  # another gateway has taken over, or the server refuses us
+        """End the service, unless the error is an unavailable broker."""
+        if not isinstance(error, InfrastructureError):  # another gateway has taken over, or the server refuses this one
             self._failed(error)
 
     async def _set_registry(self, registry: Any) -> None:
@@ -393,7 +395,7 @@ class Gateway:
 
 
 def _credentials(request: Request) -> tuple[str, str]:
-    """Return the user name, empty where there is none, and the token that came with a request."""
+    """Return the user name of a request, empty if there is none, and its token."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         try:

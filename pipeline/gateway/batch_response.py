@@ -1,7 +1,7 @@
-"""A reply whose last byte is sent only once its receipt is stored.
+"""Sends the last byte of a reply only once its receipt is stored.
 
-The receipt says that the client is there and has all other bytes. Guarantees that there is one for each client that got
-the whole reply, and none for one that left earlier: of a JSON body without its last byte nothing can be used.
+The receipt says that the client is still connected and has all other bytes. Guarantees a receipt for each client that
+got the whole reply, and none for a client that left earlier: a JSON body without its last byte is useless.
 """
 
 import gzip
@@ -24,7 +24,7 @@ async def zipped_for(request: Request, data: bytes) -> tuple[bytes, dict[str, st
     The event loop goes on meanwhile.
     """
     if "gzip" not in request.headers.get("accept-encoding", ""):
-        return data, {"Content-Encoding": "identity"}  # said, so that nothing on the way changes the body
+        return data, {"Content-Encoding": "identity"}  # set explicitly, so that no proxy changes the body
     return await anyio.to_thread.run_sync(gzip.compress, data, _LEVEL), {"Content-Encoding": "gzip"}
 
 
@@ -35,7 +35,7 @@ class ReceiptRecorder(Protocol):
 
 
 class BatchResponse(Response):
-    """A JSON reply about which `record_receipt` is called before the last byte."""
+    """A JSON reply that calls `record_receipt` before its last byte."""
 
     def __init__(self, body: bytes, headers: dict[str, str], record_receipt: ReceiptRecorder) -> None:
         super().__init__(body, headers=headers, media_type="application/json")

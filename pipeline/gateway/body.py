@@ -1,7 +1,7 @@
 """Receives and unpacks request bodies, within bounds of time and of unpacked bytes.
 
-Guarantees: all bodies on their way, and those that wait to be converted, take no more than the room's bytes together;
-and a client that sends its body slowly, or not at all, holds up nobody else, nor itself for more than the time allowed.
+Guarantees: all bodies that are arriving or wait for conversion together take no more than the budget's bytes; and a
+client that sends its body slowly, or not at all, delays no other client, and itself no longer than the allowed time.
 """
 
 import zlib
@@ -16,7 +16,7 @@ from lachesis.schemas.errors import DataError, InfrastructureError
 __all__ = ["BodyBudget", "BrokenGzipError", "NoRoomError", "SlowBodyError", "unpacked", "unzipped"]
 
 _UNHURRIED_S = 5.0
-"""A body may take so long even where others want its room."""
+"""A body may take this long even if others want its room."""
 
 
 class BrokenGzipError(DataError):
@@ -44,8 +44,8 @@ class _BodyRead:
 class BodyBudget:
     """Receives bodies of `limit_bytes` bytes in all, each within `within_s` seconds.
 
-    Where the room is full, the body that has been on its way the longest makes place for the others, once it took
-    longer than a few seconds.
+    If there is no room, the body that has been arriving for the longest is given up for the others, once it took longer
+    than a few seconds.
     """
 
     def __init__(self, limit_bytes: int, within_s: float) -> None:
@@ -111,7 +111,7 @@ class BodyBudget:
 
 
 def unpacked(request: Request, data: bytes, most_bytes: int) -> bytes:
-    """Return the body of `request`, which came as `data`, as the client had it before it was compressed.
+    """Return the uncompressed body of `request`, which came as `data`.
 
     Raises DataError when that has more than `most_bytes` bytes, and BrokenGzipError.
     """
@@ -126,9 +126,9 @@ def unpacked(request: Request, data: bytes, most_bytes: int) -> bytes:
 
 
 def unzipped(data: bytes, limit: int) -> bytes:
-    """Return what gzip `data` holds.
+    """Return the content of gzip `data`.
 
-    Raises `BrokenGzipError`, and `DataError` when that is more than `limit` bytes.
+    Raises `BrokenGzipError`, and `DataError` if it is more than `limit` bytes.
     """
     inflate = zlib.decompressobj(wbits=31)
     try:

@@ -29,7 +29,7 @@ log = logging.getLogger("lachesis")
 
 
 class CurriculumWeights:
-    """The newest weights of the run's environments `envs`; run `follow` beside whatever asks."""
+    """The newest weights of the run's environments `envs`; run `follow` in a task beside the requests."""
 
     def __init__(self, envs: list[str], strategy: str) -> None:
         self._strategy = strategy
@@ -37,7 +37,7 @@ class CurriculumWeights:
         self._bodies: dict[str, bytes] = {}
 
     async def follow(self, bus: Bus, revision: str, env: str) -> None:
-        """Take up every version that the curriculum publishes for `env`. Runs until cancelled."""
+        """Follow the versions that the curriculum publishes for `env`. Runs until cancelled."""
         async with bus.watch(keys.curriculum(revision, env)) as entries:
             async for entry in entries:
                 try:
@@ -56,7 +56,7 @@ class CurriculumWeights:
     def respond(self, request: Request, registry: Registry) -> Response:
         """Answer a request.
 
-        Raises `DataError` where it does not say which environment it means, `NotFoundError` where that is not known.
+        Raises `DataError` if it does not name its environment, `NotFoundError` if that is not known.
         """
         env = self._env(request, registry)
         snapshot = self._snapshots[env]

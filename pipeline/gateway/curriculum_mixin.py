@@ -7,8 +7,8 @@ It needs nothing but Python, so it runs in atroposlib's interpreter: import it f
             self.curriculum_items = {f"gsm8k-{n}": row for n, row in enumerate(rows)}
 
 `get_next_item` then returns one of these items, drawn by the weights that the gateway serves, and each group that is
-sent bears its item's name, so that the curriculum learns how it went. While there are no weights, and while the gateway
-is away, it draws by those that it has, at first evenly.
+sent has its item's name, so that the curriculum learns its result. While there are no new weights, or the gateway is
+unavailable, it draws by the weights that it has, at first evenly.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _MAX_NAME_BYTES = 128
 class CurriculumMixin:
     """Stands before `BaseEnv` among the bases. `setup` gives it `curriculum_items`, a dict from name to item.
 
-    A name is text of at most 128 bytes. Items are told apart by their identity: each name has an object of its own.
+    A name is text of at most 128 bytes. Items are distinguished by their identity: each name has an object of its own.
     """
 
     curriculum_items: dict[str, Any]
@@ -92,7 +92,7 @@ class CurriculumMixin:
             log.warning("the curriculum's weights are not known, so the last ones stay: %s", error)
 
     def _set_curriculum_weights(self, weights: dict[str, float], unknown: float) -> None:
-        """Draw by these weights from now on. Raises what comes of weights that are none, and changes nothing then."""
+        """Draw by these weights from now on. If they are invalid, it raises an error and changes nothing."""
         cumulative = list(
             accumulate(float(weights.get(name, unknown)) for name in (self._curriculum_names or {}).values())
         )
@@ -118,7 +118,7 @@ def _names_by_identity(items: dict[str, Any]) -> dict[int, str]:
 
 
 def _is_name(name: Any) -> bool:
-    """Return whether the gateway takes this for the name of an item."""
+    """Return whether the gateway accepts this as the name of an item."""
     return (
         isinstance(name, str)
         and name.isprintable()

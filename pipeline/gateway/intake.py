@@ -1,8 +1,8 @@
-"""From a request's body to stored rollouts: convert, recognise repeats, lease, publish.
+"""Stores the rollouts in request bodies: converts, recognises repeats, gets leases, publishes.
 
-Guarantees: what is answered with success is stored; a group that is sent again (its client saw no answer, or the
+Guarantees: a group answered with success is stored; a group that is sent again (its client saw no answer, or the
 gateway died), however late within the horizon of `KnownPosts`, is stored once; nothing is published without a lease,
-for which the request waits; and what waits is bounded in bytes, for each environment by itself.
+for which the request waits; and the bytes of waiting groups are bounded for each environment.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ __all__ = ["BusyError", "Intake", "IntakeGroup"]
 log = logging.getLogger("lachesis")
 
 _MAX_REMEMBERED_DIGESTS = 8192
-"""Answers kept for clients that send a group again; of others it is known only that they are stored (`KnownPosts`)."""
+"""Answers kept for clients that send a group again; for older ones only the fact that they are stored is known."""
 _LEASE_SLACK = 1024
 """Bytes by which a group may grow when it gets its lease and its counter."""
 _MAX_EXAMPLE_BYTES = 1 << 20
@@ -71,7 +71,7 @@ class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Intake:
-    """Takes groups for the environments of `config` whose kind is gateway. Run `renew` beside it."""
+    """Takes groups for the environments of `config` with kind gateway. Run `renew` in a task beside it."""
 
     def __init__(
         self,
@@ -112,15 +112,15 @@ class Intake:
     def waiting_sequences(self, asking: str | None) -> int:
         """Return the sequences of an environment that are held here or in buffers; None: those of all.
 
-        What others hold is no concern of an environment: it has a share of its own. With all of them, those of an
-        environment that is closed do not count: they are not trained on.
+        Sequences of others do not concern an environment: it has a share of its own. In the sum over all, a closed
+        environment does not count: its sequences are not trained on.
         """
         envs = [env for env, leases in self._leases.items() if env == asking or (not asking and not leases.is_closed)]
         buffered = sum(partial.sequences for env in envs for partial in self._store.buffers[env].waiting)
         return buffered + sum(self.held_sequences[env] for env in envs)
 
     async def renew(self) -> None:
-        """Keep the leases of what is being published. Runs until cancelled."""
+        """Keep the leases of groups that are being published. Runs until cancelled."""
         async with anyio.create_task_group() as tasks:
             for leases in self._leases.values():
                 tasks.start_soon(leases.renew)
@@ -128,7 +128,7 @@ class Intake:
     async def convert_groups(self, body: bytes, *, several: bool, caller: SpanLink | None = None) -> list[IntakeGroup]:
         """Return the groups of a body, converted.
 
-        Raises `DataError` saying what is wrong with the first bad one.
+        Raises `DataError`, which says what is wrong with the first bad one.
         """
         arrived_ns = self._service.now_ns()
         parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
@@ -141,7 +141,7 @@ class Intake:
         return items
 
     def _name_unused(self, env: str, group: RolloutGroup) -> None:
-        """Warn, once for each environment, of what it sends and nothing is made of."""
+        """Warn, once for each environment, about fields that it sends and that are not used."""
         unused = [
             f"{name} are ignored: the trainer computes them" for name in group.metadata["gateway"].get("ignored", ())
         ]
@@ -171,7 +171,7 @@ class Intake:
         )
 
     async def release(self, owner: int, env: str) -> None:
-        """Publish what waits in the buffer for groups that will not come. Raises `BusyError`."""
+        """Publish the buffered groups that wait for groups that will not come. Raises `BusyError`."""
         with anyio.move_on_after(self._config.gateway.hold_s):
             async with self._locks[env]:
                 for partial in self._store.buffers[env].of(owner):
@@ -180,9 +180,9 @@ class Intake:
         raise BusyError("the governor granted no lease for what is left in the buffer; disconnect again later")
 
     async def _tokenizer_hash(self) -> str | None:
-        """Return that of the tokenizer that the policy's server was observed to have, None where nothing was observed.
+        """Return the hash of the tokenizer observed at the policy's server; None if none was observed.
 
-        Raises `BusyError` where it is another one than the run's for long.
+        Raises `BusyError` if it differs from the run's for long.
         """
         with anyio.move_on_after(self._config.gateway.hold_s):
             return await self._identity.tokenizer_hash()
@@ -244,7 +244,7 @@ class Intake:
             self._service.vitals.in_flight -= len(items)
 
     async def _once(self, item: IntakeGroup) -> Answer:
-        """Store the item unless it is known; one that is under way is waited for."""
+        """Store the item unless it is known; if the same item is under way, wait for it."""
         while item.digest in self._under_way:
             await self._under_way[item.digest].wait()
         known = self._answers.get(item.digest)
@@ -287,7 +287,9 @@ class Intake:
             return {"status": "buffered", "buffer_size": self._store.buffers[item.env].sequences(item.owner)}
 
     async def _publish_partials(self, env: str, chosen: list[PartialGroup]) -> None:
-        """Publish groups of the buffer, then forget them there. A gateway that dies over it repeats itself exactly."""
+        """Publish groups of the buffer, then remove them. If the gateway dies meanwhile, the next one repeats that
+        exactly.
+        """
         groups = [decode(RolloutGroup, partial.data) for partial in chosen]
         if not all(partial.leaving for partial in chosen):
             groups = [self._counted(group) for group in groups]
@@ -306,7 +308,7 @@ class Intake:
         return buffer
 
     async def forget(self) -> None:
-        """Drop what waits in the buffers."""
+        """Drop the groups that wait in the buffers."""
         for env, lock in self._locks.items():
             async with lock:
                 await self._set_buffer(env, Buffer())
@@ -393,7 +395,7 @@ class Intake:
 
 
 def _message_id(run: str, env: str, digest: str) -> str:
-    """Return the id under which a client's group is stored, which `KnownPosts` goes by."""
+    """Return the id under which a client's group is stored, which `KnownPosts` uses."""
     return f"{subjects.rollout(run, env)}.{digest}"
 
 

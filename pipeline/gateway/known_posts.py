@@ -1,9 +1,9 @@
 """Remembers which posts are stored, for clients that send one again after the duplicate window.
 
-What is in ROLLOUTS says it: each group of a client lies there under the digest of its bytes. A gateway reads these
-digests at its start, follows those that another gateway stores, and writes them to the bucket from time to time, so
-that history that is trimmed is remembered too. Horizon: the newest `MAX_POSTS` of the run, whether or not their
-rollouts are still there; a post that is older than those is taken for a new one.
+ROLLOUTS has each group of a client under the digest of its bytes. A gateway reads these digests at its start, follows
+those that another gateway stores, and writes them to the bucket from time to time, so that trimmed history is
+remembered too. The horizon is the newest `MAX_POSTS` of the run, whether or not their rollouts are still there; an
+older post counts as new.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class KnownPosts:
         return _digest(msg_id) in self._known
 
     async def catch_up(self) -> None:
-        """Take in what is stored now. What the bucket says of a stream that was rolled back is dropped."""
+        """Read the digests stored now. Those in the bucket are dropped if the stream was rolled back."""
         saved = await self._store.posts()
         if saved.seq and await self._continues(saved):
             digests = saved.digests
@@ -64,7 +64,7 @@ class KnownPosts:
             await self._read(follow=False)
 
     async def follow(self) -> None:
-        """Take in what is stored from now on."""
+        """Add the digests of groups stored from now on."""
         await self._read(follow=True)
 
     async def save(self) -> None:

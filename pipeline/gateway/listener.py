@@ -1,4 +1,4 @@
-"""The gateway's listening socket, which outlives the gateway where a supervisor holds it.
+"""Opens the gateway's listening socket, which outlives the gateway if a supervisor holds it.
 
 Clients of Atropos end after three failed requests within three seconds, which is less than a gateway takes to start
 again. While the supervisor holds the socket, their connections wait in its backlog instead of being refused.

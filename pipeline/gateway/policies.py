@@ -1,4 +1,4 @@
-"""Remembers the run's policy versions, for rollouts whose producers do not name a version."""
+"""Remembers the run's policy versions, for rollouts from producers that do not name a version."""
 
 import logging
 from bisect import bisect_right
@@ -19,7 +19,7 @@ _MAX_POLICY_VERSIONS = 4096
 
 
 class PolicyVersions:
-    """Follows the run's policy record; run `follow` beside whatever asks."""
+    """Follows the run's policy record; run `follow` in a task beside the requests."""
 
     def __init__(self) -> None:
         self._records: list[PolicyRecord] = []  # by the time they were written
@@ -28,7 +28,7 @@ class PolicyVersions:
         """Set, and replaced, when a version comes."""
 
     async def follow(self, bus: Bus, run: str) -> None:
-        """Note every policy version from now on, the newest there is first. Runs until cancelled."""
+        """Record every policy version from now on, first the newest existing one. Runs until cancelled."""
         async with bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 try:

@@ -1,6 +1,6 @@
-"""Requests of the Atropos trajectory API besides groups, with the fields that atroposlib 0.4 sends.
+"""Defines the Atropos API's requests other than groups, with the fields that atroposlib 0.4 sends.
 
-Guarantees that what is read holds finite numbers and names of sensible length.
+Guarantees finite numbers and names of sensible length.
 """
 
 from typing import Annotated

@@ -1,7 +1,8 @@
-"""Observes the tokenizer of the policy's server for the groups of environments that ask it themselves.
+"""Observes the tokenizer of the policy's server, for groups of environments that use it themselves.
 
 Guarantees that no group is stored under the hash of a tokenizer that was never seen: the server is compared with the
-run's before each post is taken, and while it differs posts wait. A client that asks another server is not seen here.
+run's before each post is taken, and while it differs, posts wait. A client that uses another server is not noticed
+here.
 """
 
 from collections.abc import AsyncIterator
@@ -41,7 +42,7 @@ class ServerIdentity:
             yield cls(service, policies, directory)
 
     async def tokenizer_hash(self) -> str | None:
-        """Return the hash of the tokenizer that was observed, waiting while it is another one than the run's.
+        """Return the hash of the observed tokenizer; wait while it differs from the run's.
 
         None: no server is known, or it has never been reached; nothing was observed.
         """
@@ -55,7 +56,7 @@ class ServerIdentity:
             except WrongServerError:
                 await anyio.sleep(_RETRY_S)
                 continue
-            except (InfrastructureError, AccessError):  # away, or its routes are kept to others: the last time counts
+            except (InfrastructureError, AccessError):  # unavailable, or access is refused: the last observation counts
                 if self._guard.problem is not None:
                     await anyio.sleep(_RETRY_S)
                     continue

@@ -1,6 +1,6 @@
-"""The gateway as a service: the HTTP server and the tasks that keep its data current.
+"""Runs the gateway as a service: the HTTP server and the tasks that keep its data current.
 
-It is a stateless face over durable state: kill it at any moment, start it again, and clients go on as before.
+It keeps no state of its own: if it is killed at any moment and started again, clients go on as before.
 """
 
 import logging
@@ -96,7 +96,7 @@ async def _serve(
             tasks.start_soon(_show, service, gateway, intake, port)
             url = _url(config.gateway, port) if token is None else f'"$(cat {config.path / GATEWAY_URL})"'
             tasks.start_soon(_tell_silence, service, gateway, envs, url)
-            tasks.start_soon(server.stop_on_drain, service)  # what waits for a lease is answered 503
+            tasks.start_soon(server.stop_on_drain, service)  # requests that wait for a lease are answered 503
             service.mark_ok()
             await server.serve_until_cancelled([listener])
     if errors:
@@ -104,13 +104,13 @@ async def _serve(
 
 
 async def _follow_governor(service: Service, gateway: Gateway) -> None:
-    """Learn how much is outstanding, which is what environments throttle themselves by."""
+    """Follow the number of outstanding sequences, with which environments throttle themselves."""
     async with service.bus.listen(subjects.heartbeat(service.run, "governor")) as beats:
         async for message in beats:
             try:
                 figures = read_heartbeat(message).metrics
             except SchemaError:
-                continue  # it says nothing; the next one follows in a second
+                continue  # unreadable; the next one follows in a second
             if "flow/outstanding" in figures:
                 gateway.outstanding = int(figures["flow/outstanding"])
 
@@ -123,9 +123,9 @@ async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -
 
 
 async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url: str) -> None:
-    """Say which environments are silent: those of other projects are started by a person.
+    """Report which environments are silent: a person starts those of other projects.
 
-    `url` is what they are given.
+    `url` is the address that they need.
     """
     waits = False
     mend = f"give each environment the gateway's address with the token: --env.rollout_server_url {url}"
@@ -143,7 +143,7 @@ async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url
 
 
 def _silence_text(silent: list[str], gone: list[str], envs: int, url: str) -> str:
-    """Return what is said of `silent` environments, of which `gone` were there before."""
+    """Return the report on `silent` environments, of which `gone` were connected before."""
     names = ", ".join(silent)
     if silent != gone:
         return f"nothing is heard of {names}: is it running? Start it with --env.rollout_server_url {url}"

@@ -1,6 +1,6 @@
 """Stores the gateway's registrations, partial groups and handed-out batches in the run's bucket.
 
-Guarantees that what it returns is stored when a change returns, and that of two gateways of a run the earlier one ends
+Guarantees that a change is stored when its call returns, and that if a run has two gateways, the earlier one ends
 (`FencedError`) at its next change.
 """
 

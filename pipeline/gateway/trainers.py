@@ -1,11 +1,10 @@
-"""Batches for trainers that ask over HTTP.
+"""Serves batches to trainers that request them over HTTP.
 
-What is handed out, received and trained is kept through any kill.
-
-Guarantees: a batch is handed to one member of a consumer; until its reply was received the member gets that batch
-again; and it counts as trained only after the member asked twice more: the first question after it is answered "none"
-(that ends the collecting of a stock trainer, which only then trains what it has), and the second one follows the step.
-What is trained is reported, and the run's policy version rises with it, as with the run's own trainer.
+The record of batches handed out, received and trained survives any kill. Guarantees: a batch is handed to one member of
+a consumer; until its reply was received, the member gets that batch again; and it counts as trained only after two more
+requests of the member: the first one is answered "none" (which ends the collecting of a stock trainer, so that it
+trains), and the second one follows the step. Trained batches are reported, and the run's policy version rises with
+them, as with the run's own trainer.
 """
 
 import logging
@@ -53,12 +52,12 @@ _MAX_MEMBERS = 64
 
 
 class NotRegisteredError(DataError):
-    """Raised when a trainer that has not registered asks for a batch."""
+    """Raised when a trainer that has not registered requests a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedReply:
-    """A reply that carries a batch: JSON, and whose it is. `attempt` counts the replies to its member."""
+    """A reply that carries a batch as JSON, with its owner. `attempt` counts the replies to its member."""
 
     consumer: str
     member: str
@@ -84,7 +83,7 @@ class Trainers:
         self._told_none: set[tuple[str, str]] = set()
         self._attempts: Counter[tuple[str, str]] = Counter()
         self._seen: dict[str, int] = {}
-        """Of each consumer the sequence of the newest entry when there was no further batch."""
+        """By consumer: the sequence of the newest entry when there was no further batch."""
         self._settled = False
         self._report: TrainReport | None = None
         self._report_seq: int | None = None
@@ -133,15 +132,15 @@ class Trainers:
         return uuid.uuid5(uuid.NAMESPACE_URL, f"lachesis:{self._service.run}:{name}.{member}").int
 
     async def forget_members(self) -> None:
-        """Forget who registered. What was handed out, and how far each has come, stays."""
+        """Forget registrations. Batches handed out, and positions, stay."""
         for name in list(self._consumers):
             async with self._lock(name):
                 await self._set(name, (await self._consumer(name)).forget_members())
 
     async def next_batch(self, user: str) -> HandedReply | None:
-        """Return the batch that a trainer is to be sent now, None when it has to ask again.
+        """Return the batch to send to a trainer now; None if it has to retry.
 
-        Raises `NotRegisteredError`, and `InfrastructureError` when the broker is away.
+        Raises `NotRegisteredError`, and `InfrastructureError` if the broker is unavailable.
         """
         name, member = self.member_of(user)
         async with self._lock(name):
@@ -177,7 +176,7 @@ class Trainers:
             await self._set(reply.consumer, consumer.record_receipt(reply.member, reply.number, received=received))
             return True
 
-    # what is handed out
+    # handing out
 
     async def _hand_out(self, name: str, member: str) -> HandedReply | None:
         """Hand out the next batch of which something can be trained; None: there is none yet."""
@@ -235,7 +234,7 @@ class Trainers:
         drops = [GroupDrops(number, [seq], why[:MAX_DROP_REASON_CHARS]) for seq, why in (reasons | unfit).items()]
         return groups, drops
 
-    # what is kept
+    # stored state
 
     def _lock(self, name: str) -> anyio.Lock:
         return self._locks.setdefault(name, anyio.Lock())
@@ -274,7 +273,7 @@ class Trainers:
             self._settled = False
         return consumer
 
-    # what is trained
+    # training
 
     async def _train(self, name: str, member: str) -> None:
         self._told_none.discard((name, member))

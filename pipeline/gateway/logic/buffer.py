@@ -1,4 +1,4 @@
-"""Groups smaller than their environment's group size, waiting for others to make it up. Pure.
+"""Holds groups smaller than their environment's group size until others make it up. Pure.
 
 Guarantees that no more than `limit` bytes wait, and that a group which could never leave does not enter.
 """

@@ -1,7 +1,7 @@
-"""Which batches of a ledger were handed out over HTTP, to whom, and which of them count as trained.
+"""Records which batches of a ledger each trainer got over HTTP, and which of them count as trained.
 
-Pure; stored as one value. Guarantees that a batch is handed to one member of a consumer alone, again and again until
-its reply was received, and that the position of what is trained never passes a batch that is still out.
+Pure; stored as one value. Guarantees that a batch is handed to only one member of a consumer, again and again until its
+reply was received, and that the trained position never passes a batch that is still handed out.
 """
 
 from typing import Self
@@ -75,7 +75,7 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, registered=others | {member: request}, handed=handed)  # the newest is last
 
     def forget_members(self) -> Self:
-        """Return it with nobody registered. What was handed out stays handed out."""
+        """Return it without registered members. Batches handed out stay handed out."""
         return msgspec.structs.replace(self, registered={})
 
     def read(self, entry: LedgerEntry, seq: int) -> Self:
@@ -89,14 +89,14 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def hand_out(self, member: str, entry: LedgerEntry, seq: int, drops: list[GroupDrops]) -> Self:
-        """Return it after `entry`, whose batch the member holds from now on, less the groups in `drops`."""
+        """Return it after `entry`; the member holds its batch from now on, without the groups in `drops`."""
         number = entry.next_batch - 1
         batch = HandedBatch(number=number, seq=seq, index=entry.index, previous=entry.previous)
         read = self.read(entry, seq)
         return msgspec.structs.replace(read, handed=self.handed | {member: batch}, drops=[*self.drops, *drops])
 
     def void(self, entry: LedgerEntry, seq: int, reason: str) -> Self:
-        """Return it after `entry`, of whose batch nothing can be trained."""
+        """Return it after `entry`, which has a batch of which nothing can be trained."""
         return msgspec.structs.replace(
             self.read(entry, seq), voids=[*self.voids, VoidBatch(entry.next_batch - 1, reason)]
         )

@@ -1,4 +1,4 @@
-"""The form in which the gateway notes in the bucket which posts are stored. Pure."""
+"""Defines the form in which the bucket records which posts are stored. Pure."""
 
 from typing import Annotated, Final
 
@@ -14,7 +14,7 @@ DIGEST_BYTES: Final = 10
 class StoredPosts(Struct, frozen=True, kw_only=True):
     """Digests of the posts up to sequence `seq` of ROLLOUTS, oldest first, each of as many bytes.
 
-    `stored_ns`: the server's time of the message there, by which a stream that regrew is told from this one.
+    `stored_ns`: the server's time of the message there, which distinguishes this stream from one that regrew.
     """
 
     seq: int = 0

@@ -1,4 +1,4 @@
-"""Counts the requests of clients without the gateway's token, and says so while they come. Pure."""
+"""Counts the requests of clients without the gateway's token, and reports them while they come. Pure."""
 
 __all__ = ["RefusedClients"]
 
@@ -16,11 +16,11 @@ class RefusedClients:
         self._newest_s = float("-inf")
 
     def record(self, path: str, now_s: float) -> None:
-        """Take in that a request for `path` came without the token, or with another."""
+        """Record a request for `path` without the token, or with another."""
         self.count, self._path, self._newest_s = self.count + 1, path[:_PATH_CHARS], now_s
 
     def describe(self, now_s: float) -> str | None:
-        """Return what is to be said of it now; None: nothing."""
+        """Return the message to report now; None: nothing."""
         if now_s - self._newest_s > _SAID_S:
             return None
         return (

@@ -1,4 +1,4 @@
-"""Which environments have registered with the gateway, and what the API tells them.
+"""Records which environments have registered with the gateway, and computes the API's replies to them.
 
 Pure; stored as one value.
 """
@@ -72,7 +72,7 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
         return max(MIN_WEIGHT, _demand(own) / total) if total > 0 else MIN_WEIGHT
 
     def unallocated(self) -> float:
-        """Return the share of a batch that no connected environment asked to have for itself."""
+        """Return the share of a batch that no connected environment has requested for itself."""
         return 1.0 - min(1.0, sum(other.request.min_batch_allocation or 0.0 for other in self._connected()))
 
     def largest_group(self) -> int:
@@ -89,7 +89,7 @@ def _demand(request: RegisterEnv) -> float:
 def describe_unmet_allocation(
     asked: float | None, env: str, known: Collection[str], mix: Mapping[str, float]
 ) -> str | None:
-    """Return why the run does not keep the part of a batch that an environment asked for, or None.
+    """Return why the run does not grant the part of a batch that an environment requested, or None.
 
     `known` are all environments of the run, `mix` is `batching.mix`.
     """

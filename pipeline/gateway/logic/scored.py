@@ -1,4 +1,4 @@
-"""From a rollout group of a batch to ScoredData, as an Atropos trainer reads it. Pure.
+"""Converts a rollout group of a batch to ScoredData, as an Atropos trainer reads it. Pure.
 
 Guarantees that scores and advantages are those that the pipeline computed, and that a sample it leaves out says so.
 """
@@ -17,7 +17,7 @@ from lachesis.schemas.rollout import Message, RolloutGroup
 __all__ = ["to_scored"]
 
 _NO_LOGPROB = 1.0
-"""What the API has at positions that nobody sampled."""
+"""The API's value at positions that were not sampled."""
 
 
 def to_scored(ref: GroupRef, group: RolloutGroup, env_id: int | None) -> dict[str, Any]:

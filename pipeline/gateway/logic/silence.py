@@ -1,19 +1,20 @@
-"""Tells which environments of other projects are silent, by how often each asks for something. Pure."""
+"""Finds silent environments of other projects, by how often each sends requests. Pure."""
 
 from dataclasses import dataclass
 
 __all__ = ["HeardClients"]
 
 _START_S = 5.0
-"""Seconds after the start in which nobody need be heard yet."""
+"""Seconds after the start in which no environment counts as silent."""
 _SILENT_S = 20.0
-"""Seconds at least in which an environment asks for something; atroposlib's asks for its status ten times a second."""
+"""Minimum seconds without a request before silence; atroposlib's environments request their status ten times a
+second."""
 _UNKNOWN_S = 120.0
-"""Seconds of silence while little is known of how often an environment asks."""
+"""Seconds of silence while little is known of how often an environment sends requests."""
 _KNOWN_AFTER = 16
-"""Requests from which on its usual pauses are known."""
+"""Requests after which its usual pauses are known."""
 _USUAL_PAUSES = 3.0
-"""Times the longest pause of late."""
+"""Times the longest recent pause."""
 _FADES = 0.995
 """Factor by which a pause counts less with each request after it."""
 _MAX_SILENT_S = 1800.0
@@ -27,14 +28,14 @@ class _Client:
 
 
 class HeardClients:
-    """When each environment was heard; times are seconds of a clock that does not jump."""
+    """When each environment sent requests; times are seconds of a clock that does not jump."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._clients: dict[str, _Client] = {}
 
     def hear(self, env: str, now_s: float) -> None:
-        """Take in that `env` asked for something."""
+        """Record a request of `env`."""
         client = self._clients.get(env)
         if client is None:
             self._clients[env] = _Client(now_s)
@@ -43,11 +44,11 @@ class HeardClients:
         client.heard_s, client.requests = now_s, client.requests + 1
 
     def was_heard(self, env: str) -> bool:
-        """Return whether an environment has asked for anything."""
+        """Return whether an environment has sent a request."""
         return env in self._clients
 
     def is_silent(self, env: str, now_s: float) -> bool:
-        """Return whether nothing is heard of `env` for longer than is usual for it."""
+        """Return whether `env` has sent no request for longer than is usual for it."""
         client = self._clients.get(env)
         if client is None:
             return now_s > self._since_s + _START_S
