@@ -1,4 +1,4 @@
-"""The scope of a run's curriculum: the environments that it draws tasks for, and why no others. Pure."""
+"""Determines the environments for which a run's curriculum draws tasks, and why no others. Pure."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ __all__ = ["curriculum_environments", "describe_curriculum", "reason_no_curricul
 
 
 def curriculum_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
-    """Return the environments about whose tasks the curriculum learns, by name."""
+    """Return the environments with tasks that the curriculum learns about, by name."""
     return {env: one for env, one in config.environments.items() if reason_no_curriculum(config, env) is None}
 
 

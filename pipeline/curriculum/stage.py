@@ -1,11 +1,11 @@
-"""The curriculum: rewards in, weights of the tasks out, one writer an environment.
+"""Runs the curriculum: learns task weights from rewards, with one writer for each environment.
 
-Every finished group teaches, dropped ones too, unless it names a policy step that the run has not trained: taken for
-the newest, it would make all that follows too old to learn from. A group that is of no task of the pool teaches
-nothing; such groups are counted, and environments without a curriculum are named in log and heartbeats. Behind the
-gateway clients draw: there, groups name their items, and the weights go back to the clients by name. A commit holds
-the feedback of one burst, which is all that rebuilds the state; the snapshot that environments draw by goes to the
-run's bucket, at most twice a second.
+It learns from every finished group, also dropped ones, unless the group names a policy step that the run has not
+trained: if that step counted as the newest, all later groups would be too old to learn from. A group of no task of the
+pool is not learned from; such groups are counted, and environments without a curriculum are named in log and
+heartbeats. Behind the gateway clients draw the tasks: their groups name their items, and the weights go back to the
+clients by name. A commit holds the feedback of one burst, from which alone the state is rebuilt; the snapshot for
+drawing goes to the run's bucket, at most twice a second.
 """
 
 import logging
@@ -47,11 +47,11 @@ log = logging.getLogger("lachesis")
 
 _PUBLISH_S = 0.5
 _MAX_FEEDBACK_PER_COMMIT = 8192
-"""Feedback in one commit, about, so that it fits into a message."""
+"""Approximate amount of feedback in one commit, so that it fits into a message."""
 
 
 async def run_curriculum(service: Service, config: RunConfig) -> None:
-    """Follow every environment of the run whose tasks it can draw until the service drains."""
+    """Follow every environment of the run for which it can draw tasks, until the service drains."""
     for line in describe_curriculum(config):
         log.info("%s", line)
     for env in config.environments:

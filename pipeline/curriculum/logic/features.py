@@ -1,8 +1,8 @@
-"""Predicts how hard items are that nobody tried, from cheap features of their prompts. Pure.
+"""Predicts the difficulty of untried items from cheap features of their prompts. Pure.
 
 Features are logarithms of counts. The prediction is a Bayesian linear regression of the difficulties found so far, in
-logits, without an intercept, which the skill's ability stands for: each weight is N(0, 1) before the first result. Its
-state has the same size whatever the number of items, and a result costs the same. Only sums in a fixed order are
+logits, without an intercept, since the skill's ability takes its place: each weight is N(0, 1) before the first result.
+Its state has the same size whatever the number of items, and a result costs the same. Only sums in a fixed order are
 taken, so equal results in equal order give equal predictions.
 """
 

@@ -1,20 +1,21 @@
 """Online item response theory, the default strategy.
 
-Ability A_k of skill k against difficulty D_i of item i, in logits: p = sigmoid(A_k - D_i). What is known of D_i is its
+Ability A_k of skill k against difficulty D_i of item i, in logits: p = sigmoid(A_k - D_i). The density of D_i is its
 prior N(mean, deviation^2) times sigmoid(a - D)^s sigmoid(D - b)^f: s successes at the mean ability a, f failures at the
 mean ability b. A result with mean success y over n samples, which count as m = discount * n for their age, multiplies
 it by p^(m y) (1-p)^(m (1-y)). D_i is then taken to lie where this is highest, with the inverse of its curvature there
 as variance V_i, and the result joins s, f and their mean abilities. So results that contradict each other weigh the
 same in either order. The density is exact while the ability rests, and close while it moves. Since a difficulty may
-wander, s and f are first divided by 1 + wander^2 I, where I = 1/V_i - 1/deviation^2 is what they told: a random walk
+wander, s and f are first divided by 1 + wander^2 I, where I = 1/V_i - 1/deviation^2 is their information: a random walk
 takes as much from a normal posterior. Then A_k += discount * ability rate * (y - p). One result moves the ability, and
 with it the weight of every item of the skill.
 
 An item's weight is (r u)^sharpness times the probability that it is sound. u = 4q(1-q) / s is about what 4p(1-p) is
 expected to be under the error of D_i, with q = sigmoid((A_k - D_i) / s) and s^2 = 1 + pi V_i/8 (MacKay 1992): the less
-is known of an item, the nearer it is taken to even odds, and the less it is worth beside one known to have them.
+is known of an item, the nearer its estimate is to even odds, and the lower its weight compared to an item known to have
+even odds.
 
-An item is sound if its success follows the ability, and not if chance decides it: with the same success for good, one
+An item is sound if its success follows the ability. It is not sound if chance decides it, with a constant success: one
 half or, as likely, any other. Log odds compare all its results under either. A coin keeps its even odds, whereas a
 learner that learns leaves sound items behind. One that learns nothing makes all items look like that, so the odds are
 bounded: what is half solved stays above what is solved or hopeless. A share `explore` goes to items by the time since
@@ -182,7 +183,7 @@ class OnlineIRT(Strategy):
         return {} if one is None else dict(zip(_PREDICTOR, (one.precision, one.pull, one.errors), strict=True))
 
     def completed(self, saved: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Predict from nothing where the tasks told their difficulty when the state was saved."""
+        """Predict from nothing if the tasks gave their difficulty when the state was saved."""
         nothing = {name: as_bytes(np.zeros(array.size), "float64") for name, array in self._predictor_arrays().items()}
         return nothing | dict(saved)
 

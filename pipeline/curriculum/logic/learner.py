@@ -1,7 +1,7 @@
 """Learns from rewards about an environment's items: of a known pool, or those that clients name. Pure.
 
-A learner is a strategy, and what stands between it and the log: which item a reward is about, what was learned since
-the last commit, the whole state. Guarantees that state and deltas give the same learner again, to the bit.
+A learner connects a strategy with the log: it finds the item of a reward, and keeps the deltas since the last commit
+and the whole state. Guarantees that state and deltas give the same learner again, to the bit.
 
 Items that clients name have no pool: a new name takes the next free place of one, which doubles when it is full. One
 free place always takes part in the draw. Its weight is what the strategy gives to an item that it knows nothing of.

@@ -23,7 +23,7 @@ _FILLED = 43
 """Points of the grid that the density must cover; a narrower one is looked at more closely."""
 _CLOSE_LOGITS = 1e-13
 _BISECTIONS = 100
-"""To find the mode to `_CLOSE_LOGITS`, or as close as float64 can tell its points apart."""
+"""Steps to find the mode to `_CLOSE_LOGITS`, or as close as float64 allows."""
 _NEGLIGIBLE_LOG = -34.0
 """Log density below the highest from where on it is left out: 2e-15."""
 
@@ -50,7 +50,8 @@ class Evidence(NamedTuple):
 
 class Posterior(NamedTuple):
     """The most likely difficulty, the inverse of the curvature there, which is the variance of the normal density that
-    fits the posterior best at its mode, and the log likelihood of the evidence under the prior."""
+    fits the posterior best at its mode, and the log likelihood of the evidence under the prior.
+    """
 
     mode: float
     variance: float
@@ -81,7 +82,7 @@ def integrate(mean: float, deviation: float, *evidence: Evidence) -> Posterior:
             break
         next_low, next_high = float(x[max(inside[0] - 1, 0)]), float(x[min(inside[-1] + 1, len(x) - 1)])
         if next_high - next_low <= 1e-12 * max(abs(next_low), abs(next_high), 1.0):
-            break  # as close as float64 can tell its points apart
+            break  # as close as float64 allows
         low, high = next_low, next_high
     step = (high - low) / (len(x) - 1)
     integral = float(np.exp(log - top).sum()) * step / (deviation * math.sqrt(2.0 * math.pi))

@@ -1,10 +1,8 @@
-"""Self-evolving curriculum (arXiv:2505.14970).
+"""Implements the self-evolving curriculum (arXiv:2505.14970).
 
-A bandit whose arms are difficulty bins within each skill.
-
-An arm's reward is the mean size of a group's standardised advantages, 2 sqrt(y (1-y)) for binary rewards with mean
-success y; its value moves towards it by the learning rate. Arms are drawn by softmax(value / temperature), items
-evenly within an arm.
+It is a bandit; its arms are difficulty bins within each skill. An arm's reward is the mean size of a group's
+standardised advantages, 2 sqrt(y (1-y)) for binary rewards with mean success y; its value moves towards it by the
+learning rate. Arms are drawn by softmax(value / temperature), items evenly within an arm.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The base class of curriculum strategies: feedback in, weights out.
+"""Defines the base class of curriculum strategies, which turn feedback into weights.
 
 A strategy takes `ItemFeedback` on every finished group, dropped ones too, in any order, repeated or late. It returns
 one weight per item. `sample` draws by these weights here; environments elsewhere draw by a published `ItemWeights`.
@@ -314,7 +314,7 @@ class Strategy:
             entries = {"item": saved.items, "skill": len(skills), None: len(array)}[by]
             size = entries * math.prod(array.shape[1:])
             if len(saved.arrays.get(name, b"")) != size * array.dtype.itemsize:
-                continue  # of another number of something else: it is learned anew
+                continue  # the number of something else has changed: it is learned again
             before = view(saved.arrays[name], kind, size, f"curriculum state, {name}").reshape(
                 entries, *array.shape[1:]
             )
