@@ -97,9 +97,9 @@ class Environment:
         return run_tools(tools, ParsedCalls(reply.tool_calls, reply.tool_errors), self.tool_timeout_s) if tools else []
 
     def reward(self, task: Task, session: Session) -> Reward | Awaitable[Reward]:
-        """Return the finished sample's reward, or several by name; None means "cannot tell".
+        """Return the finished sample's reward, or several by name; None means that it is unknown.
 
-        Default: raters judge.
+        Default: raters score the sample.
         """
         return {}
 

@@ -65,7 +65,7 @@ def score_answer(text: str, task: Mapping[str, Any], params: Mapping[str, Any] |
     entry = {"question": task["question"], "answer": task["answer"], "metadata": metadata}
     try:
         return float(dataset.score_answer(answer, entry))
-    except Exception:  # noqa: BLE001 - scorers raise anything; the next line tells whether the answer is to blame
+    except Exception:  # noqa: BLE001 - scorers raise anything; the next line finds out whether the answer is to blame
         dataset.score_answer(task["answer"], entry)
         return 0.0
 

@@ -40,7 +40,7 @@ class StepEnv:
     `reset` and `step` return an `info` with `messages` (the conversation), `prompt_ids` (what the engine shall
     continue, None at the end), and `tokens`, `loss_mask` and `logprobs` (the training sequence so far); that of `step`
     also `parsed_action`, the action's text. The reward is
-    0.0 before the last step, and then `environment.score`, or NaN where that cannot tell.
+    0.0 before the last step, and then `environment.score`, or NaN if that gives none.
     """
 
     def __init__(
