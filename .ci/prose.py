@@ -3,7 +3,8 @@
 
     python .ci/prose.py
 
-Reports a name in backticks that occurs nowhere in the code, and "a" before a vowel. Exit code 1 if anything is found.
+Reports a name in backticks that occurs nowhere in the code, "a" before a vowel, and words of the former dialect. Exit
+code 1 if anything is found.
 """
 
 import ast
@@ -35,6 +36,13 @@ EXAMPLES = frozenset({"_INBOX_SERVICE", "concise", "one", "shopping"})
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
+DIALECT = re.compile(
+    r"(?im)\b(?:told|whoever|whom|nobody|lest|anew|of\s+late|what\s+goes\s+in|what\s+comes\s+out|go(?:es)?\s+by)\b"
+    r"|\w's\s+alone\b|^[ \t]*(?:In|Out):(?=\s)"
+)
+"""Words that make a reader stop: name the subject and use the usual word."""
+DIALECT_PAGES = frozenset({"CHANGELOG.md", "MIGRATING.md", "SECURITY.md", "permissions.md"})
+"""Pages that are not checked for them; `permissions.md` is printed by a test."""
 ARTICLE = re.compile(r"(?:\ba|(?:^|[.:] )A) (?!(?:one|once|ever|eu|uni|us|ut|ub)\w*)([aeiou][a-z]+)")
 
 
@@ -109,8 +117,16 @@ def faults_of(text: Text, words: set[str]) -> Iterator[tuple[Path, int, str]]:
             missing = [part for part in match[1].split(".") if not part.isdigit() and part and part not in words]
             if missing:
                 yield text.path, line_of(text, match), f"`{match[1]}`: {missing[0]} occurs nowhere in the code"
+    if text.path.name not in DIALECT_PAGES:
+        for match in DIALECT.finditer(QUOTED.sub(blank, text.text)):
+            yield text.path, line_of(text, match), f'"{" ".join(match[0].split())}": say it in plain English'
     for match in ARTICLE.finditer(text.text):
         yield text.path, line_of(text, match), f'"{match[0]}": an'
+
+
+def blank(match: re.Match[str]) -> str:
+    """Return spaces for a match, so that places after it stay the same."""
+    return re.sub(r"\S", " ", match[0])
 
 
 def line_of(text: Text, match: re.Match[str]) -> int:
