@@ -54,7 +54,7 @@ def path_inside(folder: Path, path: str) -> Path:
 
     Raises DataError unless it lies in `folder`, which is resolved already.
 
-    Whoever reaches an inference server may name a file to it.
+    A client of an inference server may name a file to it.
     """
     try:
         found = Path(path).resolve()

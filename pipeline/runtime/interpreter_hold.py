@@ -59,7 +59,7 @@ class InterpreterHolds:
                 self._record(note, armed_s)
 
     def _arm(self, note: SharedNote) -> None:
-        """Start the time anew, in one call: between two of them another thread could take the interpreter."""
+        """Restart the timer in one call: between two calls another thread could take the interpreter."""
         self._armed_s = time.monotonic()
         faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
