@@ -20,12 +20,13 @@ import nats.errors
 from lachesis.pipeline.bus.addresses import is_websocket, split_addresses
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
-from lachesis.pipeline.bus.client import NatsClient
+from lachesis.pipeline.bus.client import NatsClient, is_refusal
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.failover import Failover
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.permissions import inbox_prefix
+from lachesis.pipeline.bus.refused_credentials import describe_refused
 from lachesis.pipeline.bus.replies import error_in
 from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.common.installation import install_command
@@ -91,7 +92,7 @@ async def connect(
         if link is not None:
             break
         shown = without_secrets(config.url)
-        _raise_if_refused(errors[-1], shown)
+        _raise_if_refused(errors[-1], shown, describe_refused(config, shown, has_token=token is not None))
         if anyio.current_time() > deadline:
             if config.needs_tls and isinstance(errors[-1], _HUNG_UP):  # the reason may be lost on the way
                 raise StartupError(
@@ -132,13 +133,10 @@ def _home(config: ConnectionConfig) -> ParseResult | None:
     return urlparse(first if "://" in first else f"nats://{first}") if others else None
 
 
-def _raise_if_refused(error: Exception, shown: str) -> None:
-    """Raise `AccessError` where trying again cannot help."""
-    if "authorization" in str(error).lower():
-        raise AccessError(
-            f"the server at {shown} refuses the credentials: give the right token, nkey or credentials file; a key "
-            "that `lachesis auth init` made is known once the server has read the auth.conf it wrote"
-        )
+def _raise_if_refused(error: Exception, shown: str, refused: str) -> None:
+    """Raise `AccessError` where trying again cannot help; `refused` is what to say of credentials."""
+    if is_refusal(str(error)):
+        raise AccessError(refused)
     if isinstance(error, nats.errors.SecureConnWantedError):
         raise AccessError(
             f"the server at {shown} offers no TLS, which nats.url or nats.ca_file asks for; nothing was sent"

@@ -16,9 +16,12 @@ from pathlib import Path
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
     EXIT_FENCED,
+    EXIT_NO_MEMORY,
     EXIT_NO_ROOM,
+    EXIT_NOT_PERMITTED,
     EXIT_OWN_CODE,
     EXIT_REFUSED,
+    EXIT_SETTINGS_CHANGED,
     EXIT_STARTUP,
 )
 
@@ -41,6 +44,17 @@ _REASONS = {
     EXIT_REFUSED: "its credentials are refused",
     EXIT_API_KEY: "the key is refused with which it asks a server",
 }
+_LASTING_ENDS = {
+    EXIT_REFUSED: "has credentials that the server refuses",
+    EXIT_API_KEY: "has a key that a server refuses",
+    EXIT_NOT_PERMITTED: "lacks a permission at the server",
+    EXIT_SETTINGS_CHANGED: "cannot go on",
+    EXIT_NO_MEMORY: "ran out of memory",
+}
+"""Exit codes after which another start would end the same way, and what to say of them."""
+_EXCHANGED = frozenset({EXIT_REFUSED, EXIT_API_KEY})
+"""Of them those that say nothing lasting about a process that was ready before: its credentials were taken then, so
+they are being exchanged, or a person has changed what the server takes."""
 _CRASHED_THREAD = "Current thread "
 _FATAL = "Fatal Python error: "
 _STEADY_S = 600.0
@@ -97,10 +111,16 @@ class Restarts:
         self._was_ready = False
         self._pause_s = MIN_PAUSE_S
 
+    def why_last(self, life: ProcessLife) -> str | None:
+        """Return what to say of a life after which every other would end likewise; None: the next one may differ."""
+        if life.meaning is None or (life.meaning in _EXCHANGED and (self._was_ready or life.ready)):
+            return None
+        return _LASTING_ENDS.get(life.meaning)
+
     def ended(self, life: ProcessLife) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
-        if life.meaning == EXIT_NO_ROOM or (life.meaning in {EXIT_REFUSED, EXIT_API_KEY} and self._was_ready):
+        if life.meaning == EXIT_NO_ROOM or (life.meaning in _EXCHANGED and self._was_ready):
             return MAX_PAUSE_S
         if (
             life.meaning == EXIT_FENCED and not self._was_ready

@@ -53,13 +53,8 @@ from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.planned_processes import PlannedProcess, planned_processes
 from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.process.service_process import (
-    EXIT_API_KEY,
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
-    EXIT_NO_MEMORY,
-    EXIT_NOT_PERMITTED,
-    EXIT_REFUSED,
-    EXIT_SETTINGS_CHANGED,
     STACKS_SIGNAL,
 )
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
@@ -89,14 +84,6 @@ __all__ = ["Supervisor", "has_survivors"]
 log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
-_LASTING_ENDS = {
-    EXIT_REFUSED: "has credentials that the server refuses",
-    EXIT_API_KEY: "has a key that a server refuses",
-    EXIT_NOT_PERMITTED: "lacks a permission at the server",
-    EXIT_SETTINGS_CHANGED: "cannot go on",
-    EXIT_NO_MEMORY: "ran out of memory",
-}
-"""Exit codes after which another start would end the same way, and what to say of them."""
 _COUNTED_S = 300.0
 _MIN_SHOWN_S = 3.0
 """The least time for which the end of a process is shown, however soon it works again."""
@@ -403,10 +390,7 @@ class Supervisor:
             starved_now = out_of_memory_kills() > starved
             seconds = time.monotonic() - started
             life = ProcessLife(code, seconds, row.up, starved_now, row.worked, noted, row.hung)
-            lasting = _LASTING_ENDS.get(code) if noted else None
-            if code in {EXIT_REFUSED, EXIT_API_KEY} and row.ready.is_set():
-                lasting = None  # they were taken before: they are being exchanged, or a person has changed that
-            if lasting is not None:  # it will be so again
+            if (lasting := history.why_last(life)) is not None:
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
             anew = noted and code in {
                 EXIT_DRAINED,

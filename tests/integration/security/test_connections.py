@@ -29,15 +29,15 @@ SHORT = {"connect_timeout_s": 30.0, "give_up_s": 15.0}
 async def test_nobody_without_a_key(secured: Secured) -> None:
     ca_file = str(secured.folder / "ca.pem")
     stranger = ConnectionConfig(url=secured.address, ca_file=ca_file)
-    with pytest.raises(AccessError, match="refuses the credentials"):
+    with pytest.raises(AccessError, match="wants credentials, and none were given"):
         await connect(run="one", name="test", config=stranger)
-    with pytest.raises(AccessError, match="refuses the credentials"):
+    with pytest.raises(AccessError, match="does not take the token"):
         await connect(run="one", name="test", config=stranger, token=secured.token)
 
 
 async def test_nobody_with_a_key_that_the_server_does_not_know(secured: Secured, tmp_path: Path) -> None:
     auth_init(tmp_path, config='run = "one"')
-    with pytest.raises(AccessError, match=r"refuses the credentials.*auth init"):
+    with pytest.raises(AccessError, match=r"does not know the key .*scorer\.nk: no account.*auth init.*reload"):
         await secured.bus("scorer", nkey_folder=str(tmp_path / "auth" / "one"))
 
 

@@ -1,13 +1,17 @@
+from dataclasses import replace
+
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
     EXIT_FENCED,
+    EXIT_NO_MEMORY,
     EXIT_NO_ROOM,
     EXIT_NOT_PERMITTED,
     EXIT_OWN_CODE,
     EXIT_REFUSED,
+    EXIT_SETTINGS_CHANGED,
     EXIT_STARTUP,
 )
 from lachesis.services.supervisor.readiness import ready_within_s
@@ -111,8 +115,28 @@ def test_one_whose_credentials_are_refused_waits_if_they_were_taken_before(code:
     assert said in str(refused)
 
 
-def test_one_that_lacks_a_permission_is_not_waited_for() -> None:
-    assert lives_until_the_end(ProcessLife(EXIT_NOT_PERMITTED, 0.5, ready=False)) == MAX_FAILURES
+@pytest.mark.parametrize(
+    ("code", "said", "once_ready"),
+    [
+        (EXIT_REFUSED, "has credentials that the server refuses", False),
+        (EXIT_API_KEY, "has a key that a server refuses", False),
+        (EXIT_NOT_PERMITTED, "lacks a permission at the server", True),
+        (EXIT_SETTINGS_CHANGED, "cannot go on", True),
+        (EXIT_NO_MEMORY, "ran out of memory", True),
+    ],
+)
+def test_an_end_that_comes_again_at_every_start_ends_the_run_at_once(code: int, said: str, once_ready: bool) -> None:
+    refused, history = ProcessLife(code, 0.5, ready=False), Restarts()
+    assert history.why_last(refused) == said
+    assert history.why_last(replace(refused, noted=False)) is None, "code of an environment may have ended it so"
+    assert (history.why_last(replace(refused, ready=True)) == said) == once_ready
+    history.ended(UP)
+    assert (history.why_last(refused) == said) == once_ready
+
+
+@pytest.mark.parametrize("code", [0, 1, EXIT_STARTUP, EXIT_FENCED, EXIT_NO_ROOM, EXIT_OWN_CODE, KILLED])
+def test_other_ends_are_tried_again(code: int) -> None:
+    assert Restarts().why_last(ProcessLife(code, 0.5, ready=False)) is None
 
 
 def test_one_whose_last_life_still_drains_waits_for_it() -> None:
