@@ -32,6 +32,7 @@ __all__ = [
     "ServerAwayError",
     "SettingsChangedError",
     "StartupError",
+    "StoredValueError",
     "StreamFullError",
     "StreamMissingError",
     "ToolError",
@@ -129,6 +130,11 @@ class PromptTooLongError(DataError):
 
 class SchemaError(DataError):
     """Raised when bytes do not decode to the event they claim to be, or break one of its invariants."""
+
+
+class StoredValueError(SchemaError):
+    """Raised when a service cannot go on from what a key of the run's bucket, or its copy in a file, holds; the text
+    says how to go on."""
 
 
 class VersionError(SchemaError):

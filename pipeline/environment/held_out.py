@@ -22,7 +22,7 @@ from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import HeldOutRecord
-from lachesis.schemas.errors import FencedError, SchemaError, VersionError
+from lachesis.schemas.errors import FencedError, SchemaError, StoredValueError, VersionError
 
 __all__ = ["keep_record", "kept_record", "read_held_out", "settle_held_out"]
 
@@ -47,7 +47,7 @@ def keep_record(run: Path, env: str, record: HeldOutRecord | None) -> None:
 def kept_record(run: Path, env: str) -> HeldOutRecord | None:
     """Return the copy that `keep_record` made; None without one.
 
-    Raises `SchemaError`, with its name, for one that is damaged.
+    Raises `StoredValueError`, with its name, for one that is damaged.
     """
     file = _copy(run, env)
     try:
@@ -57,7 +57,7 @@ def kept_record(run: Path, env: str) -> HeldOutRecord | None:
     except VersionError as error:
         raise VersionError(f"{file}: {error}", error.version) from error
     except SchemaError as error:
-        raise SchemaError(f"{file}: {error}. Delete it: the run writes it again when it is started") from error
+        raise StoredValueError(f"{file}: {error}. Delete it: the run writes it again when it is started") from error
 
 
 def _copy(run: Path, env: str) -> Path:

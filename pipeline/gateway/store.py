@@ -16,7 +16,7 @@ from lachesis.pipeline.gateway.logic.registry import Registry
 from lachesis.pipeline.runtime.stored_values import unreadable_value
 from lachesis.schemas import keys
 from lachesis.schemas.codec import UNREADABLE
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.errors import StoredValueError
 
 __all__ = ["GatewayStore", "check_stored"]
 
@@ -83,7 +83,7 @@ class GatewayStore:
 
 
 def check_stored(name: str, value: bytes) -> None:
-    """Raise `SchemaError` where the gateway cannot go on from what its key `name` holds."""
+    """Raise `StoredValueError` where the gateway cannot go on from what its key `name` holds."""
     kinds: dict[str, Any] = {_REGISTRY: Registry, _POSTS: StoredPosts, "buffer": Buffer, "consumer": Consumer}
     _decode(name, value, kinds[name.partition("-")[0]])
 
@@ -92,7 +92,7 @@ def _decode(name: str, value: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(value, type=kind)
     except UNREADABLE as error:
-        raise SchemaError(unreadable_value(keys.gateway(name), error)) from error
+        raise StoredValueError(unreadable_value(keys.gateway(name), error)) from error
 
 
 def _buffer(env: str) -> str:

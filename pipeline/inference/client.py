@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast, get_args
 
 import anyio
 import httpx
@@ -31,6 +31,7 @@ from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeResponse,
+    FinishReason,
     GenerateRequest,
     GenerateResponse,
     LoadedWeights,
@@ -87,6 +88,7 @@ _UNKNOWN_MODEL = re.compile(
 """How servers refuse requests while they serve another model."""
 _MAX_EXPERT = 32767
 """Highest number of an expert that a column holds."""
+_FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
 
@@ -100,8 +102,7 @@ class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [N], nats, at the sampling temperature, of the weights that sampled the token."""
     text: str
     """Without special tokens."""
-    finish_reason: str
-    """stop, length or abort."""
+    finish_reason: FinishReason
     weight_versions: list[WeightVersionSpan]
     """Contiguous from 0 to N. Empty for an empty sample."""
     routed_experts: NDArray[np.int16] | None = None
@@ -510,7 +511,12 @@ class InferenceClient:
         tokens, content = choice.token_ids, choice.logprobs.content if choice.logprobs else None
         if tokens is None or content is None or choice.text is None:
             raise UnreadableAnswerError(f"{self.where} left out token ids, logprobs or text of a sample.")
-        if not tokens and choice.finish_reason != "abort":
+        reason = choice.finish_reason
+        if reason not in _FINISH_REASONS:
+            raise UnreadableAnswerError(
+                f"{self.where} sent the finish_reason {reason!r:.40} of a sample, none of {', '.join(_FINISH_REASONS)}"
+            )
+        if not tokens and reason != "abort":
             raise UnreadableAnswerError(f"{self.where} sent a sample without a token ({choice.finish_reason!r:.40})")
         if max_tokens is not None and len(tokens) > max_tokens:
             raise UnreadableAnswerError(f"{self.where} sent {len(tokens)} tokens of a sample, asked for {max_tokens}.")
@@ -533,7 +539,7 @@ class InferenceClient:
             token_ids=token_ids,
             logprobs=logprobs,
             text=choice.text,
-            finish_reason=choice.finish_reason or "stop",
+            finish_reason=cast("FinishReason", reason),
             weight_versions=spans,
             routed_experts=None if choice.routed_experts is None else self._experts(choice.routed_experts),
             sampling_mask=None if choice.sampling_mask is None else self._mask(choice.sampling_mask, token_ids),

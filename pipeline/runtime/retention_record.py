@@ -3,7 +3,7 @@
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import SchemaError, VersionError
+from lachesis.schemas.errors import SchemaError, StoredValueError, VersionError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
@@ -11,13 +11,13 @@ __all__ = ["decode_record", "read_record"]
 
 
 async def read_record(bus: Bus, run: str) -> Retention:
-    """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
+    """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `StoredValueError`."""
     entry = await bus.value(keys.RETENTION)
     return decode_record(entry, run)
 
 
 def decode_record(entry: Entry | None, run: str) -> Retention:
-    """Return what the key holds. Raises `SchemaError`, which names the key."""
+    """Return what the key holds. Raises `StoredValueError`, which names the key."""
     if entry is None:
         return Retention(run=run)
     place = f"the key {keys.RETENTION!r} of run {run}, which says what was trimmed of its history and what is held back"
@@ -29,7 +29,7 @@ def decode_record(entry: Entry | None, run: str) -> Retention:
             error.version,
         ) from error
     except SchemaError as error:
-        raise SchemaError(f"{place}, cannot be read: {error}. To mend it, {_cure(run)}") from error
+        raise StoredValueError(f"{place}, cannot be read: {error}. To mend it, {_cure(run)}") from error
 
 
 def _cure(run: str) -> str:

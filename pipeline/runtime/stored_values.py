@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from lachesis.pipeline.bus.api import Entry
 from lachesis.schemas.codec import Event, decode
-from lachesis.schemas.errors import SchemaError, VersionError
+from lachesis.schemas.errors import SchemaError, StoredValueError, VersionError
 
 __all__ = ["decode_value", "unreadable_value"]
 
@@ -14,7 +14,7 @@ E = TypeVar("E", bound=Event)
 def decode_value(kind: type[E], entry: Entry | None, key: str) -> E | None:
     """Return what a key holds, None where it holds nothing.
 
-    Raises `SchemaError`, which names the key and the way on.
+    Raises `StoredValueError`, which names the key and the way on, or `VersionError`: either ends the service.
 
     The reader writes the key itself, or reads what decides about training: it must not go on as if there were none.
     """
@@ -23,7 +23,7 @@ def decode_value(kind: type[E], entry: Entry | None, key: str) -> E | None:
     except VersionError as error:
         raise VersionError(unreadable_value(key, error), error.version) from error
     except SchemaError as error:
-        raise SchemaError(unreadable_value(key, error)) from error
+        raise StoredValueError(unreadable_value(key, error)) from error
 
 
 def unreadable_value(key: str, error: Exception) -> str:

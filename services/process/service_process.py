@@ -54,6 +54,7 @@ from lachesis.schemas.errors import (
     RankLostError,
     SettingsChangedError,
     StartupError,
+    StoredValueError,
     StreamMissingError,
     VersionError,
     leaves,
@@ -105,7 +106,15 @@ log = logging.getLogger("lachesis")
 
 _MARGIN_S = 2.0
 """Seconds beyond its drain after which a process that cannot be stopped ends itself."""
-_REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, StreamMissingError, VersionError)
+_REFUSALS = (
+    StartupError,
+    ConfigError,
+    LedgerError,
+    CheckpointError,
+    StoredValueError,
+    StreamMissingError,
+    VersionError,
+)
 """What a person has to mend; the text says how."""
 
 

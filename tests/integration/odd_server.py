@@ -70,6 +70,10 @@ def _too_few(choice: Any) -> None:
     choice["logprobs"]["content"] = choice["logprobs"]["content"][:-1]
 
 
+def _odd_end(choice: Any) -> None:
+    choice["finish_reason"] = "eos\0"
+
+
 def _unknown_version(choice: Any) -> None:
     for span in choice["weight_versions"]:
         span["version"] = "3-abcdef-0123456789ab"
@@ -108,6 +112,7 @@ NONSENSE: dict[str, Callable[[str, bytes], bytes]] = {
     "truncated": _truncated,
     "nan": _in_samples(_nan),
     "positive": _in_samples(_positive),
+    "odd finish_reason": _in_samples(_odd_end),
     "garbage ids": _in_samples(_garbage_ids),
     "too few logprobs": _in_samples(_too_few),
     "too few samples": _in_json(_fewer_samples),
