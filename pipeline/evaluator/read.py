@@ -6,7 +6,7 @@ Only `lachesis gc` deletes any.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
 from lachesis.pipeline.tasks.evaluated import evaluated_environments
@@ -15,7 +15,25 @@ from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import HistoryLostError, SchemaError
 
-__all__ = ["EvaluationReader"]
+__all__ = ["EvaluationReader", "decode_evaluation"]
+
+_MAX_AHEAD_NS = 3600 * 10**9
+"""By how much the evaluator's clock may be ahead of the server's."""
+
+
+def decode_evaluation(message: StoredMessage) -> EvalEvent:
+    """Return the evaluation that a message holds.
+
+    Raises `SchemaError`, also where it ended long after it was stored: later ones would count as older than it.
+    """
+    event = decode(EvalEvent, message.data)
+    ahead_ns = event.ended_ns - message.time_ns
+    if ahead_ns > _MAX_AHEAD_NS:
+        raise SchemaError(
+            f"{message.subject}: the evaluation at sequence {message.seq} ended {ahead_ns / 1e9:.0f} s after it was "
+            "stored: it is forged, or a clock is wrong"
+        )
+    return event
 
 
 class EvaluationReader:
@@ -52,7 +70,7 @@ class EvaluationReader:
                     async for message in messages:
                         self._next_seq = message.seq + 1
                         try:
-                            event = decode(EvalEvent, message.data)
+                            event = decode_evaluation(message)
                         except SchemaError:
                             continue  # another build's; `lachesis tail eval` shows its content
                         if self.evaluations.record(event):

@@ -7,12 +7,14 @@ environment that cannot be evaluated is then left out and reported, and never en
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio.to_thread
 
+from lachesis.pipeline.bus.api import Entry
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
@@ -113,8 +115,9 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                     return  # evaluated, or refused: there will be no other
 
 
-def _is_of(env: str) -> Callable[[EvalEvent], bool]:
-    return lambda event: event.env == env
+def _is_of(env: str, newest_step: float) -> Callable[[EvalEvent], bool]:
+    """Return what says whether an evaluation may be one of `env`: a forged one may be of a policy yet to come."""
+    return lambda event: event.env == env and event.policy_step <= newest_step
 
 
 class _PolicyRefusedError(DataError):
@@ -170,8 +173,9 @@ class _Evaluator:
         read = self.service.retrying(f"read {subject}")
         newest: EvalEvent | None = None
         try:
+            is_ours = _is_of(name, await self._newest_step())
             newest, _, _ = await read(
-                read_last_event, self.service.bus, subjects.EVENTS, subject, EvalEvent, _is_of(name), newer="skip"
+                read_last_event, self.service.bus, subjects.EVENTS, subject, EvalEvent, is_ours, newer="skip"
             )
         except DamagedError as error:  # evaluating again only costs time
             log.warning("the newest evaluation of %s cannot be read: %s", name, error)
@@ -180,6 +184,14 @@ class _Evaluator:
         done = newest.policy_step if newest else None
         schedule = Schedule(self.config.evaluate, self.config.training.steps, done)
         return _ScheduledEnv(evaluated, schedule, newest)
+
+    async def _newest_step(self) -> float:
+        """Return the step of the newest policy, -1 before the first, infinity where its record cannot be read."""
+        entry: Entry | None = await self.service.retrying(f"read {keys.POLICY}")(self.service.bus.value, keys.POLICY)
+        try:
+            return -1 if entry is None else decode(PolicyRecord, entry.value).policy_version.step
+        except SchemaError:
+            return math.inf
 
     async def evaluate(self, record: PolicyRecord, one: _ScheduledEnv, items: int) -> bool:
         """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""

@@ -17,6 +17,7 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluator.read import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader, rules_of
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.pipeline.health.logic.check import RunSettings
@@ -32,7 +33,7 @@ from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, St
 from lachesis.pipeline.tasks.evaluated import evaluated_environments
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
-from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
+from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
@@ -173,7 +174,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
                 if message.seq >= self.cursors[subjects.EVENTS]:
                     return  # it comes again
                 try:
-                    self.monitor.remember(decode(EvalEvent, message.data))
+                    self.monitor.remember(decode_evaluation(message))
                 except SchemaError as error:
                     self.service.set_note("input", f"left out: {error}")
 
@@ -230,7 +231,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
                 for reward in event.groups:
                     self.monitor.reward(reward, event.advantage)
             case "eval":
-                return self.monitor.judge_evaluation(decode(EvalEvent, message.data))
+                return self.monitor.judge_evaluation(decode_evaluation(message))
             case _:
                 self.monitor.dead(decode(DeadLetter, message.data))
         return []

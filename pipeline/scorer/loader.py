@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lachesis.pipeline.common.nearest import nearest
-from lachesis.pipeline.common.user_code import argument_problem, load_attribute
+from lachesis.pipeline.common.user_code import argument_problem, load_attribute, refuse_ending
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.logic.aggregate import EnsembleMember
@@ -105,7 +105,8 @@ def _make(found: object, config: RaterConfig) -> Rater:
         if problem is not None:
             raise ConfigError(f"rater {config.rater!r}, params: {problem}")
         try:
-            return found(**config.params)
+            with refuse_ending(f"rater {config.rater!r}: its code"):
+                return found(**config.params)
         except TypeError as error:
             raise ConfigError(f"rater {config.rater!r}, params {sorted(config.params)}: {error}.") from error
     if isinstance(found, Rater):

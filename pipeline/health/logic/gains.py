@@ -9,6 +9,7 @@ from typing import Any
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, is_number, mean
 from lachesis.pipeline.health.logic.trends import correlation, slope_t
 from lachesis.schemas.annotations import GroupScore
+from lachesis.schemas.values import shaped
 
 __all__ = ["OutlyingGroups", "RaterSaturation", "UnconfirmedGain"]
 
@@ -79,8 +80,9 @@ class UnconfirmedGain(Check):
         return {"points": list(self._points), "left": self._left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._points.extend(state["points"])
-        self._left = list(state["left"])
+        sums = list[dict[str, list[float | None]]]
+        self._points.extend(shaped("health state", sums, state["points"]))
+        self._left = shaped("health state", sums, state["left"])
 
 
 class RaterSaturation(Check):
@@ -117,7 +119,7 @@ class RaterSaturation(Check):
         return {"start": self._start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._start = [dict(shares) for shares in state["start"]]
+        self._start = shaped("health state", list[dict[str, float]], state["start"])
 
 
 class OutlyingGroups(Check):

@@ -122,7 +122,7 @@ class MissingRatingsCheck(Check):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
-        self._recent.extend(state.get("recent", []))
+        self._recent.extend(shaped("health state", list[dict[str, float]], state.get("recent", [])))
 
 
 def _error(values: Sequence[float], total: int) -> float:

@@ -92,6 +92,23 @@ CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, Held
 """The names of all checks that judge environments."""
 
 
+class _KeptState(msgspec.Struct):
+    """What `EnvMonitor.state_dict` holds besides the states of the checks."""
+
+    streaks: dict[str, tuple[int, int]]
+    before: list[list[float]]
+    seen: list[int]
+    groups: int
+    windows: dict[str, int]
+    standing: EnvironmentStanding
+    resumed: int
+    promoted: int
+    after: int
+    evaluated_ns: int
+    step_size: dict[str, Any]
+    lag: int
+
+
 class EnvMonitor:
     """`standing` follows from all results so far; `groups` counts those checked since the last resumption."""
 
@@ -328,17 +345,15 @@ class EnvMonitor:
         for check in self._checks:
             if check.name in state["checks"]:
                 check.load_state_dict(state["checks"][check.name])
-        self._streaks = {name: (warned, worse) for name, (warned, worse) in state["streaks"].items()}
-        self._before.extend([float(value) for value in means] for means in state["before"])
-        self._seen.extend(state["seen"])
-        self.groups, self.windows = state["groups"], dict(state["windows"])
-        self.standing = shaped("health standing", EnvironmentStanding, state["standing"])
-        self.resumed, self._after = state["resumed"], state["after"]
-        self.promoted = state.get("promoted", 0)
-        self._held_out.judged_ns = state.get("evaluated_ns", 0)
-        if "step_size" in state:  # written by this version or a later one
-            self._step_size.load_state_dict(state["step_size"])
-            self._lag = state.get("lag", 0)
+        kept = shaped("health state", _KeptState, state)
+        self._streaks = kept.streaks
+        self._before.extend(kept.before)
+        self._seen.extend(kept.seen)
+        self.groups, self.windows, self.standing = kept.groups, {**self.windows, **kept.windows}, kept.standing
+        self.resumed, self._after, self.promoted = kept.resumed, kept.after, kept.promoted
+        self._held_out.judged_ns = kept.evaluated_ns
+        self._step_size.load_state_dict(kept.step_size)
+        self._lag = kept.lag
 
 
 def _at_least(severity: Severity, other: Severity) -> bool:

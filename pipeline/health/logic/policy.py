@@ -17,6 +17,7 @@ from lachesis.pipeline.health.logic.check import (
 )
 from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import EnvMismatch, Mismatch
+from lachesis.schemas.values import shaped
 
 __all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Staleness"]
 
@@ -64,7 +65,8 @@ class Entropy(Check):
         return {"start": self._start, "average": self._average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._start, self._average = [float(value) for value in state["start"]], state["average"]
+        self._start = [float(value) for value in state["start"]]
+        self._average = shaped("health state", float | None, state["average"])  # type: ignore[arg-type]
 
 
 class ModeCollapse(Check):
@@ -117,7 +119,7 @@ class ModeCollapse(Check):
         return {"between": self._between_at_start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._between_at_start = state["between"]
+        self._between_at_start = shaped("health state", float | None, state["between"])  # type: ignore[arg-type]
 
 
 class Staleness:

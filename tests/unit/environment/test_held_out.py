@@ -22,7 +22,7 @@ from lachesis.pipeline.evaluator.stage import run_evaluator
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.tasks.evaluated import held_out_tasks
-from lachesis.schemas import keys
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
@@ -337,3 +337,18 @@ async def test_a_task_that_a_bug_costs_is_not_judged_and_the_others_are(lab, wor
     (event,) = await measured(lab, "sums")
     assert event.task_judged == [0 if n == place else 2 for n in range(10)]
     assert event.unjudged == 3  # two sampled answers and the greedy one
+
+
+@pytest.mark.parametrize("step", [10, 10**9])
+async def test_an_evaluation_of_a_policy_that_there_never_was_stops_no_later_one(lab, world, step):
+    """Whoever has the evaluator's key may store one, which lies there for ever."""
+    await publish(lab, 0)
+    async with lab.running(evaluator(CONFIG), "evaluator"):
+        await lab.until(evaluated(lab, 0, "sums", "words"))
+    real, *_ = await measured(lab, "sums")
+    forged = msgspec.structs.replace(real, policy_step=step, policy_version=f"{step}-a-d{step}")
+    await lab.bus.publish(subjects.event("eval", "r", "live", "sums"), encode(forged), msg_id="forged")
+    async with lab.running(evaluator(CONFIG), "evaluator", drain=False):
+        await publish(lab, 30)
+        await lab.until(evaluated(lab, 30, "sums", "words"))
+    assert [event.policy_step for event in await measured(lab, "sums")] == [0, step, 30]

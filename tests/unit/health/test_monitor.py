@@ -8,7 +8,7 @@ import pytest
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.schemas.alerts import RolloutRange
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ledger import GroupRef
 
 ALL_HALT = HealthConfig(halts=CHECKS)
@@ -208,3 +208,37 @@ def test_verdicts_on_batches_do_not_depend_on_when_a_promotion_is_heard_of(group
         verdicts.append(found)
     assert verdicts[0] == verdicts[1]
     assert len(verdicts[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("seen",), ["x"]),
+        (("groups",), "many"),
+        (("windows",), {"groups": None}),
+        (("resumed",), None),
+        (("after",), 1.5),
+        (("lag",), []),
+        (("evaluated_ns",), "now"),
+        (("standing",), {"halted": "yes"}),
+        (("checks", "mode_collapse", "between"), "x"),
+        (("checks", "entropy", "average"), "x"),
+        (("checks", "rater_saturation", "start"), [{"a": "x"}]),
+        (("checks", "unconfirmed_gain", "points"), [{"a": "x"}]),
+        (("checks", "missing", "recent"), ["x"]),
+        (("step_size", "start"), ["x"]),
+    ],
+)
+def test_a_state_that_no_monitor_wrote_is_refused_where_it_is_read(groups, monitor, place, value):
+    """And not some windows later, by an error that names nothing."""
+    groups.windows(monitor, 2)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
+    EnvMonitor(ALL_HALT).load_state_dict(state)
+    *outer, last = place
+    inside = state
+    for name in outer:
+        inside = inside[name]
+    assert last in inside
+    inside[last] = value
+    with pytest.raises(SchemaError, match="health"):
+        EnvMonitor(ALL_HALT).load_state_dict(state)

@@ -132,6 +132,13 @@ async def test_each_evaluation_is_read_once_and_those_of_other_names_are_not(lab
     assert await EvaluationReader(lab.bus, none).catch_up() == []
 
 
+async def test_an_evaluation_that_ended_long_after_it_was_stored_hides_no_later_one(lab):
+    reader = EvaluationReader(lab.bus, CONFIG)
+    await store(lab, evaluation(0, 0.5), msgspec.structs.replace(evaluation(10**9, 1.0), ended_ns=(1 << 63) - 1))
+    await store(lab, evaluation(10, 0.4))
+    assert [event.policy_step for event in await reader.catch_up()] == [0, 10]
+
+
 async def test_a_broker_that_lost_history_is_read_from_its_start(lab, monkeypatch):
     reader = EvaluationReader(lab.bus, CONFIG)
     await store(lab, *FALLEN)
