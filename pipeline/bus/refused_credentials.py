@@ -13,7 +13,10 @@ __all__ = ["describe_refused"]
 
 
 def describe_refused(config: ConnectionConfig, shown: str, *, has_token: bool) -> str:
-    """Return one sentence about the server at `shown`; `has_token`: a token was given apart from the settings."""
+    """Return one sentence about the server at `shown`.
+
+    `has_token`: a token was given apart from the settings.
+    """
     if config.nkey_file:
         return (
             f"the server at {shown} does not know the key {config.nkey_file}: no account of the configuration that it "

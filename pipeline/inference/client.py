@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast, get_args
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_args
 
 import anyio
 import httpx
@@ -102,7 +102,8 @@ class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [N], nats, at the sampling temperature, of the weights that sampled the token."""
     text: str
     """Without special tokens."""
-    finish_reason: FinishReason
+    finish_reason: str
+    """stop, length or abort."""
     weight_versions: list[WeightVersionSpan]
     """Contiguous from 0 to N. Empty for an empty sample."""
     routed_experts: NDArray[np.int16] | None = None
@@ -512,7 +513,7 @@ class InferenceClient:
         if tokens is None or content is None or choice.text is None:
             raise UnreadableAnswerError(f"{self.where} left out token ids, logprobs or text of a sample.")
         reason = choice.finish_reason
-        if reason not in _FINISH_REASONS:
+        if reason is None or reason not in _FINISH_REASONS:
             raise UnreadableAnswerError(
                 f"{self.where} sent the finish_reason {reason!r:.40} of a sample, none of {', '.join(_FINISH_REASONS)}"
             )
@@ -539,7 +540,7 @@ class InferenceClient:
             token_ids=token_ids,
             logprobs=logprobs,
             text=choice.text,
-            finish_reason=cast("FinishReason", reason),
+            finish_reason=reason,
             weight_versions=spans,
             routed_experts=None if choice.routed_experts is None else self._experts(choice.routed_experts),
             sampling_mask=None if choice.sampling_mask is None else self._mask(choice.sampling_mask, token_ids),

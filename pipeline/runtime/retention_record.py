@@ -11,7 +11,10 @@ __all__ = ["decode_record", "read_record"]
 
 
 async def read_record(bus: Bus, run: str) -> Retention:
-    """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `StoredValueError`."""
+    """Return the run's record; an empty one where nothing was trimmed or held yet.
+
+    Raises `StoredValueError`.
+    """
     entry = await bus.value(keys.RETENTION)
     return decode_record(entry, run)
 

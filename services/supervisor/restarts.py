@@ -112,7 +112,10 @@ class Restarts:
         self._pause_s = MIN_PAUSE_S
 
     def why_last(self, life: ProcessLife) -> str | None:
-        """Return what to say of a life after which every other would end likewise; None: the next one may differ."""
+        """Return what to say of a life after which every other would end likewise.
+
+        None: the next one may differ.
+        """
         if life.meaning is None or (life.meaning in _EXCHANGED and (self._was_ready or life.ready)):
             return None
         return _LASTING_ENDS.get(life.meaning)
