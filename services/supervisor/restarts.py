@@ -112,7 +112,7 @@ class Restarts:
         self._pause_s = MIN_PAUSE_S
 
     def why_last(self, life: ProcessLife) -> str | None:
-        """Return what to say of a life after which every other would end likewise.
+        """Return what to say of a life after which every other would end the same way.
 
         None: the next one may differ.
         """
