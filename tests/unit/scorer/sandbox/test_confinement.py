@@ -15,6 +15,7 @@ from unit.scorer.sandbox.processes import alive, marked
 
 from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits, files
 
+pytestmark = pytest.mark.outside
 PROCESSES = 16
 SANDBOX = Sandbox(
     SandboxLimits(wall_s=20, cpu_s=10, memory_bytes=512 << 20, processes=PROCESSES),

@@ -13,6 +13,7 @@ from unit.scorer.sandbox.processes import alive, marked
 
 from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits
 
+pytestmark = pytest.mark.outside
 WALL_S = 1.5
 SANDBOX = Sandbox(
     SandboxLimits(wall_s=WALL_S, cpu_s=5, memory_bytes=256 << 20, processes=16),

@@ -17,6 +17,7 @@ from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits, sandbox
 from lachesis.pipeline.scorer.sandbox.root import can_become
 from lachesis.schemas.errors import ConfigError, StartupError
 
+pytestmark = pytest.mark.outside
 ROOT = Path(__file__).parents[4]
 LIMITS = SandboxLimits(wall_s=5, cpu_s=5, memory_bytes=256 << 20, processes=16)
 

@@ -8,6 +8,7 @@ from lachesis.pipeline.scorer.raters.code import CodeRater
 from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits
 from lachesis.pipeline.scorer.sandbox import sandbox as sandbox_module
 
+pytestmark = pytest.mark.outside
 CPU_S = 0.5
 LIMITS = SandboxLimits(wall_s=30, cpu_s=CPU_S, memory_bytes=256 << 20, processes=16)
 SLACK_S = 1.0
