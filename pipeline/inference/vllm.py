@@ -24,6 +24,7 @@ import anyio.to_thread
 
 import lachesis
 from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.common.machine_memory import free_on_machine
 from lachesis.pipeline.config.foreign_variables import without_service_variables
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
@@ -38,7 +39,6 @@ from lachesis.pipeline.inference.protocol import (
 )
 from lachesis.pipeline.inference.vllm_owner import OWNER
 from lachesis.pipeline.inference.vllm_reason import OutputMark
-from lachesis.pipeline.model.free_memory import free_on_machine
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["Vllm", "start_vllm"]

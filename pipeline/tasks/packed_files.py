@@ -6,6 +6,7 @@ import importlib
 import lzma
 import zlib
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -15,7 +16,8 @@ __all__ = ["PACKINGS", "START_BYTES", "refuse_other_kind", "unpacked"]
 PACKINGS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 """The compression of a file, by the last ending of its name."""
 START_BYTES = 64
-"""Bytes at a file's start that show its kind."""
+"""Bytes at a file's start by which its kind is known."""
+_PIECE_BYTES = 1 << 20
 _STARTS = (
     (b"\x1f\x8b", ".gz"),
     (b"BZh", ".bz2"),
@@ -45,26 +47,34 @@ def refuse_other_kind(path: Path, start: bytes, ending: str) -> None:
             raise ConfigError(f"data set {path}: it is {what}")
 
 
-def unpacked(path: Path) -> bytes:
-    """Return the unpacked content of a file.
+def unpacked(path: Path, most_bytes: int) -> bytes:
+    """Return what is packed in a file.
 
-    Raises `ConfigError` if it is damaged, `StartupError` without pyarrow.
+    It is read in pieces, so that a small file cannot fill the memory. Raises `MemoryError` where it holds more than
+    `most_bytes`, `ConfigError` where it is damaged, `StartupError` without pyarrow.
     """
     packing = path.suffix.lower()
-    data = path.read_bytes()
-    try:
-        if packing == ".zst":
-            return _zstd(data)
-        return {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}[packing](data)
-    except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
-        raise ConfigError(f"data set {path}: it is no whole {PACKINGS[packing]} file: {error}") from error
+    pieces: list[bytes] = []
+    size = 0
+    with path.open("rb") as file:
+        try:
+            with _unpacking(file, packing) as stream:
+                while piece := stream.read(_PIECE_BYTES):
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > most_bytes:
+                        raise MemoryError
+        except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
+            raise ConfigError(f"data set {path}: it is no whole {PACKINGS[packing]} file: {error}") from error
+    return b"".join(pieces)
 
 
-def _zstd(data: bytes) -> bytes:
+def _unpacking(file: BinaryIO, packing: str) -> Any:
+    """Return a stream of what is packed in `file`."""
+    if packing != ".zst":
+        return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[packing](file)
     try:
         arrow = importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
         raise StartupError(f"a .zst file needs the package pyarrow: {install_command('export')}") from error
-    with arrow.input_stream(arrow.py_buffer(data), compression="zstd") as stream:
-        found: bytes = stream.read()
-        return found
+    return arrow.input_stream(file, compression="zstd")

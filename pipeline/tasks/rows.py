@@ -5,12 +5,12 @@ lines only the places are kept. Parquet needs pyarrow (the extra `export`), a da
 """
 
 import importlib
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.machine_memory import half_of_free_memory
 from lachesis.pipeline.common.memory_bound import bounded_memory
 from lachesis.pipeline.common.small_files import open_regular_file
 from lachesis.pipeline.common.text_encoding import encoding_of
@@ -41,7 +41,7 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
     if ending not in _ENDINGS:
         kinds = f"{', '.join(_ENDINGS)}, or one of them and {', '.join(PACKINGS)}"
         raise ConfigError(f"data set {path}: the name must end in {kinds}")
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    most = half_of_free_memory()
     try:
         _check_regular(path)
         with bounded_memory(most):
@@ -50,7 +50,8 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
             )
     except MemoryError as error:
         raise ConfigError(
-            f"data set {path}: its rows take more than {most >> 20} MiB of memory, half of this machine's: split it"
+            f"data set {path}: its rows take more than {most >> 20} MiB of memory, half of what is free: split it, or "
+            "make room"
         ) from error
     except OSError as error:
         raise ConfigError(f"data set {path.absolute()}: {error.strerror or error}") from error
@@ -80,11 +81,11 @@ def _opened(path: Path, ending: str, names: frozenset[str], *, packed: bool, mos
         if ending in _JSON_LINES and not packed and encoding_of(start) in {"utf-8", "utf-8-sig"}:
             return LineRows(path)
     if ending == ".parquet":
-        table = _parquet(path, packed=packed)
+        table = _parquet(path, most if packed else None)
         if table.size_bytes > most:
             raise MemoryError
         return table
-    data = unpacked(path) if packed else path.read_bytes()
+    data = unpacked(path, most) if packed else path.read_bytes()
     if ending in _JSON_LINES:
         return rows_of_lines(path, data)
     if ending in _CSV:
@@ -93,10 +94,11 @@ def _opened(path: Path, ending: str, names: frozenset[str], *, packed: bool, mos
     return read_json(path, data, names)
 
 
-def _parquet(path: Path, *, packed: bool) -> ArrowRows:
+def _parquet(path: Path, packed_most: int | None) -> ArrowRows:
+    """Return the rows of a Parquet file; `packed_most`: bytes that a packed one may hold, None: it is not packed."""
     parquet = _imported("pyarrow.parquet", install_command("export"))
     arrow = _imported("pyarrow", install_command("export"))
-    source: Any = path if not packed else arrow.BufferReader(unpacked(path))
+    source: Any = path if packed_most is None else arrow.BufferReader(unpacked(path, packed_most))
     try:
         table = parquet.read_table(path) if path.is_dir() else parquet.ParquetFile(source).read()
         return ArrowRows(table, str(path))

@@ -1,17 +1,21 @@
 """Small files that ask for gigabytes are refused in a sentence, within the memory that reading may take."""
 
+import bz2
+import gzip
+import lzma
 import os
 import resource
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lachesis.pipeline.common import machine_memory, memory_bound
 from lachesis.pipeline.common.memory_bound import bounded_memory
 from lachesis.pipeline.offline.archive import reader
 from lachesis.pipeline.offline.archive.parquet import arrow_schema
 from lachesis.pipeline.offline.archive.reader import read_groups
-from lachesis.pipeline.tasks import rows as rows_module
 from lachesis.pipeline.tasks.rows import read_file
 from lachesis.schemas.errors import ConfigError
 
@@ -50,9 +54,35 @@ def test_a_line_that_asks_for_too_much_memory_is_refused(tmp_path: Path, monkeyp
 
 
 def test_a_data_set_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module.os, "sysconf", lambda name: LIMIT_BYTES // 4096 * 2 if "PAGES" in name else 4096)
-    with pytest.raises(ConfigError, match=r"its rows take more than 64 MiB of memory"):
+    monkeypatch.setattr(machine_memory, "free_on_machine", lambda: 2 * LIMIT_BYTES)
+    with pytest.raises(ConfigError, match=r"its rows take more than 64 MiB of memory, half of what is free"):
         read_file(bomb, frozenset())
+
+
+@pytest.mark.parametrize("bounded", [True, False], ids=["by the system", "by its count alone"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json", "parquet"])
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz", "zst"])
+def test_a_packed_data_set_is_unpacked_within_what_reading_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str, kind: str, bounded: bool
+) -> None:
+    zeros = b"0" * (5 << 20)
+    made_by = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
+    path = tmp_path / f"bomb.{kind}.{packing}"
+    path.write_bytes(made_by[packing](zeros) * 20 if packing != "zst" else zstd(zeros * 20))
+    assert path.stat().st_size < 200_000
+    monkeypatch.setattr(machine_memory, "free_on_machine", lambda: 8 << 20)
+    if not bounded:  # as where the system does not say what is mapped
+        monkeypatch.setattr(memory_bound, "_data_bytes", lambda: None)
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match=r"bomb.* its rows take more than 4 MiB of memory"):
+        read_file(path, frozenset())
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 40 << 20
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(data))
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv.gz", "x.parquet", "folder.parquet/x"])

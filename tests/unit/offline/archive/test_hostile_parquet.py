@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from integration.archive.world import a_group
 
+from lachesis.pipeline.common import machine_memory
 from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import PlacedGroup, read_groups
 from lachesis.pipeline.tasks import arrow_rows, row_stores
-from lachesis.pipeline.tasks import rows as rows_module
 from lachesis.pipeline.tasks.rows import read_file
 from lachesis.schemas.errors import ConfigError
 
@@ -133,7 +133,7 @@ def test_a_text_that_many_rows_refer_to_counts_for_each_of_them(
     pq.write_table(pa.table({"question": cells}), tmp_path / "bomb.parquet", compression="zstd")
     assert (tmp_path / "bomb.parquet").stat().st_size < 10_000
     bound = 64 << 20
-    monkeypatch.setattr(rows_module.os, "sysconf", lambda name: bound // 4096 * 2 if "PAGES" in name else 4096)
+    monkeypatch.setattr(machine_memory, "free_on_machine", lambda: 2 * bound)
     with pytest.raises(ConfigError, match="its rows take more than 64 MiB of memory"):
         read_file(tmp_path / "bomb.parquet", frozenset())
 

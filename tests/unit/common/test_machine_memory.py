@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lachesis.pipeline.model.free_memory import _free_in_groups
+from lachesis.pipeline.common.machine_memory import _free_in_groups
 
 
 def test_what_the_limits_of_control_groups_leave(tmp_path: Path) -> None:
