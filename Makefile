@@ -47,7 +47,7 @@ unit: $(VENV)/.dev
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow -n 2 $(ARGS)
 
-# Every hostile input and call at once, the slow ones too: what SECURITY.md says under "Attacks".
+# Every hostile input and call at once, the slow ones too: the table "Attacks" of tests/integration/security/README.md.
 attack: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow or not slow" tests/integration/security tests/unit/scorer/sandbox \
 	  tests/unit/test_messages_name_no_code.py tests/unit/config/test_policy.py \

@@ -81,8 +81,8 @@ class Sandbox:
         if lacking:
             raise StartupError(
                 f"untrusted code cannot be isolated here: {self._reported_error(lacking)}. Mend the machine "
-                "(SECURITY.md), "
-                "or take the name out of the rater's `required`."
+                "(pipeline/scorer/sandbox/README.md says what it must grant), or take the name out of the rater's "
+                "`required`."
             )
         if self.missing:
             log.warning(

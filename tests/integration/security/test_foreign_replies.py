@@ -119,6 +119,17 @@ async def test_a_service_does_not_send_back_headers_as_large_as_the_server_takes
         await bus.request(HEALTH, b"", timeout_s=60)
 
 
+async def test_an_answer_that_the_server_refuses_ends_nothing(nats_server: EmbeddedServer) -> None:
+    async with await connect(nats_server.url, name="governor", run=RUN, token=nats_server.token) as bus:
+        refused = 'nats: Permissions Violation for Publish to "{}"'
+        await bus._link.on_error(nats.errors.Error(refused.format("_INBOX_scorer.of.another")))
+        bus._link.check()
+        assert bus.unanswered.count == 1
+        await bus._link.on_error(nats.errors.Error(refused.format("_INBOX_scorer.>")))
+        with pytest.raises(AccessError, match="was refused by the server"):
+            bus._link.check()
+
+
 async def test_a_refusal_that_ends_a_connection_names_its_subject(secured: Secured) -> None:
     async with await secured.bus("governor") as bus:
         await bus.broadcast("rl.ledger.one.main", b"")

@@ -17,7 +17,7 @@ from lachesis.schemas.subjects import BUCKET
 
 SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",))
 ACCESS = access_table(SCOPE)
-PROMISES = (Path(__file__).parents[3] / "SECURITY.md").read_text()
+PROMISES = Path(__file__).with_name("README.md").read_text()
 TABLE = Path(__file__).parents[3] / "deploy" / "nats" / "permissions.md"
 WORKERS = [name for name in IDENTITIES if name not in (OPERATOR, OBSERVER)]
 

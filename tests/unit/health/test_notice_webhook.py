@@ -3,6 +3,8 @@
 import json
 import time
 
+import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
@@ -69,3 +71,47 @@ async def test_a_notice_is_posted_when_it_begins_and_when_it_is_over(lab, tmp_pa
     assert [[one["what"] for one in post["begun"]] for post in posted] == [[notices[0].what], []]
     assert [[one["what"] for one in post["ended"]] for post in posted] == [[], [notices[0].what]]
     assert posted[0]["text"].splitlines()[1].startswith("begun: ")
+
+
+@pytest.mark.parametrize("answer", ["redirect", "never", "endless", "away"])
+async def test_a_server_that_is_not_honest_learns_nothing_and_holds_nothing_up(lab, tmp_path, monkeypatch, answer):
+    file = tmp_path / "url"
+    file.write_text("https://hooks.example/secret")
+    asked, notes = [], []
+
+    async def endless():
+        while True:
+            await anyio.lowlevel.checkpoint()
+            yield b" " * 1000
+
+    async def take(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        if len(asked) > 1 or answer == "endless":
+            return httpx.Response(200, content=endless())
+        if answer == "never":
+            await anyio.sleep_forever()
+        if answer == "away":
+            raise httpx.ConnectError(f"cannot reach {request.url}")
+        return httpx.Response(307, headers={"location": "http://elsewhere.example/"})
+
+    monkeypatch.setattr("lachesis.pipeline.health.notice_webhook._LOOK_S", 0.01)
+    monkeypatch.setattr("lachesis.pipeline.health.webhook.TIMEOUT_S", 0.2)
+    config = HealthConfig(webhook_file=str(file))
+
+    async def send(service) -> None:
+        service.set_problem = lambda _, text: notes.append(text)
+        await NoticeWebhook(service, config, httpx.MockTransport(take)).send_changes()
+
+    async with lab.running(send, "health"):
+        subject = subjects.heartbeat(lab.run, "supervisor", "1-a")
+
+        async def is_over() -> bool:
+            await lab.bus.broadcast(subject, beat(lab, "supervisor", FROZEN))
+            return None in notes
+
+        await lab.until(is_over)
+    assert set(asked) == {"https://hooks.example/secret"}
+    expected = {"redirect": "status 307", "never": "TimeoutError", "endless": "", "away": "ConnectError"}[answer]
+    said = " ".join(note for note in notes if note)
+    assert expected in said
+    assert "secret" not in said

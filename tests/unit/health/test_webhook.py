@@ -166,6 +166,7 @@ async def test_what_is_refused_as_such_does_not_hold_back_what_follows(lab, sett
         await lab.until(taken(receiver, 1))
     assert receiver.severities == ["halt"]
     assert "refuses an alert with status 400" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_a_kill_between_the_post_and_its_record_posts_it_again_under_the_same_key(lab, settings):
@@ -183,11 +184,15 @@ async def test_a_kill_between_the_post_and_its_record_posts_it_again_under_the_s
     assert [one.changes[0].before for one in seen.values()] == ["ok", "warn"]
 
 
-@pytest.mark.parametrize("content", ["", "hooks.example", "file:///etc/passwd", "https://"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "hooks.example/secret", "file:///etc/secret", "https:///secret", "ftp://h/secret", "https://h:secret/"],
+)
 def test_a_file_without_a_url_is_named_at_the_start(tmp_path, content):
     file = tmp_path / "url"
     with pytest.raises(StartupError, match=r"health\.webhook_file: .*url: No such file"):
         webhook_url(HealthConfig(webhook_file=str(file)))
     file.write_text(content)
-    with pytest.raises(StartupError, match="must hold one URL that begins with http"):
+    with pytest.raises(StartupError, match="must hold one URL that begins with http") as refused:
         webhook_url(HealthConfig(webhook_file=str(file)))
+    assert "secret" not in str(refused.value)

@@ -147,6 +147,14 @@ print(c.fcntl(0, 1031, 4096), c.fcntl(0, 1024, 0))
     assert await output(code) == "-1 -1 -1 -1 -1 -1 -1 -1\n-1 -1\n-1 -1\n"
 
 
+NAMESPACES = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"}
+
+
+def is_own_namespace(process: Path, name: str) -> bool:
+    """Return whether a process is in another namespace of this kind than this one."""
+    return (process / "ns" / name).readlink() != Path("/proc/self/ns", name).readlink()
+
+
 async def test_it_runs_without_rights_as_nobody_special() -> None:
     mark, texts = uuid.uuid4().hex, []
     async with anyio.create_task_group() as tasks:
@@ -157,7 +165,9 @@ async def test_it_runs_without_rights_as_nobody_special() -> None:
                 for folder in (Path(f"/proc/{pid}") for pid in alive(mark)):
                     if folder.joinpath("cmdline").read_bytes().endswith(b"\0/program.py\0"):  # not the init
                         texts = [folder.joinpath("status").read_text()]
+                        own = {name for name in NAMESPACES if is_own_namespace(folder, name)}
         tasks.cancel_scope.cancel()
+    assert own == NAMESPACES
     status = dict(line.split(":\t", 1) for line in texts[0].splitlines() if ":\t" in line)
     assert status["Seccomp"] == "2"
     assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
@@ -178,6 +188,16 @@ except BlockingIOError: print(n)
     forked = await output(code)
     assert forked is not None
     assert 1 <= int(forked) <= PROCESSES
+
+
+async def test_the_number_of_open_files_is_limited() -> None:
+    code = """
+kept = []
+try:
+    while len(kept) < 500: kept.append(open('/dev/null'))
+except OSError as error: print(error.errno, len(kept) <= 64)
+"""
+    assert await output(code) == "24 True\n"
 
 
 async def test_memory_is_limited_whatever_it_is_called() -> None:
@@ -285,13 +305,16 @@ exit()
 async def test_verdicts_leave_nothing_behind() -> None:
     await output("print(1)")
     files, mounts = len(list(Path("/proc/self/fd").iterdir())), Path("/proc/self/mountinfo").read_text()
+    before = groups()
     for _ in range(3):
         await output("print(1)")
     assert len(list(Path("/proc/self/fd").iterdir())) == files
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    for folder, _ in SANDBOX._groups:
-        living = {path.name for path in Path(folder).glob("lachesis-*") if Path("/proc", path.name[9:]).exists()}
-        assert {path.name for path in Path(folder).glob("lachesis-[0-9]*")} <= living  # those of tests beside this one
+    assert {path for path in groups() - before if not Path("/proc", path.name[9:]).exists()} == set()  # others run too
+
+
+def groups() -> set[Path]:
+    return {path for folder, _ in SANDBOX._groups for path in Path(folder).glob("lachesis-[0-9]*")}
 
 
 def test_no_part_of_an_answer_is_on_a_command_line() -> None:

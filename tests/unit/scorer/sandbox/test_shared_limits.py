@@ -1,5 +1,7 @@
 """Processor time and memory are limited for all processes of a program together, however they are started."""
 
+from pathlib import Path
+
 import anyio
 import pytest
 
@@ -72,6 +74,34 @@ async def test_a_program_that_stays_below_it_is_left_alone(sandbox: Sandbox) -> 
     output, used_s = await sandbox.run_within(code.encode(), b"", CPU_S)
     assert output == "done\n"
     assert 0.2 <= used_s < CPU_S
+
+
+FORKS = """
+import os, time
+made = 0
+try:
+    while made < 100:
+        if not os.fork(): time.sleep(20)
+        made += 1
+except BlockingIOError: print(1 <= made <= 16)
+"""
+
+
+async def test_the_kernel_refuses_processes_beyond_their_number(sandbox: Sandbox) -> None:
+    with anyio.fail_after(60):
+        assert await sandbox.run(FORKS.encode(), b"") == "True\n"
+
+
+async def test_a_program_of_too_many_processes_ends_where_the_kernel_refuses_none(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launcher = sandbox_module._LAUNCHER.read_text()
+    unlimited = launcher.replace("(resource.RLIMIT_NPROC, settings.processes)", "(resource.RLIMIT_NPROC, 4096)")
+    assert unlimited != launcher
+    (tmp_path / "launcher.py").write_text(unlimited)
+    monkeypatch.setattr(sandbox_module, "_LAUNCHER", tmp_path / "launcher.py")
+    with anyio.fail_after(60):
+        assert await sandbox.run(f"{FORKS}\ntime.sleep(20)\nprint('done')".encode(), b"") is None
 
 
 async def test_processes_share_the_memory(sandbox: Sandbox) -> None:
