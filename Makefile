@@ -56,7 +56,7 @@ attack: $(VENV)/.dev
 	  tests/unit/services/test_agent_tools.py tests/unit/services/test_agent_draft.py tests/unit/services/test_agent_server.py \
 	  tests/integration/agent/test_mcp.py tests/unit/environment/test_source_scan.py \
 	  tests/unit/trainer/trackers/test_mlflow.py tests/unit/trainer/test_peer_metrics.py \
-	  tests/unit/inference/test_chat_client.py tests/unit/health/test_webhook.py tests/unit/scorer/test_servers.py \
+	  tests/unit/inference/test_chat_client.py tests/unit/health/test_webhook.py tests/unit/health/test_notice_webhook.py tests/unit/scorer/test_servers.py \
 	  tests/integration/web/test_web.py tests/unit/scorer/test_hanging_answers.py tests/unit/scorer/test_math.py \
 	  tests/unit/services/test_trusted.py tests/unit/inference/test_text.py tests/unit/offline/archive/test_bombs.py tests/unit/offline/archive/test_hostile_parquet.py \
 	  tests/integration/test_hostile_text.py tests/fuzz/test_fuzz.py $(ARGS)

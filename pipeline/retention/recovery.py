@@ -11,6 +11,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync, make_folder, replace_file
 from lachesis.pipeline.config.run import RunConfig
@@ -92,17 +93,23 @@ async def _renew_copies(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> 
     for stream in plan.ends:
         await bus.renew_copies(stream, max(config.streams.replicas, replicas.get(stream, 1)))
     now = await copied_ends(bus, config)
-    if moved := [name for name, end in plan.ends.items() if name != BUCKET and now.get(name, end) != end]:
+    if moved := [name for name in plan.ends if name != BUCKET and name in now and not _is_as_planned(plan, name, now)]:
         (folder / RECOVERY_FILE).unlink()
         fsync(folder)
         raise StartupError(
             f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
-            f"sequence {', '.join(str(now[name]) for name in moved)} now. Nothing was changed but that all copies are "
-            f"the same again. Repeat `lachesis runs recover {plan.run}`, which looks at what is missing anew"
+            f"sequence {', '.join(str(now[name].last) for name in moved)} now. Nothing was changed but that all copies "
+            f"are the same again. Repeat `lachesis runs recover {plan.run}`, which looks at what is missing anew"
         )
     plan = msgspec.structs.replace(plan, has_new_copies=True)
     _write(folder, plan)
     return plan
+
+
+def _is_as_planned(plan: RecoveryPlan, stream: str, now: dict[str, StreamUsage]) -> bool:
+    """Whether a stream ends where it did, with a message of the same time: two copies may be of the same length."""
+    end = now[stream]
+    return end.last == plan.ends[stream] and end.last_ns == plan.ended_ns.get(stream, end.last_ns)
 
 
 async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:

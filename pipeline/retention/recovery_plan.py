@@ -15,7 +15,7 @@ from typing import NamedTuple
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import NOTHING, LeftOut, leaving_out
@@ -68,9 +68,9 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     ROLLOUTS that are stored again. `rescore_from`: the first rollout that is scored again. `report`: the trainer's last
     report, which is deleted with all before it. `reports`: the sequences of the reports that stages read last.
     `policy`: the record of the newest weights, which is deleted. `ends`: the ends of streams that have several copies
-    in a cluster; the copies are first made again from the leaders', and then `has_new_copies` is set. `left_out`:
-    messages that their services cannot use, by stream. `keys`: keys of the bucket with values that are put aside, and
-    those values. `elsewhere`: the checkpoint, not in this folder, that the trainer reported last.
+    in a cluster, and `ended_ns` the times of the messages there; the copies are first made again from the leaders', and
+    then `has_new_copies` is set. `left_out`: messages that their services cannot use, by stream. `keys`: keys of the
+    bucket with values that are put aside, and those values. `elsewhere`: the checkpoint, not in this folder, that the trainer reported last.
     """
 
     run: str
@@ -87,6 +87,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     trimmed: dict[str, int] = {}
     reports: list[int] = []
     ends: dict[str, int] = {}
+    ended_ns: dict[str, int] = {}
     has_new_copies: bool = False
     left_out: dict[str, list[int]] = {}
     keys: dict[str, bytes] = {}
@@ -137,6 +138,7 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
     if not problems:
         return None
     rollouts = [loss for loss in losses if loss.stream == ROLLOUTS]
+    copied = await copied_ends(bus, config) if losses else {}
     return RecoveryPlan(
         run=config.run,
         id=name,
@@ -151,17 +153,18 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
         policy=policy,
         trimmed=trimmed,
         reports=await _reports_read(bus, config) if report is not None else [],
-        ends=await copied_ends(bus, config) if losses else {},
+        ends={stream: one.last for stream, one in copied.items()},
+        ended_ns={stream: one.last_ns for stream, one in copied.items()},
         left_out={stream: sorted(seqs) for stream, seqs in unusable.left_out.items()},
         keys=dict(unusable.keys),
         elsewhere=None if unusable.from_first_model else await _elsewhere(bus, config),
     )
 
 
-async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, int]:
+async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, StreamUsage]:
     """Return the ends of the streams and the bucket that have, or should have, copies in a cluster."""
     found = {kind_of(one.name): one for one in await bus.describe_streams()}
-    return {stream: one.usage.last for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
+    return {stream: one.usage for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
 
 
 async def _record(bus: NatsBus, run: str) -> Retention:

@@ -34,6 +34,7 @@ def test_make_attack_runs_what_the_table_of_attacks_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.outside
 def test_the_table_of_attacks_counts_the_cases_that_there_are() -> None:
     rows = {}
     for line in ATTACKS.splitlines():
