@@ -9,7 +9,7 @@ __all__ = ["free_on_machine", "half_of_free_memory"]
 
 
 def half_of_free_memory() -> int:
-    """Return the bytes that reading one file may take: half of what is free, else half of the machine's memory."""
+    """Return the bytes that reading one file may take: half of what is free, or of the machine's memory."""
     free = free_on_machine()
     if free is None:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -5,6 +5,7 @@ import gzip
 import importlib
 import lzma
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -72,7 +73,8 @@ def unpacked(path: Path, most_bytes: int) -> bytes:
 def _unpacking(file: BinaryIO, packing: str) -> Any:
     """Return a stream of what is packed in `file`."""
     if packing != ".zst":
-        return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[packing](file)
+        openers: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        return openers[packing](file)
     try:
         arrow = importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
