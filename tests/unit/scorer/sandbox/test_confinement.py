@@ -190,6 +190,11 @@ except BlockingIOError: print(n)
     assert 1 <= int(forked) <= PROCESSES
 
 
+async def test_output_is_limited() -> None:
+    assert await output("print('x' * 65_000)") == "x" * 65_000 + "\n"
+    assert await output("print('x' * 66_000)") is None
+
+
 async def test_the_number_of_open_files_is_limited() -> None:
     code = """
 kept = []
