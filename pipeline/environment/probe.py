@@ -1,7 +1,7 @@
 """Tries an environment and its raters on scripted answers, before anything is generated for them.
 
-Given an environment and its scorer, it returns the problems that occurred with every answer, in words. Unavailable
-infrastructure and timeouts say nothing about code and are left to the run.
+Given an environment and its scorer, it returns the problems that occurred with every answer, in words, and what could
+not be tried: unavailable infrastructure and timeouts say nothing about code.
 """
 
 from typing import NamedTuple
@@ -23,16 +23,16 @@ from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError
 __all__ = ["ProbeFinding", "probe_environment"]
 
 _MAX_TOKENS = 4096
-_PROBE_S = 10.0
+_PROBE_S = 20.0
 _MAX_REFERENCES = 64
 """Number of tasks with reference answers to check."""
 
 
 class ProbeFinding(NamedTuple):
-    """A failure with every answer. `sure`: by the failure's text, no other answer will help."""
+    """A failure with every answer, or what was not tried. `sure`: by the failure's text, no other answer will help."""
 
     text: str
-    sure: bool
+    sure: bool = False
 
 
 async def probe_environment(env: Environment, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
@@ -41,12 +41,12 @@ async def probe_environment(env: Environment, name: str, scorer: EnvironmentScor
     The task is the first one; and of some others the first with a reference that is no single answer, if it has one.
     """
     if isinstance(env, GroupEnvironment):
-        return []  # its own code generates, with a model's tokens
+        return [ProbeFinding("not tried: its own code generates, with a model's tokens")]
     with anyio.move_on_after(_PROBE_S):
         found = await _probe_task(env, env.task(0), name, scorer)
         odd = None if found else _task_of_odd_reference(env)
         return found if odd is None else await _probe_task(env, odd, name, scorer)
-    return []
+    return [ProbeFinding(f"not tried to the end: scripted answers had no ratings within {_PROBE_S:g} s")]
 
 
 async def _probe_task(env: Environment, task: Task, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
@@ -57,8 +57,8 @@ async def _probe_task(env: Environment, task: Task, name: str, scorer: Environme
     except EnvironmentCodeError as error:
         sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
         return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
-    except (InfrastructureError, DataError):
-        return []
+    except (InfrastructureError, DataError) as error:
+        return [ProbeFinding(f"not tried: the environment gave no group ({error})")]
     return await _probe_raters(draft, name, scorer)
 
 
@@ -82,8 +82,10 @@ async def _probe_raters(draft: GroupDraft, name: str, scorer: EnvironmentScorer)
     group = build_group(draft, run="probe", env=name, producer="probe", epoch=0, counter=0, tokenizer_hash="-")
     try:
         await scorer.score(group, seq=1)
-    except (InfrastructureError, DataError):
-        return []
+    except InfrastructureError as error:
+        return [ProbeFinding(f"not tried: {error}; the run's groups wait until that answers")]
+    except DataError as error:
+        return [ProbeFinding(f"scripted answers cannot be scored: {error}")]
     held = f" (the task holds {', '.join(map(repr, draft.task.task)) or 'nothing'})"
     count = len(draft.sessions)
     return [

@@ -107,6 +107,7 @@ class FunctionRater(Rater):
         inline: bool = False,
         group: bool = False,
         apart: Sequence[str] = (),
+        check: Callable[..., object] | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
@@ -117,6 +118,7 @@ class FunctionRater(Rater):
         self.bounds = bounds
         self.group = group
         self.apart = tuple(apart)
+        self.check = check
         self.params = dict(params or {})
         self.runs_apart = any(self.params.get(param) is not None for param in apart)
         """Whether it is called in a worker process, because an answer could keep it busy for ever."""
@@ -148,6 +150,11 @@ class FunctionRater(Rater):
         problem = argument_problem(self.function, [*self.params, *params], positional=1)
         if problem is not None:
             raise ConfigError(f"rater {self.name!r}, params: {problem}")
+        if self.check is not None:
+            try:
+                self.check(**{**self.params, **params})
+            except TypeError as error:
+                raise ConfigError(f"rater {self.name!r}, params: {error}") from error
         return FunctionRater(
             self.function,
             name=self.name,
@@ -156,6 +163,7 @@ class FunctionRater(Rater):
             inline=self.inline,
             group=self.group,
             apart=self.apart,
+            check=self.check,
             params={**self.params, **params},
         )
 
@@ -171,6 +179,7 @@ def rater(
     inline: bool = False,
     group: bool = False,
     apart: Sequence[str] = (),
+    check: Callable[..., object] | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionRater]: ...
 
 
@@ -184,17 +193,28 @@ def rater(
     inline: bool = False,
     group: bool = False,
     apart: Sequence[str] = (),
+    check: Callable[..., object] | None = None,
 ) -> FunctionRater | Callable[[Callable[..., Any]], FunctionRater]:
     """Make a rater of a function: its first argument is the sample (with `group`, the list of samples).
 
     Further keyword arguments are its parameters; if one of `apart` is given, the rater is called in a worker process
-    (`worker_process`), for which it must be found under its name in its module. Raises ConfigError if the bounds are
-    not two finite rising numbers.
+    (`worker_process`), for which it must be found under its name in its module. `check` is called with the parameters
+    when an ensemble is loaded, and raises ConfigError if they are wrong. Raises ConfigError if the bounds are not two
+    finite rising numbers.
     """
     check_bounds(bounds, name or getattr(function, "__name__", "rater"))
 
     def wrap(inner: Callable[..., Any]) -> FunctionRater:
-        return FunctionRater(inner, name=name, version=version, bounds=bounds, inline=inline, group=group, apart=apart)
+        return FunctionRater(
+            inner,
+            name=name,
+            version=version,
+            bounds=bounds,
+            inline=inline,
+            group=group,
+            apart=apart,
+            check=check,
+        )
 
     return wrap if function is None else wrap(function)
 

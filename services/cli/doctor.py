@@ -7,10 +7,12 @@ import anyio
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.preflight.finding import DoctorFinding, warn
 from lachesis.services.preflight.machine import check_machine
+from lachesis.services.preflight.ports import SERVER
 from lachesis.services.preflight.server import check_server
 from lachesis.services.preflight.start import check_start
 
@@ -25,8 +27,11 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 def doctor(options: Options, as_json: Json = False) -> None:
     """Check this machine and the server, and say how to fix each problem. Exits with 1 if there is one."""
     config = options.config()
-    server = anyio.run(check_server, config)
-    running = any(finding.check == "jetstream" for finding in server)  # it answers, so its ports are taken rightly
+    heard = HeartbeatLog()
+    server = anyio.run(check_server, config, heard)
+    running = {beat.service for beat in heard.newest()}
+    if any(finding.check == "jetstream" for finding in server):  # it answers, so its port is taken rightly
+        running.add(SERVER)
     findings = [*check_machine(config, running=running), *anyio.run(_check_start, options, config), *server]
     if as_json:
         print_json(findings)

@@ -20,11 +20,13 @@ from typing import Any, BinaryIO, Literal
 
 import anyio
 import msgspec
+import numpy as np
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.logic.registry import find_strategy
+from lachesis.pipeline.curriculum.logic.registry import load_strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
@@ -45,6 +47,7 @@ _MAX_TEXT = 2000
 _TAIL_LINES = 8
 _END_S = 15.0
 """Seconds in which the reaper of the loading process ends that and all below it."""
+_TRIED_ITEMS = 8
 _MANY_TASKS = 20_000
 """From here on a run meets a task a few times at most; see `pipeline/curriculum/README.md`."""
 
@@ -112,12 +115,12 @@ def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Cal
             yield f"evaluation.{name}.scoring", _ensemble(partial(EnvironmentScorer, scoring, settings))
     for name in config.environments:
         advantage = config.advantage_of(name)
-        if advantage.estimator not in ESTIMATORS:
+        if advantage.estimator not in ESTIMATORS or f"environments.{name}" not in failed:
             yield f"environments.{name}.advantage", partial(_estimator, advantage)
     for name, env in config.environments.items():
         if not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, tried", partial(_try, config, name)
-    yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
+    yield "curriculum.strategy", partial(_strategy, config)
     yield from _trackers(config)
 
 
@@ -247,6 +250,11 @@ def _try(config: RunConfig, name: str) -> str:
     if found:
         raise _DoubtError(text)
     return "its code and its raters work on scripted answers"
+
+
+def _strategy(config: RunConfig) -> str:
+    pool = ItemPool(_TRIED_ITEMS, difficulty=np.arange(_TRIED_ITEMS, dtype=np.float64))
+    return type(load_strategy(pool, config.curriculum)).__name__
 
 
 def _estimator(advantage: AdvantageConfig) -> str:

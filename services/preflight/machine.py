@@ -9,7 +9,6 @@ import netrc
 import os
 import platform
 import re
-import socket
 import stat
 import subprocess
 from collections import defaultdict
@@ -31,6 +30,7 @@ from lachesis.services.output import human_bytes
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.otlp import check_otlp
+from lachesis.services.preflight.ports import check_ports
 
 __all__ = [
     "binary",
@@ -39,7 +39,6 @@ __all__ = [
     "disk",
     "files",
     "packages",
-    "ports",
     "vllm_interpreters",
     "wandb_key",
     "webhook",
@@ -64,8 +63,8 @@ print(found, *(name for name in {_BESIDE_VLLM} if find_spec(name) is None))
 _PYTHON_S = 30
 
 
-def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding]:
-    """Yield every finding. `running`: the run's own server answers, so its ports are taken rightly."""
+def check_machine(config: RunConfig, *, running: Collection[str] = ()) -> Iterator[DoctorFinding]:
+    """Yield every finding. `running`: the run's services that run, so that their ports are taken rightly."""
     yield ok("python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
     yield from packages(needed_extras(config))
     yield binary(config)
@@ -75,8 +74,7 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding
         yield folder
     yield budgets(config)
     yield from weights(config)
-    if not running:
-        yield from ports(config)
+    yield from check_ports(config, running)
     yield from webhook(config)
     yield from vllm_interpreters(config)
     yield from check_otlp(config)
@@ -320,39 +318,6 @@ def weights(config: RunConfig) -> Iterator[DoctorFinding]:
         yield warn("weights", text, mend)
     else:
         yield ok("weights", text)
-
-
-def ports(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Check that the requested ports are free; the system chooses those left open."""
-    wanted = {f"inference.{role}.port": settings.port for role, settings in config.inference.items() if settings.port}
-    if config.mode == "train" and config.training.backend == "tinker" and not config.role("policy").port:
-        wanted |= {"training.tinker.port": config.training.tinker.port} if config.training.tinker.port else {}
-    if config.nats is None and config.server.port:
-        wanted["server.port"] = config.server.port
-    if any(row.service == "gateway" for row in planned_processes(config)) and config.gateway.port:
-        wanted["gateway.port"] = config.gateway.port
-    if not wanted:
-        yield ok("ports", "none is fixed; free ones are used")
-    for name, port in wanted.items():
-        others = [other for other in wanted if other != name and wanted[other] == port]
-        if others:
-            yield fail("ports", f"{name} {port} is {others[0]} too", f"choose another --set {name}=")
-        elif _is_free(port):
-            yield ok("ports", f"{name} {port} is free")
-        else:
-            yield fail(
-                "ports", f"{name} {port} is taken by another program", f"stop it, or choose another --set {name}="
-            )
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def wandb_key() -> DoctorFinding:

@@ -34,6 +34,7 @@ from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_fit, check_ledger
+from lachesis.services.preflight.ports import SERVER, fixed_ports
 from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor, try_room
 from lachesis.services.run.connect import (
     CONNECT_S,
@@ -56,8 +57,11 @@ _PATIENCE_S = 15.0
 """How long a cluster may take to elect a leader before that is a finding."""
 
 
-async def check_server(config: RunConfig) -> list[DoctorFinding]:
-    """Return every finding; a server that cannot be reached is one, too."""
+async def check_server(config: RunConfig, heard: HeartbeatLog | None = None) -> list[DoctorFinding]:
+    """Return every finding; a server that cannot be reached is one, too.
+
+    `heard` is filled with the heartbeats of the run's services.
+    """
     if config.nats is not None:
         patience_s, connect_s = min(config.nats.give_up_s, _PATIENCE_S), min(config.nats.connect_timeout_s, CONNECT_S)
         quick = msgspec.structs.replace(config.nats, give_up_s=patience_s, connect_timeout_s=connect_s)
@@ -80,7 +84,7 @@ async def check_server(config: RunConfig) -> list[DoctorFinding]:
     found: list[DoctorFinding] = []
     async with bus:
         try:
-            async for finding in _findings(bus, config):
+            async for finding in _findings(bus, config, heard if heard is not None else HeartbeatLog()):
                 found.append(finding)  # noqa: PERF401  # what was found before it fell silent is kept
         except nats.errors.Error as error:
             found.append(fail("server", f"stopped answering: {error}", "look at its log"))
@@ -96,7 +100,7 @@ async def _look_into_ended(config: RunConfig) -> list[DoctorFinding]:
         return [warn("streams fit each other", f"not known: {error}", "as it says")]
 
 
-async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFinding]:
+async def _findings(bus: NatsBus, config: RunConfig, heard: HeartbeatLog) -> AsyncIterator[DoctorFinding]:
     yield ok("server", f"nats-server {server_version(bus)} answers, with JetStream")
     account = await _request_time(bus, "$JS.API.INFO")
     wanted = {definition["name"]: definition for definition in definitions(config.run, config.streams)}
@@ -123,8 +127,8 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
     async for server in _inference(bus, config):
         yield server
     if present:
-        heard = HeartbeatLog()
-        await recent_heartbeats(bus, config.run, (), heard)
+        listening = {one.owner for one in fixed_ports(config)} - {SERVER}
+        await recent_heartbeats(bus, config.run, listening, heard)
         for shared in heard.shared_names():
             yield warn("replicas", shared.text, shared.mend)
     if present:
@@ -180,7 +184,8 @@ async def _inference_server(config: RunConfig, role: str, url: str, *, named: bo
         there = False
     if not there:
         if named:
-            return warn(name, f"does not answer at {url}", f"start it there, or correct inference.{role}.url")
+            text = f"does not answer at {url}; until it does, what needs it waits"
+            return warn(name, text, f"start it there, or correct inference.{role}.url")
         return warn(name, f"does not answer at {url}", f"look at the log of lachesis run inference.{role}")
     return ok(name, f"answers at {url}" + (f", with the key that {path} holds" if here else ""))
 

@@ -17,12 +17,12 @@ from lachesis.services.preflight.machine import (
     budgets,
     needed_extras,
     packages,
-    ports,
     vllm_interpreters,
     webhook,
 )
 from lachesis.services.preflight.named import Problem, named_problems
 from lachesis.services.preflight.otlp import check_otlp
+from lachesis.services.preflight.ports import check_ports
 
 __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
@@ -70,7 +70,7 @@ async def check_start(
 
 def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield what of this machine keeps the run from starting, if its own server does not run yet."""
-    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *ports(config), *webhook(config)]
+    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *check_ports(config), *webhook(config)]
     checks += [*vllm_interpreters(config), *check_otlp(config)]
     yield from (finding for finding in checks if finding.level == "FAIL")
 

@@ -10,7 +10,7 @@ from lachesis.pipeline.tasks.references import reference_texts
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["any_of", "best_of", "compiled", "given", "last_match", "references"]
+__all__ = ["any_of", "best_of", "check_pattern", "compiled", "given", "last_match", "references"]
 
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
@@ -85,3 +85,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}.") from error
+
+
+def check_pattern(*, pattern: str | None = None, **_: object) -> None:
+    """Raise `ConfigError` if a rater's pattern is no regular expression."""
+    if pattern is not None:
+        compiled(pattern)

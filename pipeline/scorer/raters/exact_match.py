@@ -1,12 +1,12 @@
 """Rates 1 if the answer equals the reference, else 0."""
 
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import any_of, given
+from lachesis.pipeline.scorer.raters.answer import any_of, check_pattern, given
 
 __all__ = ["exact_match"]
 
 
-@rater(bounds=(0.0, 1.0), inline=True, version="3", apart=("pattern",))
+@rater(bounds=(0.0, 1.0), inline=True, version="3", apart=("pattern",), check=check_pattern)
 def exact_match(sample: Sample, *, pattern: str | None = None, ignore_case: bool = False) -> float | None:
     """Compare the answer with the reference, both stripped of surrounding white space, in one form
     of Unicode (NFC) and of line ends; the thinking before the answer does not count.

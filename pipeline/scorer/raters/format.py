@@ -1,12 +1,12 @@
 """Rates 1 if the completion has the wanted form and ended by itself, else 0."""
 
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import compiled
+from lachesis.pipeline.scorer.raters.answer import check_pattern, compiled
 
 __all__ = ["well_formed"]
 
 
-@rater(bounds=(0.0, 1.0), name="format", version="2", apart=("pattern",))
+@rater(bounds=(0.0, 1.0), name="format", version="2", apart=("pattern",), check=check_pattern)
 def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = True) -> float:
     """Match the whole completion against `pattern`, behind a <think> that the prompt ends with.
 

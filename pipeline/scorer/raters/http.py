@@ -7,9 +7,9 @@ import httpx
 import msgspec
 
 from lachesis.pipeline.config.secrets import MASK, without_secrets
-from lachesis.schemas.errors import InfrastructureError, UnreadableAnswerError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, UnreadableAnswerError
 
-__all__ = ["MAX_TIMEOUT_S", "RefusedError", "post_json"]
+__all__ = ["MAX_TIMEOUT_S", "RefusedError", "check_rater_url", "post_json"]
 
 MAX_TIMEOUT_S = 600.0
 """Beyond every time limit of a rater, which is what ends a request."""
@@ -21,6 +21,17 @@ _BUSY = 429
 
 class RefusedError(Exception):
     """Raised when a server refuses a request for good: the rating is missing, and asking again would not help."""
+
+
+def check_rater_url(url: str, rater: str) -> None:
+    """Raise `ConfigError` where `url` is no address of an HTTP server."""
+    shown = without_secrets(url)[:200]
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"rater {rater}: url {shown!r} is no URL: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.host:
+        raise ConfigError(f"rater {rater}: url is {shown!r}; use http://HOST:PORT/v1, or https://")
 
 
 async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import given
+from lachesis.pipeline.scorer.raters.answer import check_pattern, given
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["json_valid"]
@@ -17,7 +17,13 @@ __all__ = ["json_valid"]
 _FENCED = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json[c5l]?[ \t]*)?\n(.*)\n[ \t]*\1", re.DOTALL | re.IGNORECASE)
 
 
-@rater(bounds=(0.0, 1.0), version="3", apart=("pattern", "schema"))
+def _check(*, pattern: str | None = None, schema: Mapping[str, Any] | None = None, **_: object) -> None:
+    check_pattern(pattern=pattern)
+    if schema is not None:
+        _validator(json.dumps(schema))
+
+
+@rater(bounds=(0.0, 1.0), version="3", apart=("pattern", "schema"), check=_check)
 def json_valid(
     sample: Sample,
     *,

@@ -15,7 +15,7 @@ import msgspec
 from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.scorer.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scorer.raters.answer import references
-from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, post_json
+from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, check_rater_url, post_json
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError, UnreadableAnswerError
 
@@ -55,6 +55,7 @@ class LLMJudge(Rater):
         max_tokens: int = 512,
         attempts: int = 3,
     ) -> None:
+        check_rater_url(url, "llm_judge")
         low, high = scale
         check_bounds((low, high), "llm_judge")
         try:

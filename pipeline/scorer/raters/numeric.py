@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import any_of, given
+from lachesis.pipeline.scorer.raters.answer import any_of, check_pattern, given
 from lachesis.pipeline.scorer.raters.final_answer import MarkedAnswer, marked_answer
 from lachesis.pipeline.scorer.raters.last_number import last_number_in
 from lachesis.pipeline.scorer.raters.math_equal import is_equation_of_numbers, reference_answer
@@ -46,7 +46,7 @@ _CHOICE = re.compile(r"^\(?[A-J]\)?\s*[-–—:.]\s+")
 _MAX_REST = 300
 
 
-@rater(bounds=(0.0, 1.0), version="4", apart=("pattern",))
+@rater(bounds=(0.0, 1.0), version="4", apart=("pattern",), check=check_pattern)
 def numeric(
     sample: Sample, *, pattern: str | None = None, rel_tol: float = 1e-6, abs_tol: float = 1e-9
 ) -> float | None:

@@ -7,14 +7,18 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["repetition"]
 
 
-@rater(bounds=(0.0, 1.0), version="3")
+def _check(*, n: int = 3) -> None:
+    if n < 1:
+        raise ConfigError(f"rater repetition: n is {n}; it must be at least 1.")
+
+
+@rater(bounds=(0.0, 1.0), version="3", check=_check)
 def repetition(sample: Sample, *, n: int = 3) -> float:
     """Return distinct / all n-grams of words: 1 for fewer than n words, 0 for none.
 
     A character is a word of its own where a text has no words to count (see `text_units`).
     """
-    if n < 1:
-        raise ConfigError(f"rater repetition: n is {n}; it must be at least 1.")
+    _check(n=n)
     words = text_units(sample.completion)
     if not words:
         return 0.0

@@ -8,7 +8,7 @@ import httpx
 
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.scorer.rater import Rater, Sample
-from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, post_json
+from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, check_rater_url, post_json
 from lachesis.schemas.errors import UnreadableAnswerError
 
 __all__ = ["RewardModel"]
@@ -24,6 +24,7 @@ class RewardModel(Rater):
     def __init__(
         self, *, url: str, model: str, route: Literal["pooling", "classify"] = "pooling", label: int = 1
     ) -> None:
+        check_rater_url(url, "reward_model")
         self._url = f"{url.rstrip('/')}/{route}"
         self._model = model
         self._route = route

@@ -1,12 +1,12 @@
 """Rates how close the answer is to the reference: 1 - edit distance / length of the longer one."""
 
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import any_of, given
+from lachesis.pipeline.scorer.raters.answer import any_of, check_pattern, given
 
 __all__ = ["levenshtein", "similarity"]
 
 
-@rater(bounds=(0.0, 1.0), version="3", apart=("pattern",))
+@rater(bounds=(0.0, 1.0), version="3", apart=("pattern",), check=check_pattern)
 def similarity(sample: Sample, *, pattern: str | None = None) -> float | None:
     """Return the normalised Levenshtein similarity. Abstains if the task has no answer."""
     answer = given(sample, pattern)

@@ -18,6 +18,7 @@ from lachesis.schemas.errors import StartupError
 from lachesis.services.preflight import cluster, machine, server
 from lachesis.services.preflight.exhaustion import check_readers, check_room, writers_of
 from lachesis.services.preflight.finding import DoctorFinding
+from lachesis.services.preflight.ports import check_ports
 
 
 def levels(findings: list[DoctorFinding]) -> dict[str, str]:
@@ -26,7 +27,7 @@ def levels(findings: list[DoctorFinding]) -> dict[str, str]:
 
 @pytest.mark.outside
 def test_every_finding_that_is_not_ok_says_how_to_mend_it(tmp_path: Path) -> None:
-    for finding in machine.check_machine(RunConfig(folder=str(tmp_path / "run")), running=False):
+    for finding in machine.check_machine(RunConfig(folder=str(tmp_path / "run"))):
         assert (finding.mend is None) == (finding.level == "OK"), finding
 
 
@@ -116,12 +117,32 @@ def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
             RunConfig(inference={"policy": InferenceConfig(port=port)}),
             RunConfig(environments=gateway, gateway=GatewayConfig(port=port)),
         ]
-        assert [[finding.level for finding in machine.ports(config)] for config in configs] == [["FAIL"]] * 3
-        assert levels(list(machine.ports(RunConfig(gateway=GatewayConfig(port=port))))) == {"ports": "OK"}, "no gateway"
-    assert [[finding.level for finding in machine.ports(config)] for config in configs] == [["OK"]] * 3
+        assert [[finding.level for finding in check_ports(config)] for config in configs] == [["FAIL"]] * 3
+        assert levels(list(check_ports(RunConfig(gateway=GatewayConfig(port=port))))) == {"ports": "OK"}, "no gateway"
+    assert [[finding.level for finding in check_ports(config)] for config in configs] == [["OK"]] * 3
     both = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
-    assert [finding.level for finding in machine.ports(both)] == ["FAIL", "FAIL"], "one port cannot serve two"
-    assert [finding.level for finding in machine.ports(RunConfig())] == ["OK"]
+    assert [finding.level for finding in check_ports(both)] == ["FAIL", "FAIL"], "one port cannot serve two"
+    assert [finding.level for finding in check_ports(RunConfig())] == ["OK"]
+
+
+@pytest.mark.outside
+def test_a_port_is_tried_where_its_process_will_listen() -> None:
+    named = ConnectionConfig(url="nats://n:4222")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for host, level in (("127.0.0.2", "FAIL"), ("127.0.0.1", "OK"), ("0.0.0.0", "FAIL")):  # noqa: S104
+            config = RunConfig(nats=named, inference={"policy": InferenceConfig(port=port, host=host)})
+            (finding,) = check_ports(config)
+            assert (finding.level, host in finding.text) == (level, True)
+            assert [one.level for one in check_ports(config, {"inference-policy"})] == ["OK"], "the run's own"
+        served = InferenceConfig(port=port, host="127.0.0.2", url="http://h:1")
+        idle = RunConfig(inference={"policy": served, "teacher": InferenceConfig(port=port, host="127.0.0.2")})
+        assert [one.text for one in check_ports(idle)] == ["none is fixed; free ones are used"], "nobody listens there"
+    away = {"policy": InferenceConfig(port=9000, host="198.51.100.1")}
+    levels = [next(check_ports(RunConfig(nats=nats, inference=away))).level for nats in (None, named)]
+    assert levels == ["FAIL", "WARN"], "elsewhere a service may have that address"
 
 
 def test_the_disk_is_held_against_the_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

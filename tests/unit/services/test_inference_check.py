@@ -47,5 +47,5 @@ async def test_a_server_named_by_its_address_is_looked_for_before_the_first_star
     first, named = await server.check_server(config)
     assert first.level == "OK"
     assert (named.check, named.level) == ("inference.policy", "WARN")
-    assert named.text == "does not answer at http://127.0.0.1:9"
+    assert named.text == "does not answer at http://127.0.0.1:9; until it does, what needs it waits"
     assert "inference.policy.url" in named.mend
