@@ -13,7 +13,14 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER,
 
 __all__ = ["Connection", "ConnectionConfig", "ServerConfig", "StreamsConfig"]
 
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
+_DEFAULT_BUDGETS = {
+    ROLLOUTS: 2 * _GIB,
+    EVENTS: 512 * _MIB,
+    REPLAY: 256 * _MIB,
+    TEACHER: 512 * _MIB,
+    LEDGER: 1 * _GIB,
+}
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INBOX = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*", re.ASCII)
 
@@ -21,16 +28,18 @@ _INBOX = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*", re.ASCII)
 class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Byte budgets and durability of the run's streams. A full stream refuses messages; none is dropped in silence."""
 
-    rollouts_bytes: int = 8 * _GIB
-    """Budget of ROLLOUTS, bytes on the server's disk, per replica."""
-    events_bytes: int = 1 * _GIB
-    """Budget of EVENTS, bytes."""
-    replay_bytes: int = 1 * _GIB
-    """Budget of REPLAY, bytes."""
-    teacher_bytes: int = 2 * _GIB
-    """Budget of TEACHER, bytes."""
-    ledger_bytes: int = 1 * _GIB
-    """Budget of LEDGER, bytes. Head-room of its own: its messages are what frees the other streams."""
+    rollouts_bytes: int | None = None
+    """Budget of ROLLOUTS, bytes on the server's disk, per replica. Default None: 2 GiB; a stream that exists with more
+    keeps that, as each of those below does."""
+    events_bytes: int | None = None
+    """Budget of EVENTS, bytes. Default None: 512 MiB."""
+    replay_bytes: int | None = None
+    """Budget of REPLAY, bytes. Default None: 256 MiB."""
+    teacher_bytes: int | None = None
+    """Budget of TEACHER, bytes. Default None: 512 MiB."""
+    ledger_bytes: int | None = None
+    """Budget of LEDGER, bytes. Head-room of its own: its messages are what frees the other streams. Default None:
+    1 GiB."""
     weights_bytes: int = 1 << 20
     """Budget of WEIGHTS, bytes, which weights.transport nats alone fills: three times what the weights take is ample, a
     little more than once is the least. Older versions make room for newer ones. Default 1 MiB: nothing is stored."""
@@ -54,9 +63,9 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if size < 1 << 20:
                 raise ConfigError(f"streams.{name}_bytes is {size}: use at least {1 << 20} (1 MiB)")
 
-    def budgets(self) -> dict[str, int]:
-        """Return the byte budget of each stream by its name."""
-        return {
+    def set_budgets(self) -> dict[str, int]:
+        """Return the byte budgets that are set, by the stream's name."""
+        named = {
             ROLLOUTS: self.rollouts_bytes,
             EVENTS: self.events_bytes,
             REPLAY: self.replay_bytes,
@@ -64,6 +73,11 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             LEDGER: self.ledger_bytes,
             WEIGHTS: self.weights_bytes,
         }
+        return {stream: size for stream, size in named.items() if size is not None}
+
+    def budgets(self) -> dict[str, int]:
+        """Return the byte budget of each stream by its name, as a new stream has it."""
+        return _DEFAULT_BUDGETS | self.set_budgets()
 
     def total_bytes(self) -> int:
         """Return what the run's streams and its bucket may hold together, bytes."""

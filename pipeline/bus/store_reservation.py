@@ -8,9 +8,10 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.common.small_files import read_small_file
 
-__all__ = ["reserved_in_store"]
+__all__ = ["reserved_in_store", "store_budget"]
 
 
 def reserved_in_store(store: Path) -> int:
@@ -22,3 +23,8 @@ def reserved_in_store(store: Path) -> int:
             size = described.get("max_bytes") if isinstance(described, dict) else None
             found += size if isinstance(size, int) and size > 0 else 0
     return found
+
+
+def store_budget(store: Path, config: StreamsConfig) -> int:
+    """Return what the streams of a store may take, bytes: as configured, or what those that exist keep."""
+    return max(config.total_bytes(), reserved_in_store(store))

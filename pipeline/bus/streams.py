@@ -51,6 +51,7 @@ __all__ = [
     "missing",
     "reserved_bytes",
     "runs",
+    "sized",
     "stored_subjects",
     "stream_info",
     "to_usage",
@@ -118,6 +119,16 @@ def definitions(run: str, config: StreamsConfig) -> list[dict[str, Any]]:
     return [bucket, *streams]  # the bucket first, and deleted last: it says what becomes of the run
 
 
+def sized(definition: dict[str, Any], current: dict[str, Any], config: StreamsConfig) -> dict[str, Any]:
+    """Return a definition that lets a stream keep its size, if that is larger than a budget which is not set.
+
+    `current`: the stream's definition on the server.
+    """
+    if kind_of(definition["name"]) not in config.budgets().keys() - config.set_budgets().keys():
+        return definition
+    return {**definition, "max_bytes": max(definition["max_bytes"], int(current.get("max_bytes", -1)))}
+
+
 async def stream_info(link: ServerLink, name: str, request: dict[str, Any] | None = None) -> StreamInfo:
     """Return what the server says of a stream. Raises `NotFoundError`."""
     body = msgspec.json.encode(request) if request else b""
@@ -181,16 +192,17 @@ async def ensure(link: ServerLink, config: StreamsConfig) -> list[str]:
     Raises `ConfigError` where a stream cannot become what it should be.
     """
     wanted = definitions(link.run, config)
-    return [line for definition in wanted if (line := await _ensure_one(link, definition)) is not None]
+    return [line for definition in wanted if (line := await _ensure_one(link, definition, config)) is not None]
 
 
-async def _ensure_one(link: ServerLink, wanted: dict[str, Any]) -> str | None:
+async def _ensure_one(link: ServerLink, wanted: dict[str, Any], config: StreamsConfig) -> str | None:
     name = wanted["name"]
     try:
         current = (await stream_info(link, name)).config
     except NotFoundError:
         await _write(link, "CREATE", wanted)
         return f"created {name}"
+    wanted = sized(wanted, current, config)
     changes = differences(current, wanted)
     if not changes:
         return None

@@ -13,6 +13,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals
@@ -75,7 +76,7 @@ def _describe_room(config: RunConfig) -> str | None:
     """Say how much of the disk the run's own streams may come to take; None: they lie with another server."""
     if config.store is None:
         return None
-    free, most = disk_room(config.store).free_bytes, config.streams.total_bytes()
+    free, most = disk_room(config.store).free_bytes, store_budget(config.store, config.streams)
     return (
         f"its streams may come to take {human_bytes(most)} of the disk, where {human_bytes(free)} are free; then old "
         "history makes room for new; streams.*_bytes says how much each may take"

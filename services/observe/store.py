@@ -6,6 +6,7 @@ When it is full, the streams and the whole run stop.
 import time
 
 from lachesis.pipeline.bus.disk_room import StoreFinding, assess, stored_bytes
+from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.config.run import RunConfig
 
@@ -35,4 +36,4 @@ class DiskWarning:
             return StoreFinding("ok")
         if time.monotonic() - self._measured_s >= _MEASURE_S:
             self._stored, self._measured_s = stored_bytes(store), time.monotonic()
-        return assess(store, disk_room(store), self._stored, self._config.streams.total_bytes())
+        return assess(store, disk_room(store), self._stored, store_budget(store, self._config.streams))

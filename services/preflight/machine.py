@@ -18,6 +18,7 @@ from pathlib import Path
 from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
 from lachesis.pipeline.bus.disk_room import assess, stored_bytes
 from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import device_of, disk_room
 from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
@@ -272,7 +273,8 @@ def disk(config: RunConfig) -> DoctorFinding:
     """Compare the room on the disk that holds the streams with what they may still grow by."""
     if config.store is None:
         return ok("disk", "the streams lie on the server's disk; not checked from here")
-    budget, taken, room = config.streams.total_bytes(), stored_bytes(config.store), disk_room(config.store)
+    budget = store_budget(config.store, config.streams)
+    taken, room = stored_bytes(config.store), disk_room(config.store)
     text = f"{human_bytes(room.free_bytes)} free for {config.store}, where the streams take {human_bytes(taken)} of "
     text += human_bytes(budget)
     mend = "free some space there, or choose another --set folder=DIR"

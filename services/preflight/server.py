@@ -13,7 +13,7 @@ import nats.errors
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.replies import NO_LEADER, to_ns
-from lachesis.pipeline.bus.streams import definitions, differences
+from lachesis.pipeline.bus.streams import definitions, differences, sized
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
@@ -112,7 +112,8 @@ async def _findings(bus: NatsBus, config: RunConfig, heard: HeartbeatLog) -> Asy
     for copies in check_copies(answers):
         yield copies
     led = [name for name, info in answers.items() if info.get("error", {}).get("err_code") != NO_LEADER]
-    findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
+    sizes = {name: sized(wanted[name], answers[name]["config"], config.streams) for name in present}
+    findings = [found for name in present if (found := _stream(sizes[name], answers[name])) is not None]
     for found in findings:
         yield found
     with suppress(InfrastructureError):  # reported elsewhere: there is no leader to answer

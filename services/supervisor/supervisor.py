@@ -31,6 +31,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
 from lachesis.pipeline.common.small_files import read_small_file
@@ -562,7 +563,7 @@ class Supervisor:
                 return
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_server, server)
-                watched = server, self.config.streams.total_bytes(), self._notices.report_disk
+                watched = server, store_budget(server.store, self.config.streams), self._notices.report_disk
                 tasks.start_soon(watch_store, *watched)
                 tasks.start_soon(watch_place, self.config, server)
                 yield

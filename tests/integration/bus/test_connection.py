@@ -207,6 +207,18 @@ async def test_streams_are_made_once_and_migrated(nats_bus: NatsBus, streams_con
     assert (await nats_bus.get(ROLLOUTS, 1)).data == b"kept"
 
 
+async def test_a_stream_keeps_its_size_until_one_is_set(nats_bus: NatsBus, streams_config: StreamsConfig) -> None:
+    roomy = msgspec.structs.replace(streams_config, rollouts_bytes=3 << 30, teacher_bytes=1 << 20)
+    await nats_bus.ensure_streams(roomy)
+    unset = msgspec.structs.replace(roomy, rollouts_bytes=None, teacher_bytes=None)
+    grown = f"changed lachesis_run_TEACHER: max_bytes {1 << 20} -> {unset.budgets()['TEACHER']}"
+    assert await nats_bus.ensure_streams(unset) == [grown]
+    assert (await nats_bus.usage(ROLLOUTS)).max_bytes == 3 << 30
+    smaller = msgspec.structs.replace(unset, rollouts_bytes=1 << 20)
+    await nats_bus.ensure_streams(smaller)
+    assert (await nats_bus.usage(ROLLOUTS)).max_bytes == 1 << 20
+
+
 async def test_a_stream_that_cannot_be_migrated(nats_bus: NatsBus, streams_config: StreamsConfig) -> None:
     link = nats_bus._link
     await nats_bus.delete_stream("EVENTS")

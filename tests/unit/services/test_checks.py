@@ -153,6 +153,11 @@ def test_the_disk_is_held_against_the_budgets(tmp_path: Path, monkeypatch: pytes
             machine, "disk_room", lambda path, free=free: DiskRoom(free * (path == config.store), 1 << 50)
         )
         assert machine.disk(config).level == level
+    kept = config.store / "jetstream" / "jetstream" / "$G" / "streams" / "S"
+    kept.mkdir(parents=True)
+    (kept / "meta.inf").write_text(f'{{"max_bytes": {2 * budget}}}')
+    monkeypatch.setattr(machine, "disk_room", lambda _: DiskRoom(budget + 1, 1 << 50))
+    assert machine.disk(config).level == "WARN", "streams that exist keep their size"
 
 
 def test_a_missing_server_binary_fails_only_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def account(reserved: int = 0, **limits: int) -> dict[str, Any]:
         (account(max_storage=WANTED - 1), {}, f"may store {WANTED_TEXT}, the streams want {WANTED_TEXT}"),
         (account(GIB, max_storage=WANTED), {}, f"the streams want {WANTED_TEXT}, and other streams have 1.0 GiB"),
         (account(max_streams=5), {}, "may have 5 streams"),
-        (account(storage_max_stream_bytes=GIB), {}, "less than lachesis_r_ROLLOUTS, lachesis_r_TEACHER want"),
+        (account(storage_max_stream_bytes=GIB), {}, "less than lachesis_r_ROLLOUTS want"),
         ({"error": {"description": "JetStream not enabled for account"}}, {}, "JetStream not enabled for account"),
         ({"limits": {"max_storage": 0}, "tiers": {"R1": account()}}, {}, "no limit"),
         ({"limits": {"max_storage": 0}, "tiers": {"R3": account()}}, {}, "streams of R3, not of 1 copies"),
