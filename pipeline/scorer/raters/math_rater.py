@@ -29,7 +29,7 @@ class MathRater(Rater):
     """
 
     name = "math"
-    version = "4"
+    version = "5"
     bounds = (0.0, 1.0)
 
     def __init__(self, *, workers: int = 2, memory_mb: int = 256) -> None:

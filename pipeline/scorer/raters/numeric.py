@@ -46,7 +46,7 @@ _CHOICE = re.compile(r"^\(?[A-J]\)?\s*[-–—:.]\s+")
 _MAX_REST = 300
 
 
-@rater(bounds=(0.0, 1.0), version="4", apart=("pattern",), check=check_pattern)
+@rater(bounds=(0.0, 1.0), version="5", apart=("pattern",), check=check_pattern)
 def numeric(
     sample: Sample, *, pattern: str | None = None, rel_tol: float = 1e-6, abs_tol: float = 1e-9
 ) -> float | None:
