@@ -120,7 +120,7 @@ def definitions(run: str, config: StreamsConfig) -> list[dict[str, Any]]:
 
 
 def sized(definition: dict[str, Any], current: dict[str, Any], config: StreamsConfig) -> dict[str, Any]:
-    """Return a definition that lets a stream keep its size, if that is larger than a budget which is not set.
+    """Return a definition in which a stream keeps a size that is larger than a budget which is not set.
 
     `current`: the stream's definition on the server.
     """

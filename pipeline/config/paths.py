@@ -145,11 +145,13 @@ def _with_param_paths(
     given, markers = tree.get("params"), kinds.get(tree.get("kind"), {})
     if not isinstance(given, dict):
         return tree
-    paths = {
-        name: _absolute(marker, given[name], base_of(f"{path}.params.{name}".strip(".")))
-        for name, marker in markers.items()
-        if isinstance(given.get(name), str)
-    }
+    paths: dict[str, Any] = {}
+    for name, marker in markers.items():
+        value, base = given.get(name), base_of(f"{path}.params.{name}".strip("."))
+        if isinstance(value, str):
+            paths[name] = _absolute(marker, value, base)
+        elif isinstance(value, list):
+            paths[name] = [_absolute(marker, one, base) if isinstance(one, str) else one for one in value]
     return {**tree, "params": given | paths}
 
 

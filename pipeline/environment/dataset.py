@@ -11,7 +11,6 @@ import logging
 from array import array
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ from lachesis.pipeline.tasks.row_index import RowIndex, index_file, load_index, 
 from lachesis.pipeline.tasks.row_report import RowReport, first_of_each, twins
 from lachesis.pipeline.tasks.row_stores import DatasetRow, LineRows
 from lachesis.pipeline.tasks.rows import read_file, read_named
+from lachesis.pipeline.tasks.shards import find_shards, read_shards
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
@@ -53,7 +53,7 @@ class Dataset(Environment):
     def __init__(
         self,
         *,
-        path: str | None = None,
+        path: str | list[str] | None = None,
         name: str | None = None,
         subset: str | None = None,
         split: str = "train",
@@ -71,6 +71,8 @@ class Dataset(Environment):
     ) -> None:
         """Read `path` (.jsonl, .json, .csv, .tsv, .parquet; packed: .gz, .bz2, .xz, .zst), or `name` with its `split`.
 
+        `path` may be a glob, a folder of files of one kind, or a list of these: rows come in the order of the names.
+
         `prompt`, `answer`, `skill`, `difficulty`: columns; dots lead to those inside others
         ("reward_model.ground_truth"). `answer` is "" or null where there is none, and may be missing beside `tests`; a
         list of answers means any of them. A prompt is text, a list of chat messages or ShareGPT's turns; an assistant's
@@ -84,7 +86,8 @@ class Dataset(Environment):
         """
         if (path is None) == (name is None):
             raise ConfigError("dataset: give either path, a file, or name, a Hugging Face data set")
-        self._where = f"data set {path or name}"
+        files = [] if path is None else find_shards(path)
+        self._where = f"data set {name or (files[0] if len(files) == 1 else path)}"
         self._prompt = prompt
         self._answer = answer or None
         self._skill = skill
@@ -98,12 +101,15 @@ class Dataset(Environment):
         self._extra = named if isinstance(named, dict) else {one.rpartition(".")[2]: one for one in named}
         if taken := sorted({"answer", "tests", "metadata"} & self._extra.keys()):
             raise ConfigError(f"dataset: task names {taken[0]!r}, which has a parameter of its own")
-        given = {key: value for key, value in locals().items() if key not in {"self", "named", "taken", "__class__"}}
-        kept = None if path is None else index_file(Path(path), given)
+        ours = {"self", "named", "taken", "files", "__class__"}
+        given = {key: value for key, value in locals().items() if key not in ours and key != "ours"}
+        kept = index_file(files[0], given) if len(files) == 1 else None
         index = load_index(kept)
-        if path is not None:
+        if len(files) > 1:
+            self._rows = read_shards(files, self._named_columns())
+        elif files:
             lines = None if index is None or not index.starts else (index.starts, index.lengths, index.numbers)
-            self._rows = read_file(Path(path), self._named_columns(), lines)
+            self._rows = read_file(files[0], self._named_columns(), lines)
         else:
             self._rows = read_named(str(name), subset, split)
         self._last = len(self._rows) if size is None else min(size, len(self._rows))
@@ -129,7 +135,7 @@ class Dataset(Environment):
 
     def task(self, index: int) -> Task:
         row = self._places[index]
-        return self._task(self._rows[row], f"{self._where} row {row + 1}")
+        return self._task(self._rows[row], f"{self._where} row {self._rows.name_of(row)}")
 
     def item_keys(self) -> Keys:
         """Return the keys of the rows' questions: `system` and the rest of the template do not change them."""
@@ -157,16 +163,17 @@ class Dataset(Environment):
                 msgspec.msgpack.encode(task.messages)
                 judged = msgspec.msgpack.encode(task.task, order="deterministic")
             except UnicodeEncodeError:
-                report.leave_out(number + 1, "it holds half of a character, which no tokenizer takes")
+                report.leave_out(self._rows.name_of(number), "it holds half of a character, which no tokenizer takes")
                 continue
             except ConfigError as error:
-                report.leave_out(number + 1, str(error).removeprefix(": "))
+                report.leave_out(self._rows.name_of(number), str(error).removeprefix(": "))
                 continue
             if twice is not None:
-                report.leave_out(number + 1, f"it says {twice!r} twice, as two keys of one object")
+                report.leave_out(self._rows.name_of(number), f"it says {twice!r} twice, as two keys of one object")
                 continue
             if all(name == value for name, value in row.items()):
-                report.leave_out(number + 1, "it repeats the names of the columns, as files do that were put together")
+                why = "it repeats the names of the columns, as files do that were put together"
+                report.leave_out(self._rows.name_of(number), why)
                 continue
             hard += task.difficulty is not None
             doubts.check_row(row, task)

@@ -26,8 +26,8 @@ class RowReport:
         self._first = ""
         self._said: list[str] = []
 
-    def leave_out(self, row: int, why: str) -> None:
-        """Count a row, numbered from 1, that is left out. The part of `why` before a colon is its kind."""
+    def leave_out(self, row: str, why: str) -> None:
+        """Count a row that is left out, by its name. The part of `why` before a colon is its kind."""
         self._first = self._first or f"{self._where} row {row}: {why}"
         kind = why.partition(":")[0][:80]
         if kind not in self._left_out and len(self._left_out) >= _MAX_KINDS:

@@ -49,6 +49,10 @@ class Rows:
     def __iter__(self) -> Iterator[DatasetRow]:
         return (self[index] for index in range(len(self)))
 
+    def name_of(self, index: int) -> str:
+        """Return how people call a row: by its number from 1, with its file where there are several."""
+        return str(index + 1)
+
     def with_repeats(self, names: Sequence[str]) -> Iterator[tuple[DatasetRow, str | None]]:
         """Yield each row, with the one of `names` that occurs twice in it as a key of one JSON object."""
         return ((row, None) for row in self)

@@ -21,11 +21,11 @@ from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_o
 from lachesis.pipeline.tasks.row_stores import JsonRows, LineRows, Rows, SequenceRows, rows_of_lines
 from lachesis.schemas.errors import ConfigError, StartupError
 
-__all__ = ["read_file", "read_named"]
+__all__ = ["ENDINGS", "read_file", "read_named"]
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _CSV = (".csv", ".tsv")
-_ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
+ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 
 
 def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
@@ -38,8 +38,8 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
     """
     packed = path.suffix.lower() in PACKINGS
     ending = (path.with_suffix("") if packed else path).suffix.lower()
-    if ending not in _ENDINGS:
-        kinds = f"{', '.join(_ENDINGS)}, or one of them and {', '.join(PACKINGS)}"
+    if ending not in ENDINGS:
+        kinds = f"{', '.join(ENDINGS)}, or one of them and {', '.join(PACKINGS)}"
         raise ConfigError(f"data set {path}: the name must end in {kinds}")
     most = half_of_free_memory()
     try:

@@ -1,4 +1,4 @@
-"""Checks that the ports which are fixed can be listened on, at the addresses that the configuration names.
+"""Checks that the fixed ports can be listened on, at the addresses that the configuration names.
 
 Guarantees that a port which the run's own process holds is no finding, and that one which no process of the run will
 listen on is not looked at.
@@ -30,7 +30,7 @@ class FixedPort(NamedTuple):
 
 
 def fixed_ports(config: RunConfig) -> list[FixedPort]:
-    """Return the ports that processes of the run are to listen on; those left open are chosen by the system."""
+    """Return the ports that processes of the run are to listen on, but for those that may be any."""
     found = []
     for row in planned_processes(config):
         if row.service == "inference":
