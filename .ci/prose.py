@@ -37,7 +37,8 @@ EXAMPLES = frozenset({"_INBOX_SERVICE", "concise", "one", "shopping"})
 WORD = re.compile(r"[A-Za-z_]\w*")
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
 DIALECT = re.compile(
-    r"(?im)\b(?:told|whoever|whom|(?<!user )nobody|lest|anew|of\s+late|what\s+goes\s+in|what\s+comes\s+out|go(?:es)?\s+by)\b"
+    r"(?im)\b(?:told|whoever|whom|(?<!user )nobody|lest|anew|of\s+late|what\s+goes\s+in|what\s+comes\s+out"
+    r"|go(?:es)?\s+by)\b"
     r"|\w's\s+alone\b|^[ \t]*(?:In|Out):(?=\s)"
 )
 """Words that make a reader stop: name the subject and use the usual word."""

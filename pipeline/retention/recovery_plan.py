@@ -65,12 +65,13 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The changes that a recovery makes, and the values that it replaces.
 
     `problems`: why it is needed. `groups`: the lost rollouts with known names, by sequence. `copies`: sequences of
-    ROLLOUTS that are stored again. `rescore_from`: the first rollout that is scored again. `report`: the trainer's last
-    report, which is deleted with all before it. `reports`: the sequences of the reports that stages read last.
-    `policy`: the record of the newest weights, which is deleted. `ends`: the ends of streams that have several copies
-    in a cluster, and `ended_ns` the times of the messages there; the copies are first made again from the leaders', and
-    then `has_new_copies` is set. `left_out`: messages that their services cannot use, by stream. `keys`: keys of the
-    bucket with values that are put aside, and those values. `elsewhere`: the checkpoint, not in this folder, that the trainer reported last.
+    ROLLOUTS that are stored again. `rescore_from`: the first rollout that is scored again. `report`: the trainer's
+    last report, which is deleted with all before it. `reports`: the sequences of the reports that stages read last.
+    `policy`: the record of the newest weights, which is deleted. `ends`: the ends of streams that have several
+    copies in a cluster, and `ended_ns` the times of the messages there; the copies are first made again from the
+    leaders', and then `has_new_copies` is set. `left_out`: messages that their services cannot use, by stream.
+    `keys`: keys of the bucket with values that are put aside, and those values. `elsewhere`: the checkpoint, not in
+    this folder, that the trainer reported last.
     """
 
     run: str
