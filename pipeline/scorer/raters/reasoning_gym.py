@@ -11,7 +11,7 @@ __all__ = ["ReasoningGymRater"]
 
 
 class ReasoningGymRater(Rater):
-    """Scores what `pipeline.environments.reasoning_gym` tasks hold; `params` are the dataset's, where it needs them.
+    """Scores what `environment.reasoning_gym` tasks hold; `params` are the dataset's, where it needs them.
 
     Some scorers can hang on hostile text: the rating then times out, and the thread it ran in is lost.
     """
