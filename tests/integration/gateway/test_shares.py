@@ -70,5 +70,5 @@ async def test_environments_that_post_flat_out_have_their_shares_of_the_batches(
     for batch in world.batches[FULL_AFTER:]:
         trained.update({env: sum(ref.sequences for ref in batch.groups if ref.env == env) for env in WEIGHTS})
     for env, weight in WEIGHTS.items():
-        assert trained[env] / trained.total() == pytest.approx(weight / sum(WEIGHTS.values()), abs=0.05), trained
+        assert trained[env] / trained.total() == pytest.approx(weight / sum(WEIGHTS.values()), abs=0.1), trained
     assert "min_batch_allocation" not in world.log.read_text(), "the mix gives what they ask for"
