@@ -15,11 +15,29 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.schemas.ledger import LedgerEntry
 
-__all__ = ["LedgerAudit", "LedgerProblem", "LedgerRules"]
+__all__ = ["LedgerAudit", "LedgerProblem", "LedgerRules", "batch_number", "settled_again", "settled_rollouts"]
 
 ProblemKind = Literal["chain", "unreadable", "watermark", "outcomes", "staleness", "advantages"]
 _SUM_TOLERANCE = 1e-6
 """Largest allowed mean of a group's advantages, as a share of the largest of them (or of 1)."""
+
+
+def settled_rollouts(entry: LedgerEntry) -> list[int]:
+    """Return the sequences of ROLLOUTS that an entry names an outcome of, its batch's included."""
+    return [outcome.seq for outcome in entry.outcomes] + [
+        ref.seq for ref in (entry.batch.groups if entry.batch else [])
+    ]
+
+
+def settled_again(entry: LedgerEntry, before: LedgerEntry | None) -> list[int]:
+    """Return the rollouts that an entry settles twice, or that the entry before it had settled, ascending."""
+    settled = ResolvedSet(before.watermark, before.resolved) if before is not None else ResolvedSet()
+    return sorted(seq for seq, times in Counter(settled_rollouts(entry)).items() if times > 1 or seq in settled)
+
+
+def batch_number(entry: LedgerEntry) -> int:
+    """Return the number of an entry's batch, or of the next one if it has none."""
+    return entry.batch.number if entry.batch else entry.next_batch
 
 
 class LedgerProblem(NamedTuple):
@@ -139,24 +157,18 @@ class LedgerAudit:
         if entry.watermark < last.watermark:
             text = f"entry {entry.index} has watermark {entry.watermark}, after {last.watermark}: it went back"
             problems.append(self._problem("watermark", text))
-        number = entry.batch.number if entry.batch else entry.next_batch
-        if number != last.next_batch:
+        if (number := batch_number(entry)) != last.next_batch:
             text = f"entry {entry.index} has batch {number} where {last.next_batch} follows"
             problems.append(self._problem("chain", text))
         return problems
 
     def _outcomes(self, entry: LedgerEntry) -> list[LedgerProblem]:
-        seqs = [outcome.seq for outcome in entry.outcomes]
-        seqs += [ref.seq for ref in entry.batch.groups] if entry.batch else []
         problems = []
-        before = ResolvedSet(self._last.watermark, self._last.resolved) if self._last else ResolvedSet(0, b"")
         after = ResolvedSet(entry.watermark, entry.resolved)
-        if self._last is not None or not entry.index:
-            again = sorted(seq for seq, times in Counter(seqs).items() if times > 1 or seq in before)
-            if again:
-                text = f"entry {entry.index} gives rollouts a second outcome: sequences {_some(again)} of ROLLOUTS"
-                problems.append(self._problem("outcomes", text))
-        if unsettled := sorted(seq for seq in seqs if seq not in after):
+        if (self._last is not None or not entry.index) and (again := settled_again(entry, self._last)):
+            text = f"entry {entry.index} gives rollouts a second outcome: sequences {_some(again)} of ROLLOUTS"
+            problems.append(self._problem("outcomes", text))
+        if unsettled := sorted(seq for seq in settled_rollouts(entry) if seq not in after):
             text = f"entry {entry.index} settles rollouts and calls them open: sequences {_some(unsettled)} of ROLLOUTS"
             problems.append(self._problem("outcomes", text))
         return problems

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.audit import batch_number, settled_again, settled_rollouts
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import check_evidence
-from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.pipeline.ledger.reader import check_rollouts, entry_before, follow_ledger, newest_entry
 from lachesis.pipeline.runtime.stream_marks import (
     MARKS_HEADER,
@@ -77,7 +77,7 @@ async def _last(bus: Bus, stream: str) -> int:
 
 def _beyond_streams(entry: LedgerEntry, rollouts: int, events: int) -> Iterator[str]:
     """Yield the references of an entry to messages that no stream can have held: so many are never lost at once."""
-    told = [entry.watermark, *_named(entry)]
+    told = [entry.watermark, *settled_rollouts(entry)]
     if (highest := max(told)) > rollouts + MAX_LOST:
         yield f"speaks of sequence {highest} of ROLLOUTS, which ends at {rollouts}"
     if entry.events_cursor > events + MAX_LOST:
@@ -98,23 +98,13 @@ def describe_misfit(entry: LedgerEntry, before: LedgerEntry | None) -> str | Non
         return (
             f"settles rollouts up to {entry.watermark} alone, where the entry before it settled them up to {watermark}"
         )
-    number = entry.batch.number if entry.batch else entry.next_batch
-    if number != next_batch:
+    if (number := batch_number(entry)) != next_batch:
         return f"has batch {number} where {next_batch} follows"
-    settled = ResolvedSet(before.watermark, before.resolved) if before is not None else ResolvedSet()
-    named = _named(entry)
-    again = [seq for seq in named if seq in settled]
-    if again or len(set(named)) < len(named):
-        return f"gives rollouts a second outcome, among them that at sequence {min(again or named)} of ROLLOUTS"
+    if again := settled_again(entry, before):
+        return f"gives rollouts a second outcome, among them that at sequence {again[0]} of ROLLOUTS"
     told = before.totals if before is not None else {}
-    most = len(named) + (entry.batch.sequences if entry.batch else 0) + sum(one.sequences for one in entry.outcomes)
+    batched = entry.batch.sequences if entry.batch else 0
+    most = len(settled_rollouts(entry)) + batched + sum(one.sequences for one in entry.outcomes)
     if wrong := [what for what, total in entry.totals.items() if not 0 <= total - told.get(what, 0) <= most]:
         return f"counts {entry.totals[wrong[0]]} {wrong[0]}, where the entry before it counted {told.get(wrong[0], 0)}"
     return None
-
-
-def _named(entry: LedgerEntry) -> list[int]:
-    """Return the rollouts that an entry settles by name."""
-    return [outcome.seq for outcome in entry.outcomes] + [
-        ref.seq for ref in (entry.batch.groups if entry.batch else [])
-    ]
