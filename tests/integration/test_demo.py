@@ -125,7 +125,7 @@ def test_a_taken_port_is_named(folder: Path) -> None:
         port = taken.getsockname()[1]
         code, output = finish(start(folder, "--set", f"server.port={port}"))
     assert code == 1
-    assert f"server.port {port} is taken by another program" in output
+    assert f"server.port {port} is taken on 127.0.0.1 by another program" in output
     assert "Traceback" not in output
     assert not left_running(folder)
 

@@ -17,7 +17,7 @@ SUBJECT = subjects.state("r", "curriculum", "live", "sums")
 SIZE = 17 << 20
 """Bytes: five parts, and twice what one message may hold."""
 WRITER = f"""
-import anyio, sys
+import anyio, hashlib, sys
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.runtime.state import StateStore
 from lachesis.schemas.control import StateSnapshot

@@ -50,7 +50,7 @@ async def check(client, model, version):
     assert [span.version for span in sample.weight_versions] == [version]
     with torch.no_grad():
         right, _ = token_logprobs(model, torch.tensor([[1, 20, 30, *sample.token_ids.tolist()]]), 1.0)
-    assert sample.logprobs == pytest.approx(right[0, 3:].numpy(), abs=1e-5)
+    assert sample.logprobs == pytest.approx(right[0, 3:].numpy(), rel=1e-5, abs=1e-5)
 
 
 async def test_each_version_is_taken_and_kept_while_the_trainer_changes_its_own(client, trainer, tmp_path):
