@@ -14,7 +14,7 @@ help:
 	@echo "make test          the fast tests; ARGS='tests/unit/bus -x' picks some"
 	@echo "make unit          the pure ones among them: no process, no socket, no torch (about a minute)"
 	@echo "make slow          the slow tests"
-	@echo "make lint          style, types, import contracts, schemas, names, prose, locked packages"
+	@echo "make lint          style, types, import contracts, schemas, names, prose, locks; and all without the extensions"
 	@echo "make fix           apply what of the style can be applied by itself"
 	@echo "make vllm          the tests that need real vLLM, in an environment of its own"
 	@echo "make atropos       the tests that need the library of Atropos, in an environment of its own"
@@ -52,10 +52,10 @@ attack: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow or not slow" tests/integration/security tests/unit/scorer/sandbox \
 	  tests/unit/test_messages_name_no_code.py tests/unit/config/test_policy.py \
   tests/unit/test_untrusted_code.py tests/unit/common/test_safe_text.py tests/unit/trainer/test_hostile_models.py tests/unit/model/test_shards.py \
-	  tests/unit/gateway/test_slow_clients.py tests/unit/services/test_private_files.py tests/integration/test_hostile.py \
+	  tests/unit/extensions/atropos/gateway/test_slow_clients.py tests/unit/services/test_private_files.py tests/integration/test_hostile.py \
 	  tests/unit/services/test_agent_tools.py tests/unit/services/test_agent_draft.py tests/unit/services/test_agent_server.py \
 	  tests/integration/agent/test_mcp.py tests/unit/environment/test_source_scan.py \
-	  tests/unit/trainer/trackers/test_mlflow.py tests/unit/trainer/test_peer_metrics.py \
+	  tests/unit/extensions/mlflow/test_tracker.py tests/unit/trainer/test_peer_metrics.py \
 	  tests/unit/inference/test_chat_client.py tests/unit/health/test_webhook.py tests/unit/health/test_notice_webhook.py tests/unit/scorer/test_servers.py \
 	  tests/integration/web/test_web.py tests/unit/scorer/test_hanging_answers.py tests/unit/scorer/test_math.py \
 	  tests/unit/services/test_trusted.py tests/unit/inference/test_text.py tests/unit/offline/archive/test_bombs.py tests/unit/offline/archive/test_hostile_parquet.py \
@@ -95,6 +95,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python .ci/lock.py --check
 	$(BIN)/python .ci/names.py
 	$(BIN)/python .ci/prose.py
+	$(BIN)/python .ci/extensions.py $(EXTENSIONS_ARGS)
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ of event has one service that may write it. All rows are of one run: its streams
 `pipeline.bus.accounts` turns the rows into what the server enforces.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,7 +26,17 @@ from lachesis.schemas.subjects import (
     value_subject,
 )
 
-__all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "identity_of", "roles"]
+__all__ = [
+    "OBSERVER",
+    "OPERATOR",
+    "SINGLE_WRITERS",
+    "Access",
+    "Scope",
+    "access_table",
+    "identity_of",
+    "roles",
+    "service_access",
+]
 
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import`,
@@ -36,7 +47,7 @@ OBSERVER: Final = "observer"
 reads everything, writes nothing."""
 
 _DURABLE_STAGES = ("scorer", "teacher")
-SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer", "gateway")
+SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer")
 """Services of which a run has one: a service that starts first checks whether another one runs."""
 
 
@@ -116,9 +127,14 @@ def roles(identity: str, teachers: tuple[str, ...] = ()) -> tuple[str, ...]:
     return (identity, *(f"{identity}-{part}" for part in parts))
 
 
-def access_table(scope: Scope) -> dict[str, Access]:
-    """Return what each service, the operator and the observer may do in the run of `scope`."""
+def access_table(scope: Scope, further: Iterable[Callable[[Scope], Mapping[str, Access]]] = ()) -> dict[str, Access]:
+    """Return what each service, the operator and the observer may do in the run of `scope`.
+
+    `further` return the rows of services that extensions add.
+    """
     services = _services(scope)
+    for rows in further:
+        services |= rows(scope)
     people = _people(scope, services)
     return {**services, **people}
 
@@ -127,7 +143,7 @@ def _durables(scope: Scope) -> dict[str, tuple[str, str]]:
     return {stage: (ROLLOUTS, subjects.durable(stage, scope.run, scope.revision)) for stage in _DURABLE_STAGES}
 
 
-def _row(
+def service_access(
     scope: Scope,
     identity: str,
     *,
@@ -144,10 +160,14 @@ def _row(
     trims: tuple[str, ...] = (),
     inspects: tuple[tuple[str, str], ...] = (),
     by_key: bool = False,
+    is_single: bool = False,
 ) -> Access:
-    """Return a service's row: what is its own, and what every one does: heartbeats, answers to the micro protocol,
-    and, for a single writer, the question whether another one runs. `by_key`: of the bucket it reads those keys alone
-    that it watches or sets."""
+    """Return a service's row: what is its own, and what every one does.
+
+    That is heartbeats, answers to the micro protocol, and, for a single writer (`is_single`, and those of
+    `SINGLE_WRITERS`), the question whether another one runs. `by_key`: of the bucket it reads those keys alone that it
+    watches or sets.
+    """
     run, names = scope.run, roles(identity, scope.teachers)
     own = tuple(durable for stage, durable in _durables(scope).items() if stage == identity)
     attempts = tuple(keys.attempts(durable) for _, durable in own)
@@ -157,7 +177,7 @@ def _row(
         gets,
         tuple(stream for stream, _ in own),
     )
-    alone = (identity,) if identity in SINGLE_WRITERS else ()
+    alone = (identity,) if is_single or identity in SINGLE_WRITERS else ()
     return Access(
         writes=writes,
         tells=(*(subjects.heartbeat(run, name) for name in names), *((subjects.incident(run),) if own else ()), *tells),
@@ -198,8 +218,7 @@ def _services(scope: Scope) -> dict[str, Access]:
         return ("governor", subjects.lease(run, env))
 
     report = subjects.state(run, "trainer", subjects.LIVE, scope.trainer)
-    over_http = scope.trains_over_http
-    row = partial(_row, scope)
+    row = partial(service_access, scope)
     return {
         "governor": row(
             "governor",
@@ -291,21 +310,6 @@ def _services(scope: Scope) -> dict[str, Access]:
             writes=(subjects.event("eval", run, revision),),
             watches=(policy, eval_server),
             gets=(EVENTS, WEIGHTS),
-        ),
-        "gateway": row(
-            "gateway",
-            writes=(
-                *(subjects.rollout(run, env) for env in scope.foreign),
-                *map(chunks, scope.foreign),
-                *((report,) if over_http else ()),
-            ),
-            asks=tuple(map(lease, scope.foreign)),
-            rereads=tuple((ROLLOUTS, chunks(env)) for env in scope.foreign),
-            hears=everybody if over_http else (subjects.heartbeat(run, "governor"),),
-            reads=(ROLLOUTS, *((LEDGER,) if over_http else ())),  # which groups of its clients are stored
-            watches=(policy, policy_server, *(keys.curriculum(revision, env) for env in scope.foreign)),
-            gets=(BUCKET, *((TEACHER,) if over_http else ())),
-            sets=(keys.gateway(), *((policy,) if over_http else ())),
         ),
         **{
             identity_of(ENVIRONMENT, env): row(

@@ -8,99 +8,113 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.extension import ServiceSpec, added
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
-__all__ = ["SERVICES", "ServiceSpec", "Stage", "find", "load_stage"]
+__all__ = ["CORE", "Stage", "find", "load_stage", "service_of", "services"]
 
 Stage = Callable[[Service, RunConfig, str], Awaitable[None]]
 """Runs a stage: the service, the run's configuration, and the part it plays (a role, an environment, or empty)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceSpec:
-    """One service. `stage`: `module:function` in `lachesis.pipeline`.
+_HERE = "lachesis.pipeline"
 
-    `phase`: services of a lower one are ready before those of a higher one start, and stop after them. `extra`: what
-    has to be installed for it. `part`: the part it plays where none is named; None: it has no parts.
-    """
-
-    name: str
-    stage: str
-    phase: int
-    about: str
-    extra: str | None = None
-    part: str | None = None
-    tinker: str | None = None
-    """Its stage where the run trains at Tinker."""
-
-    def of(self, config: RunConfig, part: str) -> ServiceSpec:
-        """Return the service as this run's configuration wants it."""
-        if self.tinker is None or not config.is_at_tinker(self.name, part):
-            return self
-        return dataclasses.replace(self, stage=self.tinker, extra="tinker")
-
-
-SERVICES = {
+CORE = {
     spec.name: spec
     for spec in (
         ServiceSpec(
             "governor",
-            "governor.stage:run_governor",
+            f"{_HERE}.governor.stage:run_governor",
             1,
             "grants leases, so that nothing is generated that cannot be used",
         ),
         ServiceSpec(
-            "batcher", "batcher.stage:run_batcher", 1, "joins annotations, forms batches and writes the ledger"
+            "batcher",
+            f"{_HERE}.batcher.stage:run_batcher",
+            1,
+            "joins annotations, forms batches and writes the ledger",
         ),
         ServiceSpec(
-            "normalizer", "normalizer.stage:run_normalizer", 1, "turns scores into normalized rewards and advantages"
+            "normalizer",
+            f"{_HERE}.normalizer.stage:run_normalizer",
+            1,
+            "turns scores into normalized rewards and advantages",
         ),
         ServiceSpec(
-            "curriculum", "curriculum.stage:run_curriculum", 1, "learns from outcomes which tasks to draw next"
+            "curriculum",
+            f"{_HERE}.curriculum.stage:run_curriculum",
+            1,
+            "learns from outcomes which tasks to draw next",
         ),
         ServiceSpec(
-            "health", "health.stage:run_health", 1, "checks the run by its events; quarantines and halts environments"
+            "health",
+            f"{_HERE}.health.stage:run_health",
+            1,
+            "checks the run by its events; quarantines and halts environments",
         ),
-        ServiceSpec("scorer", "scorer.stage:run_scorer", 1, "rates rollouts with an ensemble of raters"),
-        ServiceSpec("teacher", "teacher.stage:run_teacher", 1, "adds a second model's logprobs"),
+        ServiceSpec("scorer", f"{_HERE}.scorer.stage:run_scorer", 1, "rates rollouts with an ensemble of raters"),
+        ServiceSpec("teacher", f"{_HERE}.teacher.stage:run_teacher", 1, "adds a second model's logprobs"),
         ServiceSpec(
             "inference",
-            "inference.stage:run_inference",
+            f"{_HERE}.inference.stage:run_inference",
             1,
             "serves a model (policy, teacher or eval)",
             "train",
             part="policy",
-            tinker="trainer.tinker.serving:run_tinker_inference",
         ),
         ServiceSpec(
             "trainer",
-            "trainer.stage:run_trainer",
+            f"{_HERE}.trainer.stage:run_trainer",
             1,
             "trains on batches and publishes weights",
             "train",
-            tinker="trainer.tinker.stage:run_tinker_trainer",
         ),
-        ServiceSpec("evaluator", "evaluator.stage:run_evaluator", 2, "evaluates policy versions on held-out tasks"),
+        ServiceSpec(
+            "evaluator",
+            f"{_HERE}.evaluator.stage:run_evaluator",
+            2,
+            "evaluates policy versions on held-out tasks",
+        ),
         # after the evaluator, which would miss the first policy if training began without it
         ServiceSpec(
-            "gateway", "gateway.stage:run_gateway", 3, "publishes what environments elsewhere send over HTTP", "gateway"
+            "environment",
+            f"{_HERE}.environment.stage:run_environments",
+            3,
+            "generates rollouts of its tasks",
+            part="",
         ),
-        ServiceSpec("environment", "environment.stage:run_environments", 3, "generates rollouts of its tasks", part=""),
     )
 }
+"""The services of the pipeline itself."""
+
+
+def services() -> dict[str, ServiceSpec]:
+    """Return all services by name: the pipeline's own, then the extensions'."""
+    return {**CORE, **added("services")}
+
+
+def service_of(config: RunConfig, name: str, part: str) -> ServiceSpec:
+    """Return a service as this run's configuration wants it.
+
+    Raises `ConfigError` that names the nearest where there is none.
+    """
+    spec, elsewhere = find(name), config.trains_elsewhere(name, part)
+    if elsewhere is None:
+        return spec
+    stage = elsewhere.stage if name == "trainer" else elsewhere.serving
+    return dataclasses.replace(spec, stage=stage, extra=elsewhere.extra)
 
 
 def find(name: str) -> ServiceSpec:
     """Return a service by name. Raises `ConfigError` that names the nearest."""
-    spec = SERVICES.get(name)
+    spec = services().get(name)
     if spec is None:
-        raise ConfigError(f"there is no service {name!r}{nearest(name, SERVICES)}")
+        raise ConfigError(f"there is no service {name!r}{nearest(name, services())}")
     return spec
 
 
@@ -111,7 +125,7 @@ def load_stage(spec: ServiceSpec) -> Stage:
     """
     module, _, function = spec.stage.partition(":")
     try:
-        run = getattr(importlib.import_module(f"lachesis.pipeline.{module}"), function)
+        run = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         if spec.extra is None or (error.name or "").startswith("lachesis"):
             raise

@@ -23,8 +23,9 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.routing import matches
+from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, roles
+from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, roles
 from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import VersionError
 
@@ -89,7 +90,7 @@ def writers_of(run: str, subject: str) -> tuple[str, ...]:
     return tuple(
         sorted(
             name
-            for identity, access in access_table(scope).items()
+            for identity, access in access_of(scope).items()
             if identity not in _PEOPLE
             for name in roles(identity)
             if any(

@@ -331,7 +331,10 @@ def _plain(hint: Any) -> Any:
 
 @functools.cache
 def field_descriptions(kind: type) -> dict[str, str]:
-    """Return the text written under each field of a struct, which Python itself does not keep."""
+    """Return the text written under each field of a struct, which Python itself does not keep.
+
+    Fields that were added to it are described by its `DESCRIPTIONS`.
+    """
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     found = {}
     for field, note in itertools.pairwise(body.body if isinstance(body, ast.ClassDef) else []):
@@ -339,7 +342,7 @@ def field_descriptions(kind: type) -> dict[str, str]:
             continue
         if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str):
             found[field.target.id] = " ".join(note.value.value.split())
-    return found
+    return found | getattr(kind, "DESCRIPTIONS", {})
 
 
 def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) -> str:

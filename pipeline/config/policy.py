@@ -38,8 +38,8 @@ from typing import Any, Literal
 import msgspec
 
 from lachesis.pipeline.common.small_files import read_small_text
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.paths import reach_of
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.schemas.errors import ConfigError
 
@@ -110,7 +110,7 @@ class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         named = self._named_rule(path) or (self._named_rule(table) if table is not None else None)
         if named is not None and self.fields[named].locked:
             return "locked by the operator's policy"
-        reached = reach_of(RunConfig, path) if self.is_policy else None
+        reached = reach_of(run_config_type(), path) if self.is_policy else None
         if reached is None or (_is_tame(old, reached[0]) and _is_tame(new, reached[0])):
             reached = None
         if reached is not None and (named is None or named.split(".")[reached[1] - 1] == "*"):

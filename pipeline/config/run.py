@@ -1,7 +1,8 @@
 """The configuration of a run: one struct, made of the structs that the stages' own folders define."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -10,10 +11,10 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.pipeline.common.trainability import TrainerReads
-from lachesis.pipeline.config.paths import Address, CodeParams, CodePath, FilePath, ModelPath, TemplatePath
+from lachesis.pipeline.config.paths import CodeParams, CodePath, FilePath, ModelPath, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.extension import TrainerBackend, added
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
@@ -23,26 +24,29 @@ from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, ModelInputConfig, TinkerConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, ModelInputConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
 
 __all__ = [
     "NATS_FOLDER",
+    "THIS_MACHINE",
     "EnvironmentConfig",
     "EvaluationConfig",
     "InferenceConfig",
     "RunConfig",
     "ServicesConfig",
     "TrainingConfig",
-    "WandbConfig",
     "WeightsConfig",
 ]
 
+THIS_MACHINE = "torch"
+"""The back end that trains on this machine."""
 NATS_FOLDER = "nats"
 """Where in a run's folder the embedded server keeps its store."""
 
+D = TypeVar("D")
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -55,11 +59,7 @@ _BYTES_PER_SAMPLE = 4096
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
 
-    PARAM_PATHS: ClassVar = {
-        "atropos": {"place": "code", "python": "program"},
-        "dataset": {"path": "file"},
-        "steps": {"place": "code"},
-    }
+    PARAM_PATHS: ClassVar[dict[str, Mapping[str, str]]] = {"dataset": {"path": "file"}}
 
     kind: CodePath
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
@@ -121,11 +121,12 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the gateway publishes for it.
+        """Whether a service publishes for it what was generated elsewhere, as the gateway does.
 
         The run has no process that generates, and draws none of its tasks.
         """
-        return self.kind == "gateway"
+        kind = added("environments").get(self.kind)
+        return kind is not None and kind.place is None
 
 
 class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,49 +147,6 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Samples per task. Default 4."""
 
 
-_NOT_IN_WANDB = "/\\#?%:"
-_MAX_WANDB_CHARS = 128
-
-
-class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Weights & Biases logging; without a key set WANDB_MODE=offline."""
-
-    project: str | None = None
-    """Name of the project, or `entity/project` as wandb's own addresses have it. Default None: no wandb."""
-    entity: Annotated[str, Meta(min_length=1)] | None = None
-    """User or team that the project is of. Default None: that in `project`, or the key's own."""
-
-    def __post_init__(self) -> None:
-        if self.project is None:
-            return
-        team, slash, name = self.project.rpartition("/")
-        if not name or len(name) > _MAX_WANDB_CHARS or set(name) & set(_NOT_IN_WANDB) or (slash and not team):
-            raise ConfigError(
-                f"training.wandb.project is {self.project!r}: name it `project` or `entity/project`, without any of "
-                f"{' '.join(_NOT_IN_WANDB)} and with at most {_MAX_WANDB_CHARS} characters"
-            )
-        if "/" in team:
-            raise ConfigError(f"training.wandb.project is {self.project!r}: it has more parts than `entity/project`")
-        if team and self.entity not in (None, team):
-            raise ConfigError(
-                f"training.wandb.project is {self.project!r} and training.wandb.entity {self.entity!r}: leave one out"
-            )
-
-    def place(self) -> tuple[str | None, str]:
-        """Return entity and project. Call it only where there is a project."""
-        team, _, name = (self.project or "").rpartition("/")
-        return self.entity or team or None, name
-
-
-class MlflowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Logging to MLflow (the extra `mlflow`); credentials come from MLflow's own environment variables."""
-
-    uri: Address | None = None
-    """Tracking server or store. Default None: what MLFLOW_TRACKING_URI says."""
-    experiment: Annotated[str, Meta(min_length=1)] = "lachesis"
-    """Name of the experiment, which is made where there is none. Default lachesis."""
-
-
 class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The trainer."""
 
@@ -196,11 +154,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Name of the trainer and of its ledger."""
     steps: PositiveInt | None = None
     """Optimizer steps after which the trainer stops. Default None: it goes on."""
-    backend: Literal["torch", "tinker"] = "torch"
-    """What trains. torch: this machine. tinker: Tinker, by its own SDK (the extra `tinker`), as training.tinker says;
-    its key is read from the variable TINKER_API_KEY. Default torch."""
-    tinker: TinkerConfig = TinkerConfig()
-    """Training at Tinker."""
+    backend: str = THIS_MACHINE
+    """What trains. torch: this machine. Extensions add others. Default torch."""
     learner: LearnerConfig = LearnerConfig()
     """The optimizer step."""
     device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
@@ -246,15 +201,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Newest versions of the weights kept for inference servers. Default 8."""
     shuffle_advantages: bool = False
     """A control: advantages are shuffled within each group, so nothing can be learned. Default false."""
-    wandb: WandbConfig = WandbConfig()
-    """Figures, samples and alerts in Weights & Biases."""
-    tensorboard: bool = False
-    """Whether they are written for TensorBoard too (the extra `tensorboard`), to tensorboard/ in the run's folder.
-    Default false."""
-    mlflow: MlflowConfig | None = None
-    """The same in MLflow. Default None: no MLflow."""
     sample_rows: Annotated[int, Meta(ge=0)] = 16
-    """Samples that these trackers get at each checkpoint, with their prompts and advantages. Default 16."""
+    """Samples that trackers get at each checkpoint, with their prompts and advantages. Default 16."""
 
     def __post_init__(self) -> None:
         if self.learner.compile and self.inputs:
@@ -362,8 +310,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Leases."""
     health: HealthConfig = HealthConfig()
     """Health checks."""
-    gateway: GatewayConfig = GatewayConfig()
-    """The HTTP gateway, which runs if an environment's kind is gateway."""
     inference: dict[str, InferenceConfig] = {}
     """Inference servers by role: [inference.policy], [inference.teacher] (further ones teacher-NAME) and
     [inference.eval], each with url, kind, model, tokenizer, host, port, advertise, threads and engine, or python, gpus
@@ -394,15 +340,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 'learned from a teacher. Set that to "required" or "optional", or this to 0'
             )
         self._check_weights()
-        self._check_tinker()
         self._check_inputs()
         self._check_sampling()
         for name, env in self.evaluation.items():
             if env.is_foreign:
-                raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
+                raise ConfigError(
+                    f"evaluation.{name}.kind is {env.kind}: held-out tasks must be asked by the run itself"
+                )
         for name, env in self.environments.items():
             self._check_shaping(name, env)
-            if env.chat_template_kwargs and env.kind in {"gateway", "atropos"}:
+            kind = added("environments").get(env.kind)
+            if env.chat_template_kwargs and kind is not None and kind.renders_prompts:
                 raise ConfigError(
                     f"environments.{name}.chat_template_kwargs is set, but its kind is {env.kind}, whose own code "
                     "renders prompts: leave it out, and give them there"
@@ -468,8 +416,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not cut:
             return
         asked = ", ".join(f"environments.{name}.top_p is {env.top_p:g}" for name, env in cut.items())
-        if self.training.backend == "tinker":
-            raise ConfigError(f"{asked}, and Tinker trains on all tokens: set it to 1")
+        if self.training.backend != THIS_MACHINE:
+            raise ConfigError(f"{asked}, and {self.training.backend} trains on all tokens: set it to 1")
         if self.role("policy").kind == "vllm":
             raise ConfigError(
                 f"{asked}, and vLLM does not say which tokens that left, so the trainer cannot leave out the others: "
@@ -492,40 +440,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The temperature that the run's own trainer divides logits by; None where another trains."""
         if self.mode != "train":
             return None
-        return 1.0 if self.training.backend == "tinker" else self.training.learner.temperature
-
-    def _check_tinker(self) -> None:
-        if self.training.backend != "tinker":
-            return
-        default = TrainingConfig()
-        for name in (
-            "learner",
-            "lora",
-            "inputs",
-            "ranks",
-            "sharding",
-            "device",
-            "attention",
-            "deterministic",
-            "collectives",
-        ):
-            if getattr(self.training, name) != getattr(default, name):
-                raise ConfigError(
-                    f'training.{name} is set, but training.backend is "tinker", which trains elsewhere: leave it out; '
-                    "training.tinker has what can be chosen"
-                )
-        if self.batching.teacher != "off":
-            raise ConfigError(
-                f'batching.teacher is "{self.batching.teacher}", but training.backend is "tinker", whose loss has no '
-                'teacher: set it to "off"'
-            )
-        for role in ("policy", "eval"):
-            settings = self.role(role)
-            if settings.url is not None or settings.kind != "reference":
-                raise ConfigError(
-                    f'inference.{role} names another server, but training.backend is "tinker": its weights are with '
-                    f"Tinker alone, and the run serves them itself; leave out inference.{role}.url and kind"
-                )
+        return self.training.learner.temperature if self.training.backend == THIS_MACHINE else 1.0
 
     def _check_size(self, name: str, env: EnvironmentConfig) -> None:
         if env.samples < 2:
@@ -614,10 +529,24 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Folder or id that the tokenizer of the trained model is loaded from."""
         return self.tokenizer or self.model
 
-    def is_at_tinker(self, service: str, part: str) -> bool:
-        """Return whether a service has Tinker behind it."""
+    def trains_elsewhere(self, service: str, part: str) -> TrainerBackend | None:
+        """Return the back end that stands behind a service; None: it computes on this machine.
+
+        A back end that trains elsewhere has the weights, and so stands behind the servers of policy and eval, too.
+        """
         served = service == "inference" and part in {"", "policy", "eval"}
-        return self.training.backend == "tinker" and (served or service == "trainer")
+        if self.training.backend == THIS_MACHINE or not (served or service == "trainer"):
+            return None
+        found: TrainerBackend | None = added("trainers").get(self.training.backend)
+        return found
+
+    def at(self, path: str, default: D) -> D:
+        """Return the setting at a dotted path that an extension adds; `default` where it has not been added."""
+        value: Any = self
+        for name in path.split("."):
+            value = getattr(value, name, default)
+        found: D = value
+        return found
 
     def tokenizer_of(self, role: str) -> str | None:
         """Return the folder or id that the tokenizer of an inference server is loaded from."""

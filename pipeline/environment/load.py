@@ -11,22 +11,23 @@ import numpy as np
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import load_module, refuse_ending
 from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.extension import added
 from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["BUILTIN", "item_keys_of", "load_environment"]
+__all__ = ["environment_kinds", "item_keys_of", "load_environment"]
 
-BUILTIN = {
-    "atropos": "lachesis.pipeline.environment.atropos.source:AtroposSource",
+_BUILTIN = {
     "dataset": "lachesis.pipeline.environment.dataset:Dataset",
-    "gem": "lachesis.pipeline.environment.steps.source:GemSource",
-    "gymnasium": "lachesis.pipeline.environment.steps.source:GymnasiumSource",
-    "reasoning_gym": "lachesis.pipeline.environment.reasoning_gym:ReasoningGym",
     "spell_backward": "lachesis.pipeline.environment.spelling:SpellBackward",
-    "steps": "lachesis.pipeline.environment.steps.source:StepSource",
 }
-"""Built-in environments by name."""
+
+
+def environment_kinds() -> dict[str, str]:
+    """Return by name the place of each kind of environment, those of extensions too."""
+    further = {name: kind.place for name, kind in added("environments").items() if kind.place is not None}
+    return {**_BUILTIN, **further}
 
 
 def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Environment:
@@ -35,9 +36,10 @@ def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Envi
     Raises ConfigError naming what is unknown (with the nearest known name), missing or of the wrong type. Errors inside
     the named module or class propagate as they are.
     """
-    place, colon, attribute = BUILTIN.get(name, name).rpartition(":")
+    kinds = environment_kinds()
+    place, colon, attribute = kinds.get(name, name).rpartition(":")
     if not colon or not place or not attribute:
-        raise ConfigError(f"{name!r} is neither module:Class nor a built-in environment{nearest(name, BUILTIN)}")
+        raise ConfigError(f"{name!r} is neither module:Class nor a built-in environment{nearest(name, kinds)}")
     module = load_module(place, "environment")
     kind = getattr(module, attribute, None)
     if kind is None:

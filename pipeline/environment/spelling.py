@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from lachesis.pipeline.environment.environment import Environment, Reward
 from lachesis.pipeline.environment.session import Session
-from lachesis.pipeline.tasks.gym_datasets import Split, split_of
+from lachesis.pipeline.tasks.splits import Split, split_of
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.bus.addresses import url_host
+from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.config.paths import (
     Address,
     FilePath,
@@ -15,7 +16,6 @@ from lachesis.pipeline.config.paths import (
     ProgramPath,
     TemplatePath,
 )
-from lachesis.pipeline.gateway.config import LOOPBACK
 
 __all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
 

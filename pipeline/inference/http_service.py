@@ -14,9 +14,9 @@ import anyio.to_thread
 from starlette.types import ASGIApp
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import write_private
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,

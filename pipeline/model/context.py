@@ -112,7 +112,7 @@ def policy_context(run: RunConfig) -> int | None:
     settings = run.role("policy")
     if settings.engine.max_model_len is not None:
         return settings.engine.max_model_len
-    if settings.url is not None or run.is_at_tinker("inference", "policy"):
+    if settings.url is not None or run.trains_elsewhere("inference", "policy") is not None:
         return None
     if _VLLM_CONTEXT in settings.args[:-1]:
         given = settings.args[settings.args.index(_VLLM_CONTEXT) + 1]

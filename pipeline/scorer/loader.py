@@ -13,7 +13,7 @@ from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.logic.aggregate import EnsembleMember
 from lachesis.pipeline.scorer.rater import FunctionRater, Rater, check_bounds
-from lachesis.pipeline.scorer.raters import BUILTIN
+from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 
 __all__ = ["EnsembleRater", "find_rater", "load_member", "load_members"]
@@ -87,11 +87,12 @@ def load_member(config: RaterConfig) -> EnsembleRater:
 
 def find_rater(reference: str) -> object:
     """Return the rater that a reference names. Raises `ConfigError` if there is none."""
-    place, colon, name = BUILTIN.get(reference, reference).rpartition(":")
+    known = rater_places()
+    place, colon, name = known.get(reference, reference).rpartition(":")
     what = f"rater {reference!r}"
     if not colon:
         raise ConfigError(
-            f"{what} is neither module:name nor path/to/file.py:name nor a built-in one{nearest(reference, BUILTIN)}"
+            f"{what} is neither module:name nor path/to/file.py:name nor a built-in one{nearest(reference, known)}"
         )
     found: object = load_attribute(place, name, what)
     return found

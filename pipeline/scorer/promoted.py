@@ -14,7 +14,7 @@ from lachesis.pipeline.config.secrets import MASK, masked
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import find_rater
 from lachesis.pipeline.scorer.rater import FunctionRater
-from lachesis.pipeline.scorer.raters import BUILTIN
+from lachesis.pipeline.scorer.raters import shipped_raters
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["admit_promoted", "named_raters"]
@@ -47,9 +47,10 @@ def _admitted(asked: RaterConfig, named: Sequence[RaterConfig]) -> RaterConfig:
     for own in alike:
         if asked.params in (own.params, masked("", own.params)):
             return msgspec.structs.replace(asked, rater=own.rater, params=own.params)
-    if asked.rater in BUILTIN and (not asked.params or _takes_any_params(asked)):
+    shipped = shipped_raters()
+    if asked.rater in shipped and (not asked.params or _takes_any_params(asked)):
         return asked
-    what = "with these parameters " if alike or asked.rater in BUILTIN else ""
+    what = "with these parameters " if alike or asked.rater in shipped else ""
     pattern = f" (a {_PATTERN}, above all, which runs as code does)" if _PATTERN in asked.params else ""
     raise ConfigError(
         f"the rater {asked.rater!r} is not named {what}by this scorer's own configuration, and a promotion, which is a "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import Address, CodeParams, CodePath
+from lachesis.pipeline.config.paths import CodeParams, CodePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
@@ -22,7 +22,6 @@ __all__ = [
     "LoraConfig",
     "LossConfig",
     "ModelInputConfig",
-    "TinkerConfig",
     "WarmStartConfig",
     "learner_on_record",
 ]
@@ -301,31 +300,6 @@ class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def reads_attachments(self) -> bool:
         """Whether it reads attachments."""
         return MODEL_INPUTS[self.input][1] if self.input in MODEL_INPUTS else bool(self.attachments)
-
-
-class TinkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Training at Tinker: low-rank adapters by its importance-sampling loss and Adam."""
-
-    base_model: str | None = None
-    """Name of the model at Tinker, such as "Qwen/Qwen3-8B". Default None: as `model`, which names its tokenizer."""
-    rank: PositiveInt = 32
-    """Rank of the adapters. Default 32."""
-    learning_rate: Positive = 4e-5
-    """Adam's step size. Default 4e-5."""
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    """Decay of Adam's first moment. Default 0.9."""
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    """Decay of Adam's second moment. Default 0.95."""
-    grad_clip: Annotated[float, Meta(ge=0)] = 0.0
-    """Largest L2 norm of the gradient. Default 0: not bounded."""
-    url: Address | None = None
-    """URL of a server that speaks Tinker's protocol. Default None: Tinker itself (or TINKER_BASE_URL)."""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8001
-    """Port at which the policy is served at /v1, unless inference.policy.port names one. Default 8001; 0: any."""
-    context_length: PositiveInt = 32768
-    """Longest prompt and completion together, tokens. Default 32768."""
-    sampler_ttl_s: Annotated[int, Meta(ge=3600)] = 86400
-    """Seconds that Tinker keeps the weights of a step for samplers. Default 86400, a day."""
 
 
 class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,10 +18,10 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import open_regular_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.pipeline.trainer.trackers.tracker import Outbox, Tracker
+from lachesis.pipeline.trainer.tracker import Outbox, Tracker
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 
@@ -139,23 +139,13 @@ async def open_tracking(
 
 
 def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:
-    """Yield the configured trackers, or that of the name `only`.
+    """Yield the configured trackers, or the one that the setting `only` wants.
 
     `name` is the run's name in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
     """
-    settings, name = config.training, name or config.run
-    if settings.wandb.project is not None and only in {None, "wandb"}:
-        from lachesis.pipeline.trainer.trackers.wandb import WandbTracker
-
-        yield WandbTracker(settings.wandb, name, Path(config.path), masked("", msgspec.to_builtins(config)))
-    if settings.tensorboard and only in {None, "tensorboard"}:
-        from lachesis.pipeline.trainer.trackers.tensorboard import TensorBoardTracker
-
-        yield TensorBoardTracker(config.path / "tensorboard" / name)
-    if settings.mlflow is not None and only in {None, "mlflow"}:
-        from lachesis.pipeline.trainer.trackers.mlflow import MlflowTracker
-
-        yield MlflowTracker(settings.mlflow, name)
+    for setting, spec in added("trackers").items():
+        if only in {None, setting} and spec.is_wanted(config):
+            yield load_place(spec.open)(config, name or config.run)
 
 
 def append_row(path: Path, row: bytes) -> None:

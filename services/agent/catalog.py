@@ -13,7 +13,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.installed import scan_installed
-from lachesis.pipeline.environment.load import BUILTIN
+from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.environment.source_files import scan_files
 from lachesis.pipeline.environment.source_scan import EnvironmentField, Family, FoundEnvironment
 from lachesis.schemas.errors import ConfigError
@@ -80,7 +80,7 @@ def list_environments(
     ]
     found += [
         CatalogEntry(name=name, section=_section(name), kind=name, family="lachesis", description="built in")
-        for name in sorted(BUILTIN)
+        for name in sorted(environment_kinds())
     ]
     return _unique(found)
 

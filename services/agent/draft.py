@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import LoadedConfig, load, settings
 from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy
@@ -83,12 +84,12 @@ class RunDraft:
         self.policy = policy
         self.entry: CatalogEntry | None = None
         self.edits: dict[str, Any] = {}
-        self._schema = json_schema(RunConfig)
+        self._schema = json_schema(run_config_type())
         self._names = {**_KNOWN_NAMES, **policy.names}
 
     def base(self) -> RunConfig:
         """Return the configuration that drafts begin with. Raises `ConfigError`."""
-        return load(RunConfig, file=self._file, environ=self._environ, sets=self._sets).config
+        return load(run_config_type(), file=self._file, environ=self._environ, sets=self._sets).config
 
     def select(self, entry: CatalogEntry) -> None:
         """Start over with an environment. Raises `ConfigError` if it does not fit the configuration."""
@@ -212,7 +213,7 @@ class RunDraft:
         if field in self.policy.names:
             return self.policy.names[field].replace("*", entry.section)
         head = field.partition(".")[0]
-        if head in RunConfig.__struct_fields__:
+        if head in run_config_type().__struct_fields__:
             return field
         if any(head == one.name for one in entry.fields) and not _is_atropos_name(field, entry):
             return f"{entry.own}{field}"
@@ -242,7 +243,7 @@ class RunDraft:
         kind = {} if entry.kind is None else {f"{own}kind": entry.kind}
         kind |= {f"{own}params.{name}": value for name, value in entry.params.items()}
         texts = [f"{path}={toml_value(value)}" for path, value in {**kind, **given, **edits}.items()]
-        loaded = load(RunConfig, file=self._file, environ=self._environ, sets=[*self._sets, *texts])
+        loaded = load(run_config_type(), file=self._file, environ=self._environ, sets=[*self._sets, *texts])
         config = msgspec.structs.replace(
             loaded.config,
             environments={entry.section: loaded.config.environments[entry.section]},

@@ -160,7 +160,7 @@ class AgentTools:
             "config_path": str(config.path / "run.toml"),
             "folder": found.folder,
             "logs": _logs(found),
-            "wandb": found.wandb,
+            "trackers": found.trackers,
             "message": f"Starting. rl_check_status({found.run!r}) answers at once, as often as you like.",
         }
 
@@ -430,7 +430,7 @@ def _status(found: RunOverview) -> dict[str, Any]:
         "quarantined": found.quarantined,
         "halted": found.halted,
         "logs": _logs(found),
-        "wandb": found.wandb,
+        "trackers": found.trackers,
         "folder": found.folder,
     }
 

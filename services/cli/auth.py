@@ -28,7 +28,8 @@ from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.access import Access, access_table
+from lachesis.pipeline.extension import access_of
+from lachesis.schemas.access import Access
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
@@ -91,7 +92,7 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
     """Write keys and permissions of one run and print what was done."""
     config = options.config()
     seeds = folder / "auth" / config.run
-    table, keys, made = access_table(scope_of(config)), {}, []
+    table, keys, made = access_of(scope_of(config)), {}, []
     domain = None if config.nats is None else config.nats.domain
     for identity in table:
         file = seeds / f"{identity}.nk"
@@ -135,12 +136,12 @@ def show_auth(options: Options, *, as_json: bool) -> None:
     if as_json:
         print_json(_permissions(config))
         return
-    rows = ((identity, *_cells(access)) for identity, access in access_table(scope_of(config)).items())
+    rows = ((identity, *_cells(access)) for identity, access in access_of(scope_of(config)).items())
     print_table(("who", "writes", "hears", "reads", "consumes", "sets", "makes or trims"), rows)
 
 
 def _permissions(config: RunConfig) -> dict[str, Permissions]:
-    table, domain = access_table(scope_of(config)), None if config.nats is None else config.nats.domain
+    table, domain = access_of(scope_of(config)), None if config.nats is None else config.nats.domain
     return {identity: permissions(config.run, identity, access).in_domain(domain) for identity, access in table.items()}
 
 

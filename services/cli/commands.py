@@ -1,10 +1,13 @@
 """The table of commands: the help line of each, and the module that it is imported from when called.
 
+Further ones are entry points of the group `lachesis.commands` of installed packages: functions as typer runs them.
+
 A command's options, help and work are in one module, which imports whatever the work needs. `lachesis --help` imports
 none of them, so it answers at once, and a process that only runs raters never imports what only training needs.
 """
 
 import importlib
+from importlib.metadata import entry_points
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -13,11 +16,17 @@ from typer.main import get_group
 
 from lachesis import __version__
 
-__all__ = ["COMMANDS", "Command", "app", "load_command"]
+__all__ = ["COMMANDS", "GROUP", "Command", "app", "load_command"]
+
+GROUP = "lachesis.commands"
+"""The group of entry points by which packages add commands."""
 
 
 class Command(NamedTuple):
-    """A command, or a group of commands: its name, `module:function` in `services.cli`, and its line in the help."""
+    """A command, or a group of commands: its name, `module:function`, and its line in the help.
+
+    A module without a dot is one of `services.cli`.
+    """
 
     name: str
     target: str
@@ -94,6 +103,16 @@ COMMANDS = {
 }  # fmt: skip
 """Every command by name, in the order in which the help lists them."""
 
+
+def _of_packages() -> list[Command]:
+    """Return the commands that installed packages add; a name that is taken stays whose it is."""
+    found = (point for point in entry_points(group=GROUP) if point.name not in COMMANDS)
+    return [
+        Command(point.name, point.value, f"A command of the package {point.dist.name if point.dist else '?'}.")
+        for point in sorted(found, key=lambda one: one.name)
+    ]
+
+
 _HELP = """Event-driven rollout pipeline for reinforcement learning of language models.
 
 `lachesis up` runs everything; `lachesis run NAME` runs one service; `top`, `trace`, `status`, `tail` and
@@ -103,7 +122,7 @@ _HELP = """Event-driven rollout pipeline for reinforcement learning of language 
 def load_command(command: Command) -> Any:
     """Import a command's module and return the command as typer runs it."""
     module, _, name = command.target.partition(":")
-    target = getattr(importlib.import_module(f"lachesis.services.cli.{module}"), name)
+    target = getattr(importlib.import_module(module if "." in module else f"lachesis.services.cli.{module}"), name)
     loaded = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     if command.is_group:
         loaded.add_typer(target, name=command.name)
@@ -117,7 +136,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, None if command is None else load_command(COMMANDS[str(command.name)]), rest
+        return name, None if command is None else load_command(_ALL[str(command.name)]), rest
 
 
 app = typer.Typer(
@@ -148,5 +167,6 @@ def _list_command(command: Command) -> None:
         app.command(command.name, help=command.help, hidden=command.hidden)(lambda: None)
 
 
-for _command in COMMANDS.values():
+_ALL = {command.name: command for command in (*COMMANDS.values(), *_of_packages())}
+for _command in _ALL.values():
     _list_command(_command)

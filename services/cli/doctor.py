@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import anyio
 from rich.text import Text
 
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, warn
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
-from lachesis.services.preflight.finding import DoctorFinding, warn
 from lachesis.services.preflight.machine import check_machine
 from lachesis.services.preflight.ports import SERVER
 from lachesis.services.preflight.server import check_server

@@ -8,9 +8,9 @@ import typer
 
 from lachesis.pipeline.common.safe_text import printable_lines
 from lachesis.pipeline.environment.installed import InstalledEnvironments, scan_installed
-from lachesis.pipeline.environment.load import BUILTIN
+from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.environment.source_files import SourceFile, scan_files
-from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
+from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.env_atropos import env_atropos
 from lachesis.services.cli.env_models import env_test
@@ -37,21 +37,23 @@ def env_list(
     as_json: Json = False,
 ) -> None:
     """List the built-in environments and their tasks, those of installed packages, and those in folders."""
-    datasets, missing = _datasets()
+    choices, missing = _choices()
     installed = scan_installed()
     files = [file for place in folder or () for file in scan_files(place)]
     if as_json:
-        builtin = {"builtin": sorted(BUILTIN), "reasoning_gym": datasets, "missing": missing}
+        builtin = {"builtin": sorted(environment_kinds()), **choices, "missing": missing}
         found = {"installed": msgspec.to_builtins(installed.environments), "problems": installed.problems}
         print_json({**builtin, **found, "files": msgspec.to_builtins(files)})
         return
-    print("built in: " + ", ".join(sorted(BUILTIN)))
+    print("built in: " + ", ".join(sorted(environment_kinds())))
     print("your own: module:Class, or path/to/file.py:Class")
-    if missing:
-        print(f"reasoning_gym: {missing}")
-    else:
-        print(f"reasoning_gym: {len(datasets)} datasets, as params.dataset")
-        print("\n".join(f"  {name}" for name in datasets))
+    for kind, names in choices.items():
+        if kind in missing:
+            print(f"{kind}: {missing[kind]}")
+        else:
+            parameter, _ = added("environments")[kind].choices
+            print(f"{kind}: {len(names)} choices of params.{parameter}")
+            print("\n".join(f"  {name}" for name in names))
     _print_installed(installed)
     if folder:
         _print_files(files)
@@ -103,9 +105,14 @@ def _print_files(files: list[SourceFile]) -> None:
             print(printable(f"{file.path}: {file.problem}"))
 
 
-def _datasets() -> tuple[list[str], str | None]:
-    try:
-        gym = import_reasoning_gym()
-    except StartupError as error:
-        return [], str(error)
-    return sorted(gym.factory.DATASETS), None
+def _choices() -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return by kind what a parameter can be chosen from, and why that is not known."""
+    found, missing = dict[str, list[str]](), dict[str, str]()
+    for name, kind in added("environments").items():
+        if kind.choices is None:
+            continue
+        try:
+            found[name] = load_place(kind.choices[1])()
+        except StartupError as error:
+            found[name], missing[name] = [], str(error)
+    return found, missing

@@ -80,8 +80,8 @@ class Options:
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
         import msgspec
 
+        from lachesis.pipeline.config.extended import run_config_type
         from lachesis.pipeline.config.load import LoadedConfig, load
-        from lachesis.pipeline.config.run import RunConfig
         from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
         from lachesis.services.run.known_runs import find_run
@@ -94,7 +94,7 @@ class Options:
                     "machine; put it into a file (nats.token_file), or the address into the configuration or "
                     "LACHESIS_NATS__URL"
                 )
-        loaded = load(RunConfig, file=self.config_file(), environ=os.environ, sets=self.texts())
+        loaded = load(run_config_type(), file=self.config_file(), environ=os.environ, sets=self.texts())
         if loaded.config.folder:
             return loaded
         folder = find_run(loaded.config.run, self.file) if self.names_run else None

@@ -13,14 +13,14 @@ from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
 from lachesis.services.process.reaper import start_below_reaper
 from lachesis.services.process.service_process import EXIT_STARTUP, ProcessRole, run_process
-from lachesis.services.registry import SERVICES, find
+from lachesis.services.registry import find, services
 from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
 
 __all__ = ["forkserver", "list_services", "run", "run_service"]
 
 
 def _services(incomplete: str) -> list[str]:
-    return [name for name in SERVICES if name.startswith(incomplete)]
+    return [name for name in services() if name.startswith(incomplete)]
 
 
 @with_options
@@ -65,7 +65,7 @@ def forkserver(
 
 def list_services() -> None:
     """Print the services with what they do and the extra they need."""
-    rows = [(spec.name, spec.about, f"lachesis-rl[{spec.extra}]" if spec.extra else "") for spec in SERVICES.values()]
+    rows = [(spec.name, spec.about, f"lachesis-rl[{spec.extra}]" if spec.extra else "") for spec in services().values()]
     print_table(("service", "what it does", "needs"), rows)
 
 

@@ -207,7 +207,7 @@ def _show(found: RunOverview) -> None:
         "folder": found.folder,
         "config": found.config,
         "logs": found.logs,
-        "wandb": found.wandb,
+        "trackers": found.trackers,
         "down": ", ".join(sorted(name for name, pid in found.pids.items() if pid is None)) if found.is_live else None,
     }
     for name, text in facts.items():

@@ -11,9 +11,9 @@ import typer
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import shared_token
 from lachesis.pipeline.config.run import InferenceConfig
-from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.local_model import open_app

@@ -9,9 +9,9 @@ import msgspec
 import typer
 
 from lachesis.pipeline.config import secrets
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import ConfigSetting, absent_settings, settings
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table, printable
 
@@ -34,7 +34,7 @@ def config_schema() -> None:
     Write it beside the file (`lachesis config schema > run.schema.json`), and make `#:schema ./run.schema.json` the
     file's first line: editors with Taplo (VS Code's Even Better TOML, say) then complete, explain and check it.
     """
-    print_json(json_schema(RunConfig))
+    print_json(json_schema(run_config_type()))
 
 
 def show_settings(options: Options, *, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from lachesis.pipeline.curriculum.scope import describe_curriculum
 from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.evaluator.read import EvaluationReader
-from lachesis.pipeline.gateway.token import GATEWAY_URL
+from lachesis.pipeline.extension import extensions, load_place
 from lachesis.pipeline.inference.directory import key_path
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
 from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
@@ -94,7 +94,7 @@ async def _up(config: RunConfig, options: Options) -> None:
     if start := record.describe_start():
         print(start, flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', '--run', config.run])}", flush=True)
-    for line in (describe_evaluation(config), *describe_curriculum(config), *describe_gateway(config)):
+    for line in (describe_evaluation(config), *describe_curriculum(config), *describe_extensions(config)):
         print(line, flush=True)
     try:
         async with background() as tasks:
@@ -159,15 +159,10 @@ def describe_evaluation(config: RunConfig) -> str:
     )
 
 
-def describe_gateway(config: RunConfig) -> list[str]:
-    """Return how environments of other projects reach the run, if it has any."""
-    names = ", ".join(name for name, env in config.environments.items() if env.is_foreign)
-    if not names:
-        return []
-    if not config.gateway.needs_token:
-        return [f"environments reach the gateway at http://{config.gateway.host}:{config.gateway.port}: {names}"]
-    url = shlex.quote(str(config.path / GATEWAY_URL))
-    return [f'environments reach the gateway by the URL in {url} (--env.rollout_server_url "$(cat {url})"): {names}']
+def describe_extensions(config: RunConfig) -> list[str]:
+    """Return what extensions have to say at the start of this run."""
+    said = (load_place(one.announce)(config) for one in extensions().values() if one.announce is not None)
+    return [line for lines in said for line in lines]
 
 
 class EvaluationWatch(RunWatcher):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import toml_value
@@ -88,7 +89,7 @@ def demo_config(options: DemoOptions) -> RunConfig:
     given |= {"nats.url": options.nats} if options.nats else {}
     sets = [f"{path}={toml_value(value)}" for path, value in given.items()]
     source = Path(str(files(__package__) / _FILES[options.model]))
-    config = load(RunConfig, file=source, environ=os.environ, sets=[*sets, *options.sets]).config
+    config = load(run_config_type(), file=source, environ=os.environ, sets=[*sets, *options.sets]).config
     if config.shared_files:
         share_files()
     if config.mode != "train" or config.training.steps is None:

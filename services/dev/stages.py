@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.runtime.service import Service, open_service
-from lachesis.services.registry import SERVICES, load_stage
+from lachesis.services.registry import load_stage, services
 
 __all__ = ["STAGES", "open_stages", "run_stage"]
 
@@ -30,7 +30,7 @@ async def open_stages(bus: Bus, config: RunConfig) -> AsyncIterator[TaskGroup]:
 
 
 async def _run_registered(bus: Bus, config: RunConfig, name: str) -> None:
-    stage = load_stage(SERVICES[name])
+    stage = load_stage(services()[name])
     await run_stage(bus, config, name, lambda service: stage(service, config, ""))
 
 

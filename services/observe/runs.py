@@ -12,8 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
@@ -77,7 +79,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     end_to_end_p99_s: float | None = None
     pids: dict[str, int | None] = {}
     logs: str | None = None
-    wandb: str | None = None
+    trackers: dict[str, str] = {}
     notices: list[Notice] = []
     outcomes: dict[str, int] = {}
 
@@ -138,7 +140,7 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
         return overview
     overview = msgspec.structs.replace(overview, config=str(file))
     try:
-        config = load(RunConfig, file=file).config
+        config = load(run_config_type(), file=file).config
     except ConfigError as error:
         return msgspec.structs.replace(
             overview, problem=overview.problem or f"its configuration is unreadable: {error}"
@@ -149,7 +151,7 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
         mode=config.mode,
         environments=list(config.environments),
         steps=config.training.steps,
-        wandb=_wandb(config),
+        trackers=_trackers(config),
     )
 
 
@@ -246,9 +248,7 @@ def _environments(figures: Mapping[str, float], standing: str) -> list[str]:
     return sorted(name[1] for name in names if len(name) == 3 and name[0] == "health" and name[2] == standing)
 
 
-def _wandb(config: RunConfig) -> str | None:
-    """Return where the run's figures are in wandb: the folder of an offline one, else project and name."""
-    if config.training.wandb.project is None:
-        return None
-    offline = sorted(config.path.glob("wandb/offline-run-*"))
-    return str(offline[-1]) if offline else f"{config.training.wandb.project}/{config.run}"
+def _trackers(config: RunConfig) -> dict[str, str]:
+    """Return where each tracker of the run has its figures, by the tracker's name."""
+    wanted = {setting: spec for setting, spec in added("trackers").items() if spec.is_wanted(config)}
+    return {setting.rpartition(".")[2]: str(load_place(spec.place)(config)) for setting, spec in wanted.items()}

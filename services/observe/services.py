@@ -12,7 +12,7 @@ import msgspec
 
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.control import Heartbeat, PackedHistogram, StageVitals
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 __all__ = ["Quantiles", "ServiceStatus", "merge", "merged", "place", "total"]
 
@@ -111,5 +111,5 @@ def place(service: str) -> tuple[int, int, str]:
     """Return the sort key of a service: the way of a rollout first, then what serves it."""
     name = service.partition("-")[0]
     flow = _FLOW.index(name) if name in _FLOW else len(_FLOW)
-    others = list(SERVICES)
+    others = list(services())
     return flow, others.index(name) if name in others else len(others), service

@@ -13,8 +13,8 @@ import nats.errors
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.replies import NO_LEADER
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.schemas import subjects
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
 __all__ = ["check_copies", "cluster_problems"]
 

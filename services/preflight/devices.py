@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lachesis.pipeline.common.installation import install_command
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
 from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["describe_devices", "devices_here"]
@@ -44,10 +44,10 @@ def describe_devices(config: RunConfig, gpus: int) -> str:
 def _places(config: RunConfig, gpus: int) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield by setting what it says and the device that it means, of what computes with torch here."""
     training = config.training
-    if config.mode == "train" and training.backend == "torch":
+    if config.mode == "train" and training.backend == THIS_MACHINE:
         yield "training.device", (training.device, _device(training.device, gpus, first=True))
     for row in planned_processes(config):
-        if row.service == "inference" and not config.is_at_tinker("inference", row.part):
+        if row.service == "inference" and config.trains_elsewhere("inference", row.part) is None:
             settings = config.role(row.part)
             if settings.kind == "reference":
                 chosen = settings.device

@@ -14,13 +14,14 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.routing import SIZE_HEADER, matches
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, warn
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR, access_table
+from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.subjects import BUCKET, LEDGER, WEIGHTS
 from lachesis.services.output import human_bytes
-from lachesis.services.preflight.finding import DoctorFinding, warn
 from lachesis.services.run.scope import scope_of
 
 __all__ = ["FULL_AT", "check_readers", "check_room", "find_exhaustion", "writers_of"]
@@ -111,7 +112,7 @@ def _room_mend(kind: str) -> str:
 def writers_of(config: RunConfig, subject: str) -> str:
     """Return who may store messages on `subject` in the course of a run, as text."""
     run, found = config.run, []
-    for identity, access in access_table(scope_of(config)).items():
+    for identity, access in access_of(scope_of(config)).items():
         stored = (*access.writes, *(subjects.value_subject(run, key) for key in access.sets))
         if identity != OPERATOR and any(matches(pattern, subject) for pattern in stored):
             found.append(identity)

@@ -24,11 +24,12 @@ import numpy as np
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.common.installation import install_command
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment
+from lachesis.pipeline.extension import added
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
@@ -128,19 +129,14 @@ def _trackers(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield for each tracker that the run's trainer would have, the setting that names it and what tries it."""
     if config.mode != "train":
         return
-    training = config.training
-    wanted = {
-        "training.wandb": training.wandb.project is not None,
-        "training.tensorboard": training.tensorboard,
-        "training.mlflow": training.mlflow is not None,
-    }
-    for setting in (name for name, is_wanted in wanted.items() if is_wanted):
-        yield setting, partial(_tracker, config, setting.rpartition(".")[2])
+    for setting, spec in added("trackers").items():
+        if spec.is_wanted(config):
+            yield setting, partial(_tracker, config, setting)
 
 
-def _tracker(config: RunConfig, name: str) -> str:
+def _tracker(config: RunConfig, setting: str) -> str:
     try:
-        tracker = next(one for one in open_trackers(config, only=name))
+        tracker = next(one for one in open_trackers(config, only=setting))
     except (StartupError, ModuleNotFoundError) as error:
         return f"not tried: {error}"  # the missing extra has a finding of its own
     try:
@@ -150,7 +146,7 @@ def _tracker(config: RunConfig, name: str) -> str:
 
 
 def _models(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
-    if config.training.backend == "tinker" and config.mode == "train":
+    if config.training.backend != THIS_MACHINE and config.mode == "train":
         return
     for setting, one in named_models(config).items():
         if one.weights:

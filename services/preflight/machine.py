@@ -5,7 +5,6 @@ Reads the configuration and the state of the machine. It checks that secrets exi
 
 import importlib.metadata
 import importlib.util
-import netrc
 import os
 import platform
 import re
@@ -20,16 +19,16 @@ from lachesis.pipeline.bus.disk_room import assess, stored_bytes
 from lachesis.pipeline.bus.embedded import find_binary
 from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import device_of, disk_room
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
-from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.config.run import NATS_FOLDER, THIS_MACHINE, RunConfig
+from lachesis.pipeline.extension import added, extensions, load_place
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.retention.budget_check import check_budgets
-from lachesis.pipeline.trainer.tinker.key import key_problem
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.otlp import check_otlp
 from lachesis.services.preflight.ports import check_ports
 
@@ -41,7 +40,6 @@ __all__ = [
     "files",
     "packages",
     "vllm_interpreters",
-    "wandb_key",
     "webhook",
 ]
 
@@ -79,10 +77,9 @@ def check_machine(config: RunConfig, *, running: Collection[str] = ()) -> Iterat
     yield from webhook(config)
     yield from vllm_interpreters(config)
     yield from check_otlp(config)
-    if config.training.wandb.project is not None:
-        yield wandb_key()
-    if config.mode == "train" and config.training.backend == "tinker":
-        yield tinker_key()
+    for one in extensions().values():
+        if one.doctor is not None:
+            yield from load_place(one.doctor)(config)
 
 
 def needed_extras(config: RunConfig) -> set[str]:
@@ -90,23 +87,27 @@ def needed_extras(config: RunConfig) -> set[str]:
     nats = config.nats
     servers = [row.part for row in planned_processes(config) if row.service == "inference"]
     served_here = any(
-        config.role(role).kind == "reference" and not config.is_at_tinker("inference", role) for role in servers
+        config.role(role).kind == "reference" and config.trains_elsewhere("inference", role) is None for role in servers
     )
-    trained_here = config.mode == "train" and config.training.backend == "torch"
+    trained_here = config.mode == "train" and config.training.backend == THIS_MACHINE
     needs = {
         "train": bool(config.environments) and (trained_here or served_here),
-        "tinker": config.mode == "train" and config.training.backend == "tinker",
         "vllm": any(
             config.role(role).kind == "vllm" and config.role(role).python is None for role in servers
         ),  # with an interpreter of its own, `vllm_interpreters` looks there
-        "gateway": any(env.is_foreign for env in config.environments.values()),
         "otel": config.telemetry.wanted(),
-        "wandb": config.training.wandb.project is not None,
-        "tensorboard": config.training.tensorboard,
-        "mlflow": config.training.mlflow is not None,
         "auth": nats is not None and any((nats.creds_file, nats.nkey_file, nats.nkey_folder)),
     }
-    return {extra for extra, needed in needs.items() if needed}
+    return {extra for extra, needed in needs.items() if needed} | _extras_of_extensions(config)
+
+
+def _extras_of_extensions(config: RunConfig) -> set[str]:
+    found = {spec.extra for spec in added("trackers").values() if spec.is_wanted(config)}
+    planned = {row.service for row in planned_processes(config)}
+    found |= {spec.extra for name, spec in added("services").items() if name in planned}
+    elsewhere = config.trains_elsewhere("trainer", "") if config.mode == "train" else None
+    found |= {elsewhere.extra} if elsewhere is not None else set()
+    return {extra for extra in found if extra is not None}
 
 
 def packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
@@ -320,30 +321,6 @@ def weights(config: RunConfig) -> Iterator[DoctorFinding]:
         yield warn("weights", text, mend)
     else:
         yield ok("weights", text)
-
-
-def wandb_key() -> DoctorFinding:
-    """Check that a run of wandb can be stored somewhere."""
-    if os.environ.get("WANDB_MODE") in {"offline", "disabled"}:
-        return ok("wandb", f"WANDB_MODE={os.environ['WANDB_MODE']}: no key needed")
-    if os.environ.get("WANDB_API_KEY") or _in_netrc():
-        return ok("wandb", "there is a key")
-    return warn("wandb", "no key in WANDB_API_KEY or ~/.netrc", "wandb login, or set WANDB_MODE=offline")
-
-
-def tinker_key() -> DoctorFinding:
-    """Check that there is a key for Tinker."""
-    problem = key_problem(os.environ)
-    return (
-        ok("tinker", "there is a key") if problem is None else fail("tinker", problem, "export TINKER_API_KEY=tml-...")
-    )
-
-
-def _in_netrc() -> bool:
-    try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 def _existing(path: Path) -> Path:

@@ -24,7 +24,7 @@ def model_loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str
     """
     seen = set()
     for row in planned_processes(config):
-        if row.service != "inference" or config.is_at_tinker("inference", row.part):
+        if row.service != "inference" or config.trains_elsewhere("inference", row.part) is not None:
             continue
         settings = config.role(row.part)
         name = settings.model or config.model

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import missing_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
+from lachesis.pipeline.curriculum.logic.registry import strategy_names
 from lachesis.pipeline.environment import load as environments
+from lachesis.pipeline.extension import TrainerBackend, load_place
 from lachesis.pipeline.model.source import find_model
-from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS
+from lachesis.pipeline.normalizer.config.advantage import estimator_names
 from lachesis.pipeline.scorer import raters
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
@@ -72,8 +73,8 @@ def _models(config: RunConfig) -> Iterator[Problem]:
     mend = "set it to a folder written by save_pretrained, or to the id of a causal language model on the hub"
     if config.model is None and config.mode == "train" and newest_checkpoint(config.path) is None:
         yield Problem("model", "not set; name a local folder or a Hugging Face id", mend)
-    if config.mode == "train" and config.training.backend == "tinker":
-        yield from _tokenizer(config)
+    if config.mode == "train" and (elsewhere := config.trains_elsewhere("trainer", "")) is not None:
+        yield from _tokenizer(config, elsewhere)
         return
     for setting, one in named_models(config).items():
         try:
@@ -117,12 +118,13 @@ def _templates(config: RunConfig) -> Iterator[Problem]:
             yield Problem(setting, str(error), "name a file with a chat template in Jinja's syntax, or give its text")
 
 
-def _tokenizer(config: RunConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the tokenizer, all that is here of a model that is at Tinker."""
-    if config.model is None and config.training.tinker.base_model is None:
-        yield Problem("training.tinker.base_model", "not set", "name a model of Tinker's, or set `model` to its name")
+def _tokenizer(config: RunConfig, elsewhere: TrainerBackend) -> Iterator[Problem]:
+    """Yield what is wrong with the tokenizer, all that is here of a model that is trained elsewhere."""
+    setting, there = load_place(elsewhere.model)(config)
+    if config.model is None and there is None:
+        yield Problem(setting, "not set", "name a model that is known there, or set `model` to its name")
         return
-    name = config.tokenizer or config.model or config.training.tinker.base_model
+    name = config.tokenizer or config.model or there
     try:
         find_model(str(name), weights=False, template=config.chat_template is None)
     except ConfigError as error:
@@ -133,7 +135,7 @@ def _environments(config: RunConfig) -> Iterator[Problem]:
     for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
         for name, env in named.items():
             if not env.is_foreign:
-                yield from _reference(f"{table}.{name}.kind", env.kind, environments.BUILTIN)
+                yield from _reference(f"{table}.{name}.kind", env.kind, environments.environment_kinds())
 
 
 def _raters(config: RunConfig) -> Iterator[Problem]:
@@ -142,19 +144,19 @@ def _raters(config: RunConfig) -> Iterator[Problem]:
         scoring |= {f"{table}.{name}.scoring": env.scoring for name, env in named.items() if env.scoring}
     for table, settings in scoring.items():
         for number, rater in enumerate(settings.raters):
-            yield from _reference(f"{table}.raters[{number}].rater", rater.rater, raters.BUILTIN)
+            yield from _reference(f"{table}.raters[{number}].rater", rater.rater, raters.rater_places())
 
 
 def _estimators(config: RunConfig) -> Iterator[Problem]:
-    yield from _reference("advantage.estimator", config.advantage.estimator, ESTIMATORS)
+    yield from _reference("advantage.estimator", config.advantage.estimator, estimator_names())
     for name, settings in config.environments.items():
         if settings.advantage is not None:
             path = f"environments.{name}.advantage.estimator"
-            yield from _reference(path, settings.advantage.estimator, ESTIMATORS)
+            yield from _reference(path, settings.advantage.estimator, estimator_names())
 
 
 def _curriculum(config: RunConfig) -> Iterator[Problem]:
-    yield from _reference("curriculum.strategy", config.curriculum.strategy, STRATEGIES)
+    yield from _reference("curriculum.strategy", config.curriculum.strategy, strategy_names())
 
 
 def _reference(setting: str, reference: str, builtin: Collection[str]) -> Iterator[Problem]:

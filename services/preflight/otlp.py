@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from lachesis.pipeline.common.bounded_http import wait_for_thread
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, OtlpEndpoint, otlp_endpoints
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
 __all__ = ["check_otlp"]
 

@@ -10,9 +10,10 @@ import socket
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
+from lachesis.services.registry import find
 
 __all__ = ["SERVER", "FixedPort", "check_ports", "fixed_ports"]
 
@@ -36,11 +37,13 @@ def fixed_ports(config: RunConfig) -> list[FixedPort]:
         if row.service == "inference":
             role, name = config.role(row.part), f"inference.{row.part}.port"
             port = role.port
-            if not port and row.part == "policy" and config.is_at_tinker("inference", row.part):
-                port, name = config.training.tinker.port or 0, "training.tinker.port"
+            elsewhere = config.trains_elsewhere("inference", row.part)
+            if not port and row.part == "policy" and elsewhere is not None:
+                port, name = config.at(elsewhere.port, 0), elsewhere.port
             found.append(FixedPort(name, role.host, port, f"inference-{row.part}"))
-        elif row.service == "gateway":
-            found.append(FixedPort("gateway.port", config.gateway.host, config.gateway.port, "gateway"))
+        elif (held := find(row.service).socket) is not None:
+            host, port = config.at(f"{held.table}.host", ""), config.at(f"{held.table}.port", 0)
+            found.append(FixedPort(f"{held.table}.port", host, port, row.service))
     if config.nats is None:
         found.append(FixedPort("server.port", config.server.host, config.server.port or 0, SERVER))
     return [one for one in found if one.port]

@@ -14,6 +14,7 @@ import nats.errors
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.replies import NO_LEADER, to_ns
 from lachesis.pipeline.bus.streams import definitions, differences, sized
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
@@ -32,7 +33,6 @@ from lachesis.schemas.errors import (
 from lachesis.schemas.subjects import kind_of
 from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.exhaustion import find_exhaustion
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_fit, check_ledger
 from lachesis.services.preflight.ports import SERVER, fixed_ports
 from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor, try_room

@@ -7,9 +7,9 @@ That all it names is there, can be loaded and has what it needs.
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.first_model import changed_model
 from lachesis.services.preflight.loading import LoadFinding, check_loads
 from lachesis.services.preflight.machine import (

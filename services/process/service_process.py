@@ -33,6 +33,7 @@ from lachesis.pipeline.common.os_errors import explain_os_error
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.common.user_code import describe_ending, is_ending, mark_own_process, refuse_forked
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.extension import ServiceSpec
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
 from lachesis.pipeline.runtime.held_loop import speaking_while_held
@@ -65,7 +66,7 @@ from lachesis.services.process.micro import join_micro
 from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
-from lachesis.services.registry import ServiceSpec, Stage, load_stage
+from lachesis.services.registry import Stage, load_stage, service_of
 from lachesis.services.run.connect import connect_run
 
 __all__ = [
@@ -162,7 +163,9 @@ def _run_to_the_end(role: ProcessRole, config: RunConfig) -> int:
             claim_replica(config.run, role.name, role.number, supervised=role.supervised) as replica,
             open_tracing(config, role.name, replica) as tracing,
         ):
-            return anyio.run(_run, role, replica, load_stage(role.spec.of(config, role.part)), config, tracing)
+            return anyio.run(
+                _run, role, replica, load_stage(service_of(config, role.spec.name, role.part)), config, tracing
+            )
     except Exception as error:  # noqa: BLE001 - it is explained, and ends the process
         return _explain(error)
     except BaseException as error:

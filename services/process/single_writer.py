@@ -20,6 +20,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import SINGLE_WRITERS
 from lachesis.schemas.errors import InfrastructureError, StartupError, UnservedError
+from lachesis.services.registry import find
 
 __all__ = ["WriterPlace", "refuse_writers_beside"]
 
@@ -61,7 +62,7 @@ async def refuse_writers_beside(
     """
     async with anyio.create_task_group() as tasks:
         for service in services:
-            if service in SINGLE_WRITERS:
+            if service in SINGLE_WRITERS or find(service).is_single:
                 tasks.start_soon(_refuse_beside, bus, config, service, replaces)
 
 

@@ -15,6 +15,7 @@ from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer, StoreInUseError, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.telemetry.heartbeat_log import SILENCE_S, HeartbeatLog
@@ -112,7 +113,7 @@ def _no_server(config: RunConfig) -> str:
     if is_lost(config):
         return f"run {config.run} has stored history in {config.path}, and that is gone. {ways_out(config.run)}"
     others = ", ".join(_other_runs_of(config.path)) or "none"
-    if config == RunConfig():
+    if config == run_config_type()():
         return (
             f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs that are known: "
             f"{others}): give --run or --config, or start one with `lachesis up`"

@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.gateway.token import GATEWAY_TOKEN, GATEWAY_URL
+from lachesis.pipeline.extension import extensions
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.retention.recovery import RECOVERIES
@@ -47,8 +47,8 @@ MODEL_MARK = ".lachesis-copy"
 """In a folder of `_MODELS` that the demo made, and that goes with its run; any other is somebody's."""
 _MODELS = ("model", "teacher")
 _ENTRIES = frozenset({
-    ACKNOWLEDGED, "checkpoints", "environments", GATEWAY_TOKEN, GATEWAY_URL, "inference", "logs", NATS_FOLDER, "plots",
-    "tensorboard", "trainers", "vllm", "wandb", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
+    ACKNOWLEDGED, "checkpoints", "environments", "inference", "logs", NATS_FOLDER, "plots",
+    "trainers", "vllm", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
     TRACKED_ALERTS_FILE, f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     NOTICES_FILE, f".{NOTICES_FILE}.partial",
     ".summary.json.partial", MODEL_FILE, f".{MODEL_FILE}.partial",
@@ -235,4 +235,5 @@ def _is_own(entry: Path) -> bool:
         return (entry / MODEL_MARK).exists()
     if entry.name == RUN_FILE:
         return is_written_here(entry)
-    return entry.name in _ENTRIES or entry.name in _LAST or _HELD_OUT.fullmatch(entry.name) is not None
+    further = {name for one in extensions().values() for name in one.folder_entries}
+    return entry.name in _ENTRIES | further or entry.name in _LAST or _HELD_OUT.fullmatch(entry.name) is not None

@@ -13,6 +13,7 @@ import msgspec
 
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.small_files import read_small_text
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
@@ -66,7 +67,7 @@ async def write_run_file(config: RunConfig) -> Path:
 def _says(file: Path, config: RunConfig) -> bool:
     wanted = msgspec.structs.replace(config, folder=str(config.path))
     try:
-        return file.is_file() and load(RunConfig, file=file).config == wanted
+        return file.is_file() and load(run_config_type(), file=file).config == wanted
     except ConfigError:
         return False  # another build's, or one that was edited badly: it is rewritten
 

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
 from lachesis.pipeline.model.free_memory import free_bytes
 from lachesis.pipeline.model.logit_memory import DeviceMemory
 from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named
@@ -72,7 +72,7 @@ def plan_step(config: RunConfig, *, model: str | None, device: str | None, memor
         raise ConfigError("no model is named: give --model, or a configuration that has one")
     if config.training.sharding == "full":
         raise ConfigError('training.sharding is "full", which a plan does not know yet: plan it with "none"')
-    if config.training.backend != "torch":
+    if config.training.backend != THIS_MACHINE:
         raise ConfigError(f"training.backend is {config.training.backend}: that machine's memory is not ours to plan")
     kind, available = _device(device or config.training.device, memory)
     model_config = _model_config(name)

@@ -5,11 +5,10 @@ takes the next value, nothing is to be done.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.store import check_stored
+from lachesis.pipeline.extension import extensions, load_place
 from lachesis.schemas import keys
 from lachesis.schemas.alerts import SentAlerts
 from lachesis.schemas.codec import Event, decode
@@ -43,9 +42,9 @@ def _keys(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], object]]]:
     for env in dict.fromkeys((*config.environments, *config.evaluation)):
         yield keys.held_out(env), _reads(HeldOutRecord)
         yield keys.epoch(env), _reads(EpochRecord)
-    names = ("registry", "posts", *(f"buffer-{env}" for env in config.environments), f"consumer-{config.training.name}")
-    for name in names:
-        yield keys.gateway(name), partial(check_stored, name)
+    for one in extensions().values():
+        if one.stored_values is not None:
+            yield from load_place(one.stored_values)(config)
 
 
 def _reads(kind: type[Event]) -> Callable[[bytes], object]:

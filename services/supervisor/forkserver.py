@@ -32,7 +32,7 @@ from setproctitle import setproctitle
 from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.services.process.reaper import end_descendants, start_below_reaper, take_orphans
-from lachesis.services.registry import SERVICES, load_stage
+from lachesis.services.registry import load_stage, services
 
 __all__ = [
     "MAX_REQUEST_BYTES",
@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 PRELOADED = {
-    "plain": tuple(spec.name for spec in SERVICES.values() if spec.extra is None),
-    "torch": tuple(spec.name for spec in SERVICES.values() if spec.extra == "train"),
+    "plain": tuple(spec.name for spec in services().values() if spec.extra is None),
+    "torch": tuple(spec.name for spec in services().values() if spec.extra == "train"),
 }
 """The kinds of fork servers, each with the services that its children can be."""
 MAX_REQUEST_BYTES = 1 << 16
@@ -98,7 +98,7 @@ def serve_forks(kind: str, door: Path) -> ForkRequest | None:
     take_orphans()
     server = _ForkServer(requests, _listen(door))
     for name in PRELOADED[kind]:
-        load_stage(SERVICES[name])
+        load_stage(services()[name])
     return server.serve()
 
 

@@ -36,7 +36,7 @@ from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_
 from lachesis.pipeline.common.late_output import flush_output
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.listener import LISTENER_FD, open_listener
+from lachesis.pipeline.extension import HeldSocket, load_place
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.facts import ProcessFact
@@ -59,6 +59,7 @@ from lachesis.services.process.service_process import (
     STACKS_SIGNAL,
 )
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
+from lachesis.services.registry import find
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
@@ -176,9 +177,9 @@ class Supervisor:
         self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_RunningProcess(planned) for planned in planned_processes(config)]
-        # what trains at Tinker needs no torch, which a fork server of its kind would import
+        # what trains elsewhere needs no torch, which a fork server of its kind would import
         planned = [row.planned for row in self.running]
-        elsewhere = {row.service for row in planned if config.is_at_tinker(row.service, row.part)}
+        elsewhere = {row.service for row in planned if config.trains_elsewhere(row.service, row.part)}
         forked = {row.service for row in planned} - elsewhere
         self._forks = ForkServers(self.arguments, forked if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
@@ -190,7 +191,7 @@ class Supervisor:
         self._verifying = anyio.CancelScope()
         self._notices = RunNotices(config, self._process_facts, lambda: self._server_pid)
         self._held = ExitStack()
-        self._listener: socket.socket | None = None
+        self._listeners: dict[str, socket.socket] = {}
         self.has_begun = False
         """Whether the run's folder is this supervisor's."""
         self.has_served = False
@@ -451,20 +452,21 @@ class Supervisor:
             return forked
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         command += [*self.arguments, "--replica", str(planned.replica), "--supervised"]
-        if planned.service != "gateway" or (listener := self._hold_listener()) is None:
+        held = find(planned.service).socket
+        if held is None or (listener := self._hold_listener(planned.service, held)) is None:
             return await start_service(command, file, limit_s)
         number = listener.fileno()
-        return await start_service(command, file, limit_s, variables={LISTENER_FD: str(number)}, pass_fds=[number])
+        return await start_service(command, file, limit_s, variables={held.variable: str(number)}, pass_fds=[number])
 
-    def _hold_listener(self) -> socket.socket | None:
-        """Return the gateway's socket, which is held from the gateway's first start to the end of the run.
+    def _hold_listener(self, service: str, held: HeldSocket) -> socket.socket | None:
+        """Return a service's socket, which is held from its first start to the end of the run.
 
-        None: it cannot listen; the gateway will then find that out by itself, and say it.
+        None: it cannot listen; the service will then find that out by itself, and say it.
         """
-        if self._listener is None:
+        if service not in self._listeners:
             with suppress(StartupError):
-                self._listener = self._held.enter_context(open_listener(self.config.gateway))
-        return self._listener
+                self._listeners[service] = self._held.enter_context(load_place(held.open)(self.config))
+        return self._listeners.get(service)
 
     def _log_files(self) -> list[tuple[str, Path]]:
         """Return what is written by processes for as long as they run, with the name of each."""

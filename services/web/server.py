@@ -7,9 +7,9 @@ from ipaddress import ip_address
 
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import shared_token
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.schemas.errors import StartupError
 from lachesis.services.web.api import RunApi

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lachesis.pipeline.environment.environment import Environment
     from lachesis.pipeline.environment.session import Reply, Session
-    from lachesis.pipeline.environment.steps.atropos_step_env import AtroposStepEnv
-    from lachesis.pipeline.environment.steps.step_env import StepEnv
-    from lachesis.pipeline.environment.steps.text import SampledText
     from lachesis.pipeline.environment.tools import tool
-    from lachesis.pipeline.gateway.curriculum_mixin import CurriculumMixin
+    from lachesis.pipeline.extensions.atropos.gateway.curriculum_mixin import CurriculumMixin
+    from lachesis.pipeline.extensions.atropos.step_bridge.atropos_step_env import AtroposStepEnv
+    from lachesis.pipeline.extensions.atropos.step_bridge.step_env import StepEnv
+    from lachesis.pipeline.extensions.atropos.step_bridge.text import SampledText
     from lachesis.pipeline.inference.client import GeneratedSample, InferenceClient
     from lachesis.pipeline.inference.protocol import WeightVersionSpan
     from lachesis.pipeline.library.ensemble import RewardEnsemble, krippendorff_alpha
@@ -72,8 +72,8 @@ _HOMES = {
     "PerformanceTracker": "lachesis.pipeline.library.performance",
     "HealthChecks": "lachesis.pipeline.library.health",
     "CurriculumScheduler": "lachesis.pipeline.library.scheduler",
-    "AtroposStepEnv": "lachesis.pipeline.environment.steps.atropos_step_env",
-    "CurriculumMixin": "lachesis.pipeline.gateway.curriculum_mixin",
+    "AtroposStepEnv": "lachesis.pipeline.extensions.atropos.step_bridge.atropos_step_env",
+    "CurriculumMixin": "lachesis.pipeline.extensions.atropos.gateway.curriculum_mixin",
     "Environment": "lachesis.pipeline.environment.environment",
     "Message": "lachesis.schemas.rollout",
     "ModelInput": "lachesis.pipeline.trainer.inputs.model_input",
@@ -82,8 +82,8 @@ _HOMES = {
     "RewardGroup": "lachesis.pipeline.normalizer.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.normalizer.welford",
     "Session": "lachesis.pipeline.environment.session",
-    "SampledText": "lachesis.pipeline.environment.steps.text",
-    "StepEnv": "lachesis.pipeline.environment.steps.step_env",
+    "SampledText": "lachesis.pipeline.extensions.atropos.step_bridge.text",
+    "StepEnv": "lachesis.pipeline.extensions.atropos.step_bridge.step_env",
     "Task": "lachesis.pipeline.tasks.task",
     "Sample": "lachesis.pipeline.scorer.rater",
     "ToolError": "lachesis.schemas.errors",

@@ -20,7 +20,7 @@ import torch
 from in_process_grpo import Player, edit_distance, passed, warm_started, with_advantages
 from numpy.typing import NDArray
 
-from lachesis.pipeline.environment.reasoning_gym import ReasoningGym
+from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.scorer.logic.signals import signals_of

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import torch
 
-from lachesis.pipeline.environment.reasoning_gym import ReasoningGym
+from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult

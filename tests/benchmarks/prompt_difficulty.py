@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lachesis.pipeline.curriculum.logic.features import prompt_features
-from lachesis.pipeline.tasks.gym_datasets import import_reasoning_gym
+from lachesis.pipeline.extensions.reasoning_gym.datasets import import_reasoning_gym
 
 GRADED = {
     "chain_sum": ({"min_terms": 2, "max_terms": 12}, "num_terms"),

@@ -15,6 +15,7 @@ from integration.servers import RUN, Servers
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -116,7 +117,7 @@ class Run:
     def load_config(self) -> RunConfig:
         """Return the run's configuration as its services see it."""
         sets = [text.removeprefix("--set=") for text in self.arguments if text.startswith("--set=")]
-        return load(RunConfig, file=self.config, environ={}, sets=sets).config
+        return load(run_config_type(), file=self.config, environ={}, sets=sets).config
 
     def start(self) -> None:
         """Start the supervisor."""

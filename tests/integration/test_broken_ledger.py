@@ -18,8 +18,8 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -72,7 +72,7 @@ async def test_a_message_that_the_server_drops_is_told_while_the_run_goes_on_and
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     store = tmp_path / "runs" / "up" / "nats"
-    settings = load(RunConfig, file=tmp_path / "run.toml").config
+    settings = load(run_config_type(), file=tmp_path / "run.toml").config
     async with (
         EmbeddedServer(store, ServerConfig(max_file_bytes=4 << 30)) as server,
         await connect(server.url, run="up", name="tests", token=server.token) as bus,

@@ -14,8 +14,8 @@ import msgspec
 import psutil
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.run.file import RUN_FILE
 
@@ -80,7 +80,7 @@ def test_a_short_demo_runs_to_its_end(folder: Path) -> None:
     assert summary["dead_letters"] == 0
     pids = [pid for stage in summary["stages"].values() for pid in stage["pids"]]
     restarts = sum(count for name, count in summary["restarts"].items() if name != "supervisor")
-    planned = planned_processes(load(RunConfig, file=folder / RUN_FILE, environ={}).config)
+    planned = planned_processes(load(run_config_type(), file=folder / RUN_FILE, environ={}).config)
     assert len(pids) == len(set(pids)) == len(planned) + restarts, "every service is a process of its own"
     assert {path.name for path in (folder / "plots").iterdir()} == PLOTS
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "plots").iterdir())

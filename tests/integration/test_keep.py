@@ -10,8 +10,8 @@ from integration.harness import Run
 from integration.servers import Supervised
 
 from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.run.connect import NATS_FOLDER
 from lachesis.services.supervisor.keeper import keep_supervisor
@@ -38,7 +38,7 @@ async def test_the_next_supervisor_has_its_server_where_it_was(tmp_path: Path, m
     monkeypatch.setenv("PYTHONPATH", run.environ["PYTHONPATH"])
     places = f'run = "kept"\nfolder = "{folder}"\nmodel = "{folder / "model"}"\n'
     run.config.write_text(places + run.config.read_text())
-    config = load(RunConfig, file=run.config, environ={}, sets=[]).config
+    config = load(run_config_type(), file=run.config, environ={}, sets=[]).config
     supervisors: list[int] = []
 
     async def beside(pid: int) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
@@ -124,7 +124,7 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(
     command = [sys.executable, "-m", "lachesis", "status", "--run", "up", "--json"]
     status = json.loads((await anyio.run_process(command, cwd=away)).stdout)
     assert {row["service"] for row in status["services"]} == names - {"supervisor"}
-    assert load(RunConfig, file=folder / "runs/up/run.toml").config.path == folder / "runs/up"
+    assert load(run_config_type(), file=folder / "runs/up/run.toml").config.path == folder / "runs/up"
     up.send_signal(signal.SIGTERM)
     with anyio.fail_after(90):
         said_last, _ = await up.communicate()

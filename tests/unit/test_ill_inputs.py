@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, find_strategy, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
@@ -233,7 +233,7 @@ ENTRY_POINTS: dict[str, Callable[[Any], Any]] = {
     "mean_interval": mean_interval,
     "parse_condition": lambda x: parse_condition(x, ["alpha_a"]),
     # configuration
-    "load": lambda x: load(RunConfig, sets=[f"batching.batch_size={x}"]),
+    "load": lambda x: load(run_config_type(), sets=[f"batching.batch_size={x}"]),
     **fields(ScoringConfig),
     **fields(RaterConfig, rater="m:a"),
     **fields(NormalizationConfig),

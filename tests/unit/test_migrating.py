@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.extended import run_config_type
 
 PAGE = (Path(__file__).parents[2] / "MIGRATING.md").read_text(encoding="utf-8")
 MAX_BYTES = 14_000
@@ -26,7 +26,7 @@ def settings_named() -> list[str]:
 
 def settings_mentioned() -> list[str]:
     """Everything else in code that is a dotted place of ours: it begins as a part of the configuration does."""
-    parts = {*RunConfig.__struct_fields__, "env", "learner"} - {"run", "model"}
+    parts = {*run_config_type().__struct_fields__, "env", "learner"} - {"run", "model"}
     elsewhere = re.sub(r"^\|[^|]*\|[^|]*\|", "", PAGE, flags=re.MULTILINE)
     codes = [code for code in re.findall(r"`([^`\n]+)`", elsewhere) if code.split(".")[0] in parts and "." in code]
     return [whole(code) for code in codes if code not in SHORT and "NAME." not in code[-5:] and code[-1] != "."]
@@ -47,7 +47,7 @@ def struct_of(kind: Any) -> Any:
 
 def find(place: str) -> tuple[Any, str, Any]:
     """Return the struct that a setting is a field of, the field and its type."""
-    owner: Any = RunConfig
+    owner: Any = run_config_type()
     parts = place.split(".")
     while True:
         name = parts.pop(0)

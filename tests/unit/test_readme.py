@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from lachesis import Environment, Sample
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load as load_config
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import collect_group
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -86,7 +86,7 @@ def test_the_rater_of_the_readme_rates() -> None:
 def test_a_configuration_of_the_readme_is_one(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
-    load_config(RunConfig, file=file, environ={}, sets=[])
+    load_config(run_config_type(), file=file, environ={}, sets=[])
 
 
 def test_every_command_of_the_readme_is_there() -> None:

@@ -26,14 +26,15 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_ARGUMENTS = {"shell": False, "trust_remote_code": False, "allow_pickle": False, "use_safetensors": True}
 """Arguments that may have one value only."""
 IMPORTERS = {
-    "pipeline/tasks/gym_datasets.py",  # reasoning_gym, if it is there
+    "pipeline/extensions/reasoning_gym/datasets.py",  # reasoning_gym, if it is there
     "pipeline/tasks/packed_files.py",  # pyarrow, if it is there
     "pipeline/tasks/rows.py",  # datasets and pyarrow, if they are there
-    "pipeline/environment/atropos/child.py",  # the class that the configuration names, in a process of its own
+    "pipeline/extensions/atropos/native/child.py",  # the class that the configuration names, in a process of its own
     "pipeline/common/user_code.py",  # an environment, a rater or a strategy that the configuration names
     "pipeline/scorer/runner.py",  # in a worker, the module of a rater that its scorer has loaded
-    "services/cli/commands.py",  # a command out of a fixed table
-    "services/registry.py",  # a service out of a fixed table
+    "pipeline/extension.py",  # what an installed extension names in its own value
+    "services/cli/commands.py",  # a command out of a fixed table, or an entry point of an installed package
+    "services/registry.py",  # a service out of a table, and of those of installed extensions
     "src/lachesis/__init__.py",  # a name out of a fixed table
 }
 """Where modules are imported by a name that is not written in the file."""

@@ -7,9 +7,10 @@ from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
+from lachesis.pipeline.extension import added
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of"]
+__all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of", "strategy_names"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "uniform": Strategy,
@@ -20,6 +21,11 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "sec": SelfEvolving,
     "irt": OnlineIRT,
 }
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of all strategies, those of extensions too."""
+    return (*STRATEGIES, *added("strategies"))
 
 
 def name_of(class_name: str) -> str:
@@ -42,12 +48,12 @@ def find_strategy(config: CurriculumConfig) -> type[Strategy]:
     """
     if config.strategy in STRATEGIES:
         return STRATEGIES[config.strategy]
-    place, colon, name = config.strategy.rpartition(":")
+    place, colon, name = added("strategies").get(config.strategy, config.strategy).rpartition(":")
     what = f"curriculum.strategy {config.strategy!r}"
     if not colon:
         raise ConfigError(
             f"{what} is neither module:Class nor path/to/file.py:Class nor a built-in one"
-            f"{nearest(config.strategy, STRATEGIES)}"
+            f"{nearest(config.strategy, strategy_names())}"
         )
     found = load_attribute(place, name, what)
     if not (isinstance(found, type) and issubclass(found, Strategy)):

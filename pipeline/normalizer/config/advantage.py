@@ -7,14 +7,20 @@ from msgspec import UNSET, Struct, UnsetType
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodeParams, CodePath
+from lachesis.pipeline.extension import added
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["ESTIMATORS", "SHAPEABLE", "AdvantageConfig"]
+__all__ = ["ESTIMATORS", "SHAPEABLE", "AdvantageConfig", "estimator_names"]
 
 ESTIMATORS = ("centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "gdpo", "pass@k")
 """The built-in ones; see `normalizer/estimators`."""
 SHAPEABLE = ("centred", "dr_grpo", "rloo", "opo", "grpo")
 """Estimators that shaping goes with; the others divide by what bonuses are part of, or whiten over the batch."""
+
+
+def estimator_names() -> tuple[str, ...]:
+    """Return the names of all estimators, those of extensions too."""
+    return (*ESTIMATORS, *added("estimators"))
 
 
 class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,10 +47,10 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        if self.estimator not in ESTIMATORS and ":" not in self.estimator:
+        if self.estimator not in ESTIMATORS and ":" not in self.estimator and self.estimator not in estimator_names():
             raise ConfigError(
                 f"advantage.estimator {self.estimator!r} is neither module:name nor path/to/file.py:name nor a "
-                f"built-in one{nearest(self.estimator, ESTIMATORS)}"
+                f"built-in one{nearest(self.estimator, estimator_names())}"
             )
         if self.own_params and self.estimator in ESTIMATORS:
             raise ConfigError(f"advantage.params is for an estimator of your own, not {self.estimator}.")

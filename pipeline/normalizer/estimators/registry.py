@@ -8,6 +8,7 @@ import msgspec
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.extension import added
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.centred import Centred
 from lachesis.pipeline.normalizer.estimators.dr_grpo import DrGrpo
@@ -57,7 +58,7 @@ def _loaded(encoded: bytes) -> Estimator:
         return Gdpo(config.std_floor, config.weights)
     if config.estimator in BUILTIN:
         return BUILTIN[config.estimator](config.std_floor)
-    place, _, name = config.estimator.rpartition(":")
+    place, _, name = added("estimators").get(config.estimator, config.estimator).rpartition(":")
     what = f"advantage.estimator {config.estimator!r}"
     found: object = load_attribute(place, name, what)
     if not isinstance(found, EstimatorFunction):

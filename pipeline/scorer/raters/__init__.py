@@ -1,10 +1,12 @@
 """Built-in raters, one a module; each loads only when an ensemble names it."""
 
-__all__ = ["BUILTIN"]
+from lachesis.pipeline.extension import added
+
+__all__ = ["rater_places", "shipped_raters"]
 
 _HERE = "lachesis.pipeline.scorer.raters"
 
-BUILTIN = {
+_BUILTIN = {
     "code": f"{_HERE}.code:CodeRater",
     "exact_match": f"{_HERE}.exact_match:exact_match",
     "format": f"{_HERE}.format:well_formed",
@@ -13,9 +15,17 @@ BUILTIN = {
     "math": f"{_HERE}.math_rater:MathRater",
     "length": f"{_HERE}.length:length",
     "numeric": f"{_HERE}.numeric:numeric",
-    "reasoning_gym": f"{_HERE}.reasoning_gym:ReasoningGymRater",
     "repetition": f"{_HERE}.repetition:repetition",
     "reward_model": f"{_HERE}.reward_model:RewardModel",
     "similarity": f"{_HERE}.similarity:similarity",
 }
-"""Names for configuration -> module:name."""
+
+
+def rater_places() -> dict[str, str]:
+    """Return by name the `module:name` of each rater, those of extensions too."""
+    return {**_BUILTIN, **added("raters")}
+
+
+def shipped_raters() -> dict[str, str]:
+    """Return those of them that this project itself brings."""
+    return {name: place for name, place in rater_places().items() if place.startswith("lachesis.")}

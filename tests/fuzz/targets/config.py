@@ -11,6 +11,7 @@ import msgspec
 from fuzz.mutate import TEXTS, mutate_bytes, mutate_text
 from fuzz.oracle import Target
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load, settings
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
@@ -42,7 +43,7 @@ _VALUES = [
 def targets(things: ExitStack) -> list[Target]:
     """Return the targets. A case of `config.sets`: one line each, `$NAME=text` a variable, else a `--set`."""
     folder = Path(things.enter_context(tempfile.TemporaryDirectory()))
-    paths = [row.path for row in settings(load(RunConfig))]
+    paths = [row.path for row in settings(load(run_config_type()))]
     seeds = [f"{path}={value}\nbatching.batch_size=64".encode() for path in paths for value in ("1", '"x"')]
     return [
         Target(
@@ -78,13 +79,13 @@ def _mutate_sets(rng: random.Random, good: bytes, paths: list[str]) -> bytes:
 
 def _feed_file(file: Path, data: bytes) -> None:
     file.write_bytes(data)
-    _use(load(RunConfig, file=file).config)
+    _use(load(run_config_type(), file=file).config)
 
 
 def _feed_sets(data: bytes) -> None:
     lines = data.decode("utf-8", "replace").split("\n")
     environ = dict(line[1:].partition("=")[::2] for line in lines if line.startswith("$"))
-    loaded = load(RunConfig, environ=environ, sets=[line for line in lines if not line.startswith("$")])
+    loaded = load(run_config_type(), environ=environ, sets=[line for line in lines if not line.startswith("$")])
     settings(loaded)
     _use(loaded.config)
 

@@ -11,8 +11,8 @@ import numpy as np
 from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
-from lachesis.pipeline.gateway.body import unzipped
-from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv
+from lachesis.pipeline.extensions.atropos.gateway.body import unzipped
+from lachesis.pipeline.extensions.atropos.gateway.protocol import EnvironmentId, RegisterEnv
 from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
 from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode

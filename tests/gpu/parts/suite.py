@@ -17,8 +17,8 @@ _FIRST = ("unit/inference/test_gpu_segment.py", "unit/inference/test_gpu_engine.
 _ALL = ("unit/trainer", "unit/model", "unit/inference", "unit/offline/reproduction")
 _NEEDS = {
     "unit/trainer/test_adapters.py": "peft",
-    "unit/trainer/trackers/test_mlflow.py": "mlflow",
-    "unit/trainer/trackers/test_tensorboard.py": "tensorboard",
+    "unit/extensions/mlflow/test_tracker.py": "mlflow",
+    "unit/extensions/tensorboard/test_tracker.py": "tensorboard",
 }
 """Tests that need a package which a bare machine may lack."""
 

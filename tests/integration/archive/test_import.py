@@ -14,8 +14,8 @@ from integration.proxy import open_proxy
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
@@ -135,7 +135,7 @@ async def test_beside_a_governor_it_waits_for_leases_and_keeps_the_bounds(world:
         for n in range(1, 61):
             await past.store(a_group(n))
         await past.json("export", world.folder / "out.jsonl")
-    config = load(RunConfig, file=world.folder / "run.toml").config
+    config = load(run_config_type(), file=world.folder / "run.toml").config
     async with open_service(world.bus, "governor", RUN) as service, anyio.create_task_group() as tasks:
         tasks.start_soon(run_governor, service, config)
         await service.started.wait()

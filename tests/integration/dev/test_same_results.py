@@ -22,8 +22,10 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.extension import ServiceSpec
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.tasks.evaluated import held_out_tasks
@@ -39,7 +41,7 @@ from lachesis.schemas.rollout import Message, Sequences, VersionSpan
 from lachesis.services.dev import stages
 from lachesis.services.dev.one_group import one_group_config, run_dev
 from lachesis.services.dev.stages import open_stages
-from lachesis.services.registry import ServiceSpec, Stage, load_stage
+from lachesis.services.registry import Stage, load_stage
 
 pytestmark = [pytest.mark.timeout(200)]
 
@@ -158,7 +160,7 @@ class Folder:
     def config(self, run: str, batch_size: int) -> RunConfig:
         file = self.path / f"{run}.toml"
         file.write_text(CONFIG.format(run=run, sums=SUMS, batch_size=batch_size))
-        return load(RunConfig, file=file).config
+        return load(run_config_type(), file=file).config
 
     @asynccontextmanager
     async def services(self, server: EmbeddedServer, run: str) -> AsyncIterator[None]:

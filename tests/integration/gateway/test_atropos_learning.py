@@ -18,6 +18,7 @@ from statistics import mean
 
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -74,7 +75,7 @@ async def test_stock_environments_learn_in_their_shares_across_kills_of_gateway_
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["train/step"] for step in steps] == list(range(1, STEPS + 1))
     assert steps[0]["logprobs/diff"] < 1e-3, "tokens or logprobs are not those that were sampled"
-    shares, groups = await _history(load(RunConfig, file=run / "run.toml").config)
+    shares, groups = await _history(load(run_config_type(), file=run / "run.toml").config)
     print("sequences trained:", dict(shares))
     assert shares["spelling"] > 1.2 * shares["short"] > 0, "a share that stays empty for a moment goes to the others"
     third = len(groups) // 3

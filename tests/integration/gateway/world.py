@@ -20,10 +20,11 @@ import httpx
 
 from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.pipeline.gateway.listener import LISTENER_FD
+from lachesis.pipeline.extensions.atropos.gateway.listener import LISTENER_FD
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
@@ -95,7 +96,7 @@ class World:
         )
         (folder / "token").write_text(server.token)
         self.arguments = ["--config", str(self.file), "--nats", server.url, "--set", f"nats.token_file={folder}/token"]
-        self.config: RunConfig = load(RunConfig, file=self.file).config
+        self.config: RunConfig = load(run_config_type(), file=self.file).config
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "gateway.log"
         self.process: subprocess.Popen[bytes] | None = None

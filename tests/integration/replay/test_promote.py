@@ -18,8 +18,8 @@ from integration.audit import audit
 from integration.replay.test_replay import RUN, World, world
 from integration.replay.test_shadow import until
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, RewardEvent
@@ -88,7 +88,7 @@ async def rewards(world: World) -> list[tuple[int | None, GroupReward]]:
 
 
 async def no_violation(world: World) -> None:
-    config = load(RunConfig, file=world.folder / "live.toml", sets=[STALE[1]]).config
+    config = load(run_config_type(), file=world.folder / "live.toml", sets=[STALE[1]]).config
     history = await read_history(world.bus, RUN)
     for found in (
         ledger_checks.promotions(history),

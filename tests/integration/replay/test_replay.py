@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.normalizer.stage import run_normalizer
@@ -118,7 +119,7 @@ class World:
 
     async def live(self, count: int) -> None:
         """Let the live run score and reward it all, by the bribed rater alone."""
-        config = load(RunConfig, file=self.folder / "live.toml").config
+        config = load(run_config_type(), file=self.folder / "live.toml").config
         async with anyio.create_task_group() as tasks:
             services = [Service(self.bus, name, RUN) for name in ("scorer", "normalizer")]
             tasks.start_soon(run_scorer, services[0], config)

@@ -11,8 +11,8 @@ import anyio
 import pytest
 from integration.replay.test_replay import LIVE, RUN, World, world
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.pipeline.runtime.service import Service
@@ -27,7 +27,7 @@ __all__ = ["world"]
 @asynccontextmanager
 async def live_run(world: World) -> AsyncIterator[None]:
     """Score and normalize by the live configuration while the context is open."""
-    config = load(RunConfig, file=world.folder / "live.toml").config
+    config = load(run_config_type(), file=world.folder / "live.toml").config
     services = [Service(world.bus, name, RUN) for name in ("scorer", "normalizer")]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_scorer, services[0], config)

@@ -17,6 +17,7 @@ from integration.archive.world import CONFIG, RUN, World, a_group
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.retention.holds import holding
@@ -47,7 +48,7 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
 
 
 def config_of(world: World) -> RunConfig:
-    config = load(RunConfig, file=world.folder / "run.toml").config
+    config = load(run_config_type(), file=world.folder / "run.toml").config
     return msgspec.structs.replace(config, folder=str(world.folder / "runs" / RUN))
 
 

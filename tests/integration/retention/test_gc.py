@@ -10,8 +10,8 @@ from integration.archive.world import RUN, World, a_group, a_world
 from integration.retention import test_history as history
 from integration.retention.test_history import start, trains_from_its_checkpoint  # noqa: F401 - a fixture
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.retention.collector import GarbageCollector, GcLimits
 from lachesis.pipeline.retention.holds import holding, read_record
 from lachesis.schemas import subjects
@@ -125,7 +125,7 @@ class _KilledAfter:
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
     found = await collector.plan(GcLimits(revisions=("short",)))
     async with holding(world.bus, RUN, "replay", {}, about="replay short"):
         with pytest.raises(ConfigError, match="is kept for replay short"):
@@ -137,7 +137,7 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
 async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
     old = GcLimits(older_than_s=0.0, keep_bytes=0)
     found = await collector.plan(old)
     assert [one.name for one in found.going] == ["short"]
@@ -170,7 +170,7 @@ async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: W
         batch=Batch(number=0, groups=[ref], sequences=4, tokens=32), next_batch=1, outcomes=[],
     )  # fmt: skip
     await world.bus.publish(subjects.ledger(RUN, "again"), encode(entry), msg_id="past entry")
-    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
     claims = [one for one in await collector._service_claims() if one.stream == ROLLOUTS]
     assert {one.needs for one in claims if one.holder.startswith("batcher")} == {3}, "the live ledger resolved two"
     assert [one.needs for one in claims if one.holder == "trainer again, for its batches"] == [5]
@@ -190,7 +190,7 @@ async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, k
         "trainer again, 1 of 2 batches done (--trainer lets it go)",
         False,
     )
-    config = load(RunConfig, file=world.folder / "run.toml").config
+    config = load(run_config_type(), file=world.folder / "run.toml").config
     both = GcLimits(revisions=("short",), trainers=("again",))
     async with holding(world.bus, RUN, "train", {}, about="train again on short"):
         with pytest.raises(ConfigError, match=f"trainer again of run {RUN} is at work: stop it first"):
@@ -220,7 +220,7 @@ def _trained(batches: int) -> tuple[str, bytes]:
 async def test_what_is_held_since_it_was_found_stays(world: World) -> None:
     for n in range(1, 21):
         await world.store(a_group(n))
-    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
     found = await collector.plan(GcLimits())
     found.decisions[ROLLOUTS].before[subjects.rollout(RUN, "sums")] = 10
     async with holding(world.bus, RUN, "reader", {ROLLOUTS: 5}, about="a test"):

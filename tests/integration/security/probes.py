@@ -11,12 +11,12 @@ from lachesis.pipeline.bus.connection import _tls
 from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.keys import INFERENCE_ROLES
 from lachesis.schemas.subjects import BUCKET, STREAMS, stream_name
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 __all__ = ["IDENTITIES", "OTHER", "OWN", "STORES", "allowed", "as_table", "publications", "subscriptions"]
 
 ENVIRONMENTS = ("environment-words", "environment-far")
-IDENTITIES = [*(name for name in SERVICES if name != "environment"), *ENVIRONMENTS, OPERATOR, OBSERVER]
+IDENTITIES = [*(name for name in services() if name != "environment"), *ENVIRONMENTS, OPERATOR, OBSERVER]
 STORES = [stream_name("one", kind) for kind in (*STREAMS, BUCKET)]
 OWN = "<own name>"
 """Stands for a name of consumers, or a prefix of inboxes, that belongs to whoever tries it."""

@@ -21,7 +21,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, LeaseRequest
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 STEPS = 60
 LEASE, ROLLOUT = subjects.lease(RUN, "sums"), f"rl.rollout.{RUN}.sums"
@@ -71,7 +71,7 @@ def heartbeats() -> list[tuple[str, bytes]]:
     example = next(one for one in EXAMPLES if isinstance(one, Heartbeat))
     forged = [
         msgspec.structs.replace(example, run=RUN, service=name, instance=f"forged-{name}", metrics={"train/step": 1e9})
-        for name in (*SERVICES, "\x1b[2J", "../x")
+        for name in (*services(), "\x1b[2J", "../x")
     ]
     return [(f"rl.heartbeat.{RUN}.environment-sums.{i}", data) for i, data in enumerate([*map(encode, forged), *JUNK])]
 

@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import BUCKET, EVENTS, STREAMS
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 STEPS = 3
 CANARY = "canary-71d0b3"
@@ -116,7 +116,7 @@ class Heard:
         self._inbox = inbox
 
     async def ask(self, client: NatsClient) -> None:
-        for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", *(subjects.health(RUN, name) for name in SERVICES)):
+        for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", *(subjects.health(RUN, name) for name in services())):
             await client.publish(subject, reply=self._inbox)
         await client.flush(30)
 

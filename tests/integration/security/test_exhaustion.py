@@ -17,6 +17,7 @@ from nats.aio.client import Client
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.text import notice_line
@@ -47,7 +48,7 @@ async def server(make_secured: Callable[[], AbstractAsyncContextManager[Secured]
 @pytest.fixture
 def config(server: Secured, tmp_path: Path) -> RunConfig:
     (tmp_path / "run.toml").write_text(RUN)
-    found = load(RunConfig, file=tmp_path / "run.toml").config
+    found = load(run_config_type(), file=tmp_path / "run.toml").config
     return msgspec.structs.replace(found, streams=SMALL, nats=server.config(), folder=str(tmp_path / "run"))
 
 

@@ -29,11 +29,12 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
 from lachesis.pipeline.common.os_errors import explain_os_error
 from lachesis.pipeline.common.private_file import given_token, shared_token
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, kept_record
-from lachesis.pipeline.gateway.config import GatewayConfig
-from lachesis.pipeline.gateway.token import gateway_token
+from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
+from lachesis.pipeline.extensions.atropos.gateway.token import gateway_token
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
@@ -230,7 +231,7 @@ def registered(world: World) -> None:
 
 def configured(world: World) -> None:
     is_written_here(world.run / "run.toml")
-    load(RunConfig, file=world.run / "run.toml")
+    load(run_config_type(), file=world.run / "run.toml")
 
 
 def pointers(world: World) -> None:

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
-from lachesis.pipeline.gateway.store import GatewayStore
+from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.governor.stage import check_term
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.ledger.ledger_end import read_ledger_end

@@ -14,11 +14,12 @@ from lachesis.pipeline.bus.accounts import accounts_of
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.routing import matches
+from lachesis.pipeline.extension import access_of
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR, Scope, access_table
+from lachesis.schemas.access import OPERATOR, Scope
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, STREAMS, stream_name
 
-TABLE = access_table(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))
+TABLE = access_of(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))
 FORGED = (
     "rl.rollout.one.forged", "rl.reward.one.live.forged", "rl.score.one.live.forged", "rl.ledger.one.forged",
     "rl.state.one.trainer.live.forged", "$KV.lachesis_one.forged", "$KV.lachesis_one.inference.forged",

@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.extension import access_of
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.ledger_reader import LedgerReader
 from lachesis.pipeline.health.stage import run_health
@@ -25,7 +26,7 @@ from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table
+from lachesis.schemas.access import OBSERVER, OPERATOR, Scope
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, decode
 from lachesis.schemas.errors import VersionError, leaves
@@ -151,7 +152,7 @@ async def test_a_whole_run_trains_on_past_such_messages_by_every_key(tmp_path: P
     folder.mkdir()
     auth_init(folder, "--run", WHOLE_RUN, config=RUN_CONFIG.format(sums=SUMS, steps=24))
     scope = Scope(run=WHOLE_RUN, revision="live", trainer="main", environments=("sums",))
-    table = access_table(scope)
+    table = access_of(scope)
     alone = {"governor", "batcher", "normalizer", "curriculum", "health", "trainer"}
     async with Secured(folder, WHOLE_RUN, tls=False) as server:
         (tmp_path / "run").mkdir()

@@ -12,11 +12,12 @@ from integration.security.secured import Secured
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.permissions import permissions
 from lachesis.pipeline.bus.routing import matches
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table
+from lachesis.pipeline.extension import access_of
+from lachesis.schemas.access import OBSERVER, OPERATOR, Scope
 from lachesis.schemas.subjects import BUCKET
 
 SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",))
-ACCESS = access_table(SCOPE)
+ACCESS = access_of(SCOPE)
 PROMISES = Path(__file__).with_name("README.md").read_text()
 TABLE = Path(__file__).parents[3] / "deploy" / "nats" / "permissions.md"
 WORKERS = [name for name in IDENTITIES if name not in (OPERATOR, OBSERVER)]

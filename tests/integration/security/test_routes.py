@@ -13,7 +13,7 @@ import pytest
 from fuzz.mutate import JSON
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.gateway import app as gateway_app
+from lachesis.pipeline.extensions.atropos.gateway import app as gateway_app
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
@@ -23,7 +23,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.services.web import app as web_app
 
 _spec = importlib.util.spec_from_file_location(
-    "gateway_world", Path(__file__).parents[2] / "unit" / "gateway" / "conftest.py"
+    "gateway_world", Path(__file__).parents[2] / "unit" / "extensions" / "atropos" / "gateway" / "conftest.py"
 )
 _gateway = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_gateway)

@@ -11,9 +11,10 @@ from integration.security.secured import Secured, auth_init
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.gateway.config import GatewayConfig
-from lachesis.pipeline.gateway.stage import run_gateway
+from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
+from lachesis.pipeline.extensions.atropos.gateway.stage import run_gateway
 from lachesis.pipeline.ledger.reader import newest_entry
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import keys, subjects
@@ -29,7 +30,7 @@ STOCK = {
 
 async def train(server: Secured, make_lab: Callable[[Any], Any], streams_config: object, folder: Path) -> None:
     """Ask the gateway for two batches that the batcher wrote, and wait until the first is reported."""
-    config = RunConfig(
+    config = run_config_type()(
         run="r",
         mode="observe",
         folder=str(folder),

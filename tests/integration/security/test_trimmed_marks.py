@@ -5,17 +5,18 @@ import secrets
 import pytest
 from integration.security.secured import Secured
 
+from lachesis.pipeline.extension import access_of
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.stream_marks import check_marks
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR, Scope, access_table
+from lachesis.schemas.access import OPERATOR, Scope
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import HistoryLostError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import EVENTS
 
-ACCESS = access_table(Scope(run="one", revision="live", trainer="main", environments=("words",)))
+ACCESS = access_of(Scope(run="one", revision="live", trainer="main", environments=("words",)))
 SUBJECT = subjects.event("score", "one", "live", "words")
 
 

@@ -8,11 +8,12 @@ import nkeys
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.schemas.access import OBSERVER, OPERATOR, access_table
+from lachesis.pipeline.extension import access_of
+from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.auth import run_auth_init, server_tls, show_auth
 from lachesis.services.cli.options import Options
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 from lachesis.services.run.scope import scope_of
 
 
@@ -27,7 +28,7 @@ def seeds(folder: Path, run: str = "one") -> dict[str, str]:
 def test_one_key_for_each_service_and_for_people(tmp_path: Path) -> None:
     init(tmp_path)
     found = seeds(tmp_path)
-    assert set(found) == {*SERVICES, OPERATOR, OBSERVER} - {"environment"}
+    assert set(found) == {*services(), OPERATOR, OBSERVER} - {"environment"}
     assert len(set(found.values())) == len(found)
     account = (tmp_path / "auth" / "one.conf").read_text()
     for identity, seed in found.items():
@@ -65,7 +66,7 @@ def test_each_environment_has_a_key_and_the_gateway_those_that_come_through_it(t
     assert {"environment-words", "environment-far"} <= set(seeds(tmp_path))
     config = RunConfig(run="one", environments={"words": EnvironmentConfig(kind="reasoning_gym"),
                                                 "far": EnvironmentConfig(kind="gateway")})  # fmt: skip
-    assert access_table(scope_of(config))["gateway"].writes == ("rl.rollout.one.far", "rl.blob.rollout.one.far.*")
+    assert access_of(scope_of(config))["gateway"].writes == ("rl.rollout.one.far", "rl.blob.rollout.one.far.*")
 
 
 def test_nobody_is_in_the_account_that_holds_the_streams(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.delete import delete_named
@@ -89,7 +90,7 @@ async def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkey
     assert Options().config() == found
     monkeypatch.delenv("LACHESIS_RUN")
     await _started(tmp_path / "default", "run", seed=1)
-    assert Options().config() == RunConfig()
+    assert Options().config() == run_config_type()()
     with pytest.raises(ConfigError, match="say which run: lachesis runs delete NAME"):
         delete_named(Options(), yes=True, as_json=False)
 

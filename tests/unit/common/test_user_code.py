@@ -185,7 +185,7 @@ GYM_FROM_THREADS = """
 import sys, threading
 sys.modules["pycosat"] = None  # what Python itself puts there to refuse an import
 import importlib
-from lachesis.pipeline.tasks import gym_datasets
+from lachesis.pipeline.extensions.reasoning_gym import datasets as gym_datasets
 
 met = threading.Barrier(2)
 load = importlib.import_module

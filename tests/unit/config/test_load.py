@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import absent_settings, load, settings
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
 
@@ -114,12 +114,12 @@ def test_lines_behind_a_value_are_no_settings_that_pass_unseen() -> None:
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_settings_are_finite_numbers(value: str) -> None:
     with pytest.raises(ConfigError, match=r"batching.score_deadline_s: .*\(from --set"):
-        load(RunConfig, sets=[f"batching.score_deadline_s={value}"])
+        load(run_config_type(), sets=[f"batching.score_deadline_s={value}"])
 
 
 def test_a_path_without_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="deeper than"):
-        load(RunConfig, environ={"LACHESIS_ENVIRONMENTS__A__PARAMS" + "__B" * 5000: "1"})
+        load(run_config_type(), environ={"LACHESIS_ENVIRONMENTS__A__PARAMS" + "__B" * 5000: "1"})
 
 
 _LOST = "environments.a.lost_samples"
@@ -139,7 +139,7 @@ _TYPOS = {
 @pytest.mark.parametrize("setting", _TYPOS)
 def test_a_word_that_is_none_of_the_few_is_answered_with_the_nearest(setting: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(_TYPOS[setting])):
-        load(RunConfig, sets=["environments.a.kind=x:Y", setting])
+        load(run_config_type(), sets=["environments.a.kind=x:Y", setting])
 
 
 _SERVICE = {
@@ -175,7 +175,7 @@ def test_a_setting_beside_a_service_of_the_same_beginning_counts() -> None:
 
 
 def test_settings_of_tables_that_there_are_not_are_listed_once_for_each_kind_of_table() -> None:
-    bare = {row.path: row for row in absent_settings(load(RunConfig).config)}
+    bare = {row.path: row for row in absent_settings(load(run_config_type()).config)}
     assert bare["inference.ROLE.kind"].value == "reference"
     assert bare["inference.ROLE.engine.max_prefill_tokens"].value == 8192
     assert bare["training.lora.rank"].description.startswith("Rank of each adapter")
@@ -185,5 +185,5 @@ def test_settings_of_tables_that_there_are_not_are_listed_once_for_each_kind_of_
         "shown already"
     )
     sets = ["inference.eval.kind=vllm", "training.lora.rank=4", "environments.sums.kind=x"]
-    there = absent_settings(load(RunConfig, sets=sets).config)
+    there = absent_settings(load(run_config_type(), sets=sets).config)
     assert not [row for row in there if row.path.startswith(("inference.", "training.lora.", "environments.NAME."))]

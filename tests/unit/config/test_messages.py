@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin
 import pytest
 
 import lachesis.schemas
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import _hints, _is_struct
-from lachesis.pipeline.config.run import RunConfig
 
 ROOT = Path(lachesis.schemas.__file__).resolve().parents[1]
 DOTTED = re.compile(r"(?<![\w/.$<`@*-])[a-z_]+(?:\.(?:[a-z_*]+|NAME|ROLE|<role>))+\b(?![\w(/:@-])")
@@ -48,7 +48,7 @@ def known() -> frozenset[str]:
         elif get_origin(hint) is list:
             walk(get_args(hint)[0], path)
 
-    walk(RunConfig, "")
+    walk(run_config_type(), "")
     return frozenset(paths)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.paths import code_name, resolve_paths
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import load_member
 from lachesis.schemas.errors import ConfigError
@@ -52,7 +52,7 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     away.mkdir()
     monkeypatch.chdir(away)
     (home / "run.toml").write_text(TEXT)
-    config = load(RunConfig, file=Path("../home/run.toml")).config
+    config = load(run_config_type(), file=Path("../home/run.toml")).config
     here = away / "../home"
     assert config.folder == str(here / "out")
     assert config.model == str(here / "models/tiny")
@@ -77,11 +77,13 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
 
     (away / "models").mkdir()
     environ = {"LACHESIS_NATS__CA_FILE": "ca.pem"}
-    given = load(RunConfig, file=home / "run.toml", environ=environ, sets=["model=models", "folder=~/out"]).config
+    given = load(
+        run_config_type(), file=home / "run.toml", environ=environ, sets=["model=models", "folder=~/out"]
+    ).config
     assert (given.model, given.folder) == (str(away / "models"), str(Path.home() / "out"))
     sets = ["environments.rows.params.path=rows.jsonl"]
     for given_rows, place in (({"sets": sets}, away / "rows.jsonl"), ({"sets": ()}, home / "data/rows.jsonl")):
-        found = load(RunConfig, file=home / "run.toml", **given_rows).config.environments["rows"]
+        found = load(run_config_type(), file=home / "run.toml", **given_rows).config.environments["rows"]
         assert found.params["path"] == str(place)
     assert given.nats is not None
     assert (given.nats.ca_file, given.nats.nkey_folder) == (str(away / "ca.pem"), str(home / "keys"))
@@ -97,7 +99,7 @@ def test_what_names_code_does_not_change_with_the_folder_that_it_lies_in(tmp_pat
             "import lachesis\n\n@lachesis.rater(bounds=(0, 1))\ndef half(sample):\n    return 0.5\n"
         )
         (folder / "run.toml").write_text('[[scoring.raters]]\nrater = "rate.py:half"\n')
-        raters = load(RunConfig, file=folder / "run.toml").config.scoring.raters
+        raters = load(run_config_type(), file=folder / "run.toml").config.scoring.raters
         references.add(load_member(raters[0]).describe().reference)
     assert references == {"rate.py:half"}
     assert ScoringConfig(raters=[RaterConfig(rater="rate.py:half")]).raters[0].rater == "rate.py:half"
@@ -105,7 +107,7 @@ def test_what_names_code_does_not_change_with_the_folder_that_it_lies_in(tmp_pat
 
 def test_a_template_is_a_file_or_its_own_text(tmp_path: Path) -> None:
     def resolved(template: str) -> str:
-        tree = resolve_paths(RunConfig, {"chat_template": template}, lambda _: tmp_path)
+        tree = resolve_paths(run_config_type(), {"chat_template": template}, lambda _: tmp_path)
         return str(tree["chat_template"])
 
     assert resolved("mine.jinja") == str(tmp_path / "mine.jinja")
@@ -116,4 +118,4 @@ def test_a_home_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a number without an entry in /etc/passwd
     with pytest.raises(ConfigError, match=r"~/runs: this user \(uid \d+\) has no home folder: set HOME"):
-        load(RunConfig, sets=["folder=~/runs"])
+        load(run_config_type(), sets=["folder=~/runs"])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline.common import safe_text
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import is_secret_name, masked, without_secrets
 from lachesis.schemas.errors import ConfigError
 
@@ -97,7 +97,7 @@ def test_a_secret_that_was_loaded_is_masked_wherever_a_text_repeats_it(
     monkeypatch.setattr(safe_text, "_HIDDEN", [])
     monkeypatch.setenv("JUDGE_API_KEY", "variable-51c9")
     given = "environments.x={kind='a:B', params={api_key='param-8d2e', url='nats://me:userinfo-77@h'}}"
-    load(RunConfig, sets=["run=r", given])
+    load(run_config_type(), sets=["run=r", given])
     said = "param-8d2e! (userinfo-77), variable-51c9"
     assert without_secrets(said) == "***! (***), ***"
     safe_text.SafeOutput(sys.stdout).write(said)
@@ -107,14 +107,14 @@ def test_a_secret_that_was_loaded_is_masked_wherever_a_text_repeats_it(
 def test_the_working_folder_is_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(safe_text, "_HIDDEN", [])
     monkeypatch.setenv("PWD", str(tmp_path))
-    load(RunConfig, sets=["run=r", "environments.x={kind='a:B', params={pwd='param-8d2e'}}"])
+    load(run_config_type(), sets=["run=r", "environments.x={kind='a:B', params={pwd='param-8d2e'}}"])
     assert without_secrets(f"{tmp_path}/past.jsonl: param-8d2e") == f"{tmp_path}/past.jsonl: ***"
 
 
 def test_what_a_refused_setting_says() -> None:
     for text in ("environments.x.params.api_key=k3", "nats.token=k3", "nats.url=nats://k3@h", "nats=k3://k3@h"):
         with pytest.raises(ConfigError) as caught:
-            load(RunConfig, sets=[text, "unknown=1"])
+            load(run_config_type(), sets=[text, "unknown=1"])
         assert "k3@" not in str(caught.value)
         assert "=k3" not in str(caught.value)
 

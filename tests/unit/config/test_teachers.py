@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load, settings
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.access import access_table
+from lachesis.pipeline.extension import access_of
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.run.scope import scope_of
@@ -24,7 +25,7 @@ def loaded(
 ) -> RunConfig:
     file = folder / "run.toml"
     file.write_text(toml)
-    return load(RunConfig, file=file, environ=environ, sets=sets).config
+    return load(run_config_type(), file=file, environ=environ, sets=sets).config
 
 
 def test_the_variables_name_models_and_tokenizers(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_our_own_variables_and_the_command_line_go_before_them(tmp_path: Path) -
 
 
 def test_a_value_says_which_variable_it_is_from() -> None:
-    found = {row.path: row.origin for row in settings(load(RunConfig, environ=VARIABLES))}
+    found = {row.path: row.origin for row in settings(load(run_config_type(), environ=VARIABLES))}
     assert found["model"] == "$STUDENT_MODEL"
 
 
@@ -68,7 +69,7 @@ def test_every_teacher_has_a_server_and_may_say_so(tmp_path: Path) -> None:
     names = [row.name for row in planned_processes(config)]
     assert {"inference-teacher", "inference-teacher-code"} <= set(names)
     assert names.count("teacher") == 1
-    table = access_table(scope_of(config))
+    table = access_of(scope_of(config))
     assert "inference.teacher-code" in table["inference"].sets
     assert "inference.teacher-code" in table["teacher"].watches
     assert "inference.teacher-code" not in table["evaluator"].watches

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.learner import feedback_of
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
@@ -410,7 +410,7 @@ def test_a_strategy_chosen_on_the_command_line_changes_what_is_drawn():
     means = {}
     for name in ALL:
         sets = [f"curriculum.strategy={name}", "curriculum.total_steps=40"]
-        config = load(RunConfig, sets=sets).config.curriculum
+        config = load(run_config_type(), sets=sets).config.curriculum
         assert config.strategy == name
         means[name] = drawn(config)
     even = means.pop("uniform")
@@ -444,7 +444,7 @@ def test_a_strategy_of_ones_own_is_found_by_its_module(tmp_path, monkeypatch):
     """
     (tmp_path / "few_results.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(tmp_path)
-    config = load(RunConfig, sets=["curriculum.strategy=few_results:FewestResults"]).config.curriculum
+    config = load(run_config_type(), sets=["curriculum.strategy=few_results:FewestResults"]).config.curriculum
     first, second = load_strategy(ItemPool(4), config), load_strategy(ItemPool(4), config)
     for n in range(3):
         first.observe(result(n, 1, 0.5))

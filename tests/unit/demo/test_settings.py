@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.bus import embedded
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig, WandbConfig
 from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo import run
 from lachesis.services.demo.settings import DemoOptions, demo_config
@@ -76,7 +77,7 @@ def test_the_file_written_loads_to_the_same_configuration(
     )
     file = tmp_path_factory.mktemp("toml") / "run.toml"
     file.write_text(to_toml(odd), encoding="utf-8", newline="")
-    assert load(RunConfig, file=file).config == odd
+    assert load(run_config_type(), file=file).config == odd
 
 
 def test_what_is_missing_is_told_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

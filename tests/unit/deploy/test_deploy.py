@@ -17,8 +17,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from unit.telemetry.test_metric_names import HEARTBEAT
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.telemetry.metrics import metrics_data
@@ -26,7 +26,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.control import StageVitals
 from lachesis.services.cli.auth import run_auth_init
 from lachesis.services.cli.options import Options
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 pytestmark = pytest.mark.outside
 
@@ -136,7 +136,7 @@ def test_every_command_is_one_of_the_command_line() -> None:
         "inference",
         "environment",
     }
-    assert needed <= ran <= set(SERVICES)
+    assert needed <= ran <= set(services())
     assert {command[0] for command in commands()} == {"run", "init"}
 
 
@@ -149,7 +149,7 @@ def run_configs() -> list[str]:
 def test_the_run_configurations_load_and_name_what_runs(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
-    config = load(RunConfig, file=file, environ={}, sets=[]).config
+    config = load(run_config_type(), file=file, environ={}, sets=[]).config
     assert set(config.environments) == {"words"}
     assert config.streams.replicas == 3
     assert tomllib.loads(text)["inference"]["policy"]["advertise"] == "http://inference:8000"
@@ -262,4 +262,4 @@ def check_labels(text: str, expression: str, pattern: str) -> None:
 def test_the_dashboard_knows_the_services_by_their_names() -> None:
     named = {name for text in asked() for name in re.findall(r'service_name="([^"]+)"', text)}
     assert named
-    assert named <= {subjects.service_name(service) for service in SERVICES}
+    assert named <= {subjects.service_name(service) for service in services()}

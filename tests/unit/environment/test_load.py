@@ -7,7 +7,7 @@ import pytest
 
 from lachesis import Environment, Task
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
-from lachesis.pipeline.environment.reasoning_gym import ReasoningGym
+from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
@@ -18,7 +18,7 @@ def test_loads_a_file_a_module_and_a_builtin() -> None:
     assert type(load_environment(SUMS)) is type(load_environment(SUMS))
     by_name = load_environment("reasoning_gym", {"dataset": "leg_counting", "size": 3})
     by_module = load_environment(
-        "lachesis.pipeline.environment.reasoning_gym:ReasoningGym", {"dataset": "leg_counting", "size": 3}
+        "lachesis.pipeline.extensions.reasoning_gym.environment:ReasoningGym", {"dataset": "leg_counting", "size": 3}
     )
     assert isinstance(by_name, ReasoningGym)
     assert by_name.task(2) == by_module.task(2)

@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.common.sampling_agreement import sampling_difference
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment
@@ -195,7 +195,7 @@ MASK = {"training": {"inputs": [{"input": "sampling_mask"}]}}
             r"sampling_mask.*teacher_kl = .*column_bytes",
         ),
         ({"top_p": 0.9}, {"inference": {"policy": {"kind": "vllm"}}}, "vLLM does not say"),
-        ({"top_p": 0.9}, {"training": {"backend": "tinker"}}, "Tinker trains on all tokens"),
+        ({"top_p": 0.9}, {"training": {"backend": "tinker"}}, "tinker trains on all tokens"),
         ({"top_p": 0.9}, MASK, r"environments.e.column_bytes"),
         ({"top_p": 0.9, "column_bytes": 4096}, MASK | {"inference": {"policy": {"kind": "vllm"}}}, "vLLM does not say"),
         ({"temperature": 0.7}, {"training": {"backend": "tinker"}}, r"temperature 0.7"),
@@ -209,7 +209,7 @@ MASK = {"training": {"inputs": [{"input": "sampling_mask"}]}}
 def test_a_run_that_samples_otherwise_than_it_trains_is_refused_at_the_start(env, further, said):
     data = {"environments": {"e": {"kind": "spell_backward"} | env}} | further
     if said is None:
-        msgspec.convert(data, RunConfig)
+        msgspec.convert(data, run_config_type())
     else:
         with pytest.raises((ConfigError, msgspec.ValidationError), match=said):
-            msgspec.convert(data, RunConfig)
+            msgspec.convert(data, run_config_type())

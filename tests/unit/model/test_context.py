@@ -5,7 +5,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, MambaConfig, MptConfig, Phi3Config, Qwen2Config
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.model.context import (
     check_positions,
     context_length,
@@ -48,7 +48,7 @@ def test_the_context_is_what_the_configuration_says(config, right, tmp_path):
 
 
 def run(model, **engine):
-    return msgspec.convert({"model": str(model), "inference": {"policy": {"engine": engine}}}, RunConfig)
+    return msgspec.convert({"model": str(model), "inference": {"policy": {"engine": engine}}}, run_config_type())
 
 
 def test_positions_that_change_within_what_a_run_samples_are_refused(tmp_path):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.logic.advantages import AdvantageCheck
@@ -124,7 +125,7 @@ def test_it_does_not_go_with_shaping() -> None:
 
 def test_the_path_is_relative_to_the_file_that_names_it(tmp_path: Path, code: Path) -> None:
     (tmp_path / "run.toml").write_text('[advantage]\nestimator = "mine.py:bare"\nparams = { scale = 2.0 }\n')
-    config = load(RunConfig, file=tmp_path / "run.toml").config.advantage
+    config = load(run_config_type(), file=tmp_path / "run.toml").config.advantage
     assert config.estimator == f"{code}:bare"
     assert load_estimator(config).name == "mine.py:bare@1"
 

@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 
 from lachesis.pipeline.bus.routing import matches, stream_of
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, identity_of, roles
+from lachesis.pipeline.extension import access_of
+from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, identity_of, roles
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, STREAMS, WEIGHTS, value_subject, weights_subjects
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "sums"), foreign=("sums",))
-TABLE = access_table(SCOPE)
+TABLE = access_of(SCOPE)
 WORKERS = sorted(set(TABLE) - {OPERATOR, OBSERVER})
 
 
@@ -23,7 +24,7 @@ def is_stored(subject: str) -> bool:
 
 
 def test_every_service_has_a_row() -> None:
-    assert set(WORKERS) == {*SERVICES, "environment-words", "environment-sums"} - {"environment"}
+    assert set(WORKERS) == {*services(), "environment-words", "environment-sums"} - {"environment"}
 
 
 def test_every_kind_of_event_has_one_service_that_writes_it() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.load import settings as settings_of
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -135,7 +136,7 @@ def test_a_list_of_texts_is_a_list_of_markers(tmp_path):
 def written(folder, toml, *sets):
     file = folder / "run.toml"
     file.write_text(f"[reward_config]\n{toml}\n")
-    return load(RunConfig, file=file, sets=[f"reward_config.{one}" for one in sets])
+    return load(run_config_type(), file=file, sets=[f"reward_config.{one}" for one in sets])
 
 
 def test_length_bounty_is_length_bounty_max(tmp_path):

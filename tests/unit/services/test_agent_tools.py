@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule
 from lachesis.pipeline.config.run import RunConfig
@@ -43,7 +44,12 @@ def tools(tmp_path: Path) -> AgentTools:
     file.write_text(f'run = "r"\nfolder = "{tmp_path}"\n[environments.words]\nkind = "spell_backward"\n')
     (tmp_path / "long.py").write_text(f"from lachesis import Environment\nclass {'X' * 90}(Environment):\n  ''\n")
     return AgentTools(
-        file, (), POLICY, [tmp_path], lambda _, sets: load(RunConfig, file=file, sets=sets), key_envs={"ALLOWED"}
+        file,
+        (),
+        POLICY,
+        [tmp_path],
+        lambda _, sets: load(run_config_type(), file=file, sets=sets),
+        key_envs={"ALLOWED"},
     )
 
 

@@ -10,14 +10,16 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.common.disk import DiskRoom
-from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
-from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.common.doctor_finding import DoctorFinding
+from lachesis.pipeline.config.extended import run_config_type, training_config_type
+from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig
+from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
+from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.preflight import cluster, machine, server
 from lachesis.services.preflight.exhaustion import check_readers, check_room, writers_of
-from lachesis.services.preflight.finding import DoctorFinding
 from lachesis.services.preflight.ports import check_ports
 
 
@@ -54,7 +56,7 @@ def test_extras_are_needed_by_what_is_configured(monkeypatch: pytest.MonkeyPatch
     config = RunConfig(
         environments={"words": EnvironmentConfig(kind="gateway")},
         telemetry=TelemetryConfig(endpoint="http://127.0.0.1:4318"),
-        training=TrainingConfig(wandb=WandbConfig(project="p")),
+        training=training_config_type()(wandb=WandbConfig(project="p")),
         nats=ConnectionConfig(nkey_file="key"),
     )
     assert machine.needed_extras(config) == {"gateway", "otel", "wandb", "auth", "train"}
@@ -115,10 +117,12 @@ def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
         configs = [
             RunConfig(server=ServerConfig(port=port)),
             RunConfig(inference={"policy": InferenceConfig(port=port)}),
-            RunConfig(environments=gateway, gateway=GatewayConfig(port=port)),
+            run_config_type()(environments=gateway, gateway=GatewayConfig(port=port)),
         ]
         assert [[finding.level for finding in check_ports(config)] for config in configs] == [["FAIL"]] * 3
-        assert levels(list(check_ports(RunConfig(gateway=GatewayConfig(port=port))))) == {"ports": "OK"}, "no gateway"
+        assert levels(list(check_ports(run_config_type()(gateway=GatewayConfig(port=port))))) == {"ports": "OK"}, (
+            "no gateway"
+        )
     assert [[finding.level for finding in check_ports(config)] for config in configs] == [["OK"]] * 3
     both = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
     assert [finding.level for finding in check_ports(both)] == ["FAIL", "FAIL"], "one port cannot serve two"
@@ -181,18 +185,6 @@ def test_an_old_or_broken_server_binary_fails(monkeypatch: pytest.MonkeyPatch, t
         fake.write_text(f"#!/bin/sh\n{script}\n")
         fake.chmod(0o755)
         assert machine.binary(RunConfig()).level == level
-
-
-def test_a_key_is_found_but_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert machine.wandb_key().level == "WARN"
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password s3cret\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert machine.wandb_key().level == "OK"
-    monkeypatch.setenv("WANDB_API_KEY", "s3cret")
-    assert "s3cret" not in str(machine.wandb_key())
 
 
 @pytest.mark.parametrize(("offset", "level"), [(0.0, "OK"), (-0.05, "OK"), (0.5, "WARN"), (-60.0, "FAIL")])
@@ -279,7 +271,7 @@ def test_an_identity_that_has_its_readers_used_up_is_named() -> None:
     ("subject", "writers"),
     [
         ("rl.rollout.one.words", "environment-words"),
-        ("rl.rollout.one.far", "gateway or environment-far"),
+        ("rl.rollout.one.far", "environment-far or gateway"),
         (f"rl.blob.rollout.one.words.{'0' * 32}", "environment-words"),
         ("$KV.lachesis_one.attempts.scorer=one=live.7", "scorer"),
         ("rl.state.one.normalizer.live.x", "normalizer"),

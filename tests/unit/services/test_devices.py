@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.services.preflight.devices import describe_devices
 
 TRAINED = {"mode": "train", "environments": {"a": {"kind": "spell_backward"}}, "model": "m"}
 
 
 def config_of(**settings):
-    return msgspec.convert(TRAINED | settings, RunConfig)
+    return msgspec.convert(TRAINED | settings, run_config_type())
 
 
 def test_without_a_gpu_all_is_on_the_cpu():

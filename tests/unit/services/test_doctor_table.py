@@ -12,21 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from lachesis.pipeline.config.run import InferenceConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
+from lachesis.pipeline.config.extended import run_config_type, training_config_type
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environment import load as environments
+from lachesis.pipeline.extension import added
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN as ESTIMATORS
-from lachesis.pipeline.scorer.raters import BUILTIN as RATERS
-from lachesis.pipeline.trainer import trackers
+from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.loading import LoadFinding, write_findings
 from lachesis.services.preflight.machine import check_machine
 from lachesis.services.preflight.named import named_problems
-from lachesis.services.registry import SERVICES
+from lachesis.services.registry import services
 
 pytestmark = pytest.mark.outside
 
@@ -119,8 +120,8 @@ OF_STRATEGIES: dict[str, Row] = {
     "your own": (strategy("mine.py:Broken"), None),
 }
 OF_TABLES = {
-    "environment": (ENVIRONMENTS, {*environments.BUILTIN, "your own"}),
-    "rater": (OF_RATERS, set(RATERS)),
+    "environment": (ENVIRONMENTS, {*environments.environment_kinds(), "your own"}),
+    "rater": (OF_RATERS, set(rater_places())),
     "estimator": (OF_ESTIMATORS, {*ESTIMATORS, "your own"}),
     "strategy": (OF_STRATEGIES, {*STRATEGIES, "your own"}),
 }
@@ -176,10 +177,10 @@ OF_SERVICES: dict[str, Row] = {
     "environment": ({**TRAINED, "environments": {"e": {"kind": "spel_backward"}}}, TRAINED),
 }
 OF_MACHINE = {
-    "engine": (ENGINES, {*_choices(InferenceConfig, "kind"), *_choices(TrainingConfig, "backend")} - {"torch"}),
+    "engine": (ENGINES, {*_choices(InferenceConfig, "kind"), *_choices(training_config_type(), "backend")} - {"torch"}),
     "transport": (TRANSPORTS, set(_choices(WeightsConfig, "transport"))),
-    "tracker": (TRACKERS, {path.stem for path in Path(trackers.__path__[0]).glob("*.py")} - {"__init__", "tracker"}),
-    "service": (OF_SERVICES, set(SERVICES)),
+    "tracker": (TRACKERS, {setting.rpartition(".")[2] for setting in added("trackers")}),
+    "service": (OF_SERVICES, set(services())),
 }
 
 
@@ -199,7 +200,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def loaded(changes: Changes) -> list[DoctorFinding]:
     """Return what `doctor` finds of the code that a configuration names, in this process."""
     try:
-        config = msgspec.convert({"mode": "observe", "folder": "run", **changes}, RunConfig)
+        config = msgspec.convert({"mode": "observe", "folder": "run", **changes}, run_config_type())
     except (ConfigError, msgspec.ValidationError) as error:
         return [fail("configuration", str(error), "-")]
     out = io.BytesIO()
@@ -243,7 +244,7 @@ def test_doctor_says_ok_of_what_works(changes: Changes) -> None:
 
 def on_this_machine(changes: Changes) -> tuple[list[DoctorFinding], RunConfig | None]:
     try:
-        config = msgspec.convert({"folder": "run", **changes}, RunConfig)
+        config = msgspec.convert({"folder": "run", **changes}, run_config_type())
     except (ConfigError, msgspec.ValidationError) as error:
         return [fail("configuration", str(error), "-")], None
     return [*check_machine(config), *loaded({"mode": "train", **changes})], config

@@ -8,8 +8,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.services.cli.environments import env_app
 
@@ -25,7 +25,7 @@ def test_what_is_written_passes_its_tests_and_loads(kind: str, tmp_path: Path, m
     made = new("my_sums", "--kind", kind)
     assert made.exit_code == 0, made.output
     assert "lachesis up --config my_sums.toml" in made.output
-    config = load(RunConfig, file=tmp_path / "my_sums.toml", environ={}, sets=["model=m", "run=r"]).config
+    config = load(run_config_type(), file=tmp_path / "my_sums.toml", environ={}, sets=["model=m", "run=r"]).config
     env = config.environments["my_sums"]
     assert len(load_environment(env.kind, env.params)) >= 20
     if kind != "dataset":

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 from unit.services.test_env_models import folder, server
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.evaluator.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
@@ -89,7 +89,7 @@ def test_models_side_by_side_on_the_tasks_that_training_never_draws(folder: Path
     first, again, changed, served = rows
     assert json.loads(Path("e/all.json").read_text())["evaluations"] == rows
 
-    config = load(RunConfig, file=Path("run.toml"), environ={}, sets=[]).config
+    config = load(run_config_type(), file=Path("run.toml"), environ={}, sets=[]).config
     held_out = sorted(held_out_tasks(config, "parity", load_environment("parity.py:Parity").item_keys()).tasks.tolist())
     for row in rows:
         assert row["environment"] == "parity", "the pool of the other one is too small to hold any out"

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
@@ -70,7 +71,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(kind: str = "shop.py:Shop", *, params: Any = None, raters: Any = (), **env: Any) -> RunConfig:
     environment = {"kind": kind, "params": {"path": "p"} if params is None else params, **env}
     settings = {"mode": "observe", "environments": {"shop": environment}, "scoring": {"raters": list(raters)}}
-    return msgspec.convert(settings, RunConfig)
+    return msgspec.convert(settings, run_config_type())
 
 
 def found(settings: RunConfig, *, models: bool = False, prompts: bool = False) -> dict[str, LoadFinding]:
@@ -266,7 +267,7 @@ def test_models_are_sampled_from_once_each_and_what_fails_is_said(here: Path, mo
     policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64)
     save_policy(policy, here / "good")
     settings = {"model": "good", "environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}}
-    good = msgspec.convert(settings, RunConfig)
+    good = msgspec.convert(settings, run_config_type())
     text = found(good, models=True)["inference.policy"]
     assert text.state == "ok"
     assert "samples a token" in text.text
@@ -287,12 +288,12 @@ def test_a_model_whose_check_failed_is_not_sampled_from(here: Path) -> None:
     tensors = load_file(here / "broken" / "model.safetensors")
     save_file({name: one for name, one in tensors.items() if "q_proj" not in name}, here / "broken/model.safetensors")
     settings = {"environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}, "model": "broken"}
-    every = found(msgspec.convert(settings, RunConfig), models=True)
+    every = found(msgspec.convert(settings, run_config_type()), models=True)
     assert every["model"].state == "failed"
     assert "inference.policy" not in every
     (here / "broken" / "tokenizer.json").write_text("{")
-    every = found(msgspec.convert(settings, RunConfig), models=True, prompts=True)
+    every = found(msgspec.convert(settings, run_config_type()), models=True, prompts=True)
     assert [name for name, one in every.items() if one.state == "failed"] == ["model"]
     own = {**settings, "inference": {"policy": {"model": "good"}}}
-    every = found(msgspec.convert(own, RunConfig), models=True)
+    every = found(msgspec.convert(own, run_config_type()), models=True)
     assert (every["model"].state, every["inference.policy"].state) == ("failed", "ok"), "it serves another model"

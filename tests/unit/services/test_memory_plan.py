@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
@@ -41,7 +42,7 @@ SMALL = {"batching": {"batch_size": 4}}
 
 
 def planned(model, gb, **training):
-    config = msgspec.convert({"model": model, "training": training, **SMALL}, RunConfig)
+    config = msgspec.convert({"model": model, "training": training, **SMALL}, run_config_type())
     return plan_step(config, model=None, device="cpu", memory=gb)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model import source
 from lachesis.schemas.errors import ConfigError
@@ -46,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(**changes: Any) -> RunConfig:
     settings = {"model": "model", "environments": {"sums": {"kind": "sums.py:Sums"}}, **changes}
-    return msgspec.convert(settings, RunConfig)
+    return msgspec.convert(settings, run_config_type())
 
 
 def rated(*references: str) -> RunConfig:

@@ -13,7 +13,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims
 from lachesis.pipeline.environment.held_out import read_held_out, settle_held_out
-from lachesis.pipeline.gateway.store import GatewayStore
+from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys

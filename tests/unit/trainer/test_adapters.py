@@ -8,7 +8,7 @@ import torch
 from msgspec import convert
 from transformers import AutoModelForCausalLM, GPT2Config, GraniteMoeConfig, LlamaConfig, Qwen3MoeConfig
 
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.model.logprobs import SampledLogprobs, token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
@@ -74,7 +74,7 @@ def test_only_adapters_are_trained_and_what_is_published_is_the_whole_model(base
 
 
 def test_the_empty_table_is_a_preset_with_a_rate_for_what_it_trains(base):
-    lora = convert({"training": {"lora": {}}}, RunConfig).training.lora
+    lora = convert({"training": {"lora": {}}}, run_config_type()).training.lora
     policy = load_trainable_model(base, setup(base, lora))
     adapters = [value for name, value in policy.model.named_parameters() if value.requires_grad]
     assert {min(value.shape) for value in adapters} == {32}

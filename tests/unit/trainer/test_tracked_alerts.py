@@ -4,7 +4,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from unit.health.test_webhook import publish
-from unit.trainer.trackers.recorder import Recorder
+from unit.trainer.recorder import Recorder
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.config import HealthConfig

@@ -1,0 +1,102 @@
+# ruff: noqa: INP001 - a script, no package
+"""Deletes the extensions from a copy of the tree, and finds that all else still works.
+
+Run by `make lint` as `extensions.py`, and by CI as `extensions.py --tests`. No extension imports another one (a
+contract of import-linter), so a copy without any shows what copies without one of them would show: types, contracts,
+and with `--tests` the tests of `make unit`. What is cheap is done without each in turn: the commands, and `lachesis
+doctor`.
+`--keep FOLDER` leaves the copy without any there.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EXTENSIONS = ROOT / "pipeline" / "extensions"
+GROUP = "lachesis.extensions"
+_LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tests", action="store_true", help="run the tests of `make unit`, too")
+    parser.add_argument("--keep", type=Path, help="folder that the copy is left in")
+    wanted = parser.parse_args()
+    names = sorted(folder.name for folder in EXTENSIONS.iterdir() if (folder / "__init__.py").is_file())
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            with_one_less = copy_without([name], Path(scratch) / name)
+            for command in (["run"], ["config", "show"], ["env", "list"], ["doctor"]):
+                if run(with_one_less, f"lachesis {command[0]} without {name}", ["-m", "lachesis", *command]):
+                    return 1
+            shutil.rmtree(with_one_less)
+        bare = copy_without(names, wanted.keep or Path(scratch) / "bare")
+        if (ROOT / ".mypy_cache").is_dir():
+            shutil.copytree(ROOT / ".mypy_cache", bare / ".mypy_cache")  # what has not changed is not checked again
+        checks = {
+            "types": ["-m", "mypy"],
+            "contracts": ["-c", _LINT_IMPORTS],
+        }
+        if wanted.tests:
+            unit = "not slow and not outside and not costly"
+            checks["tests"] = ["-m", "pytest", "-q", "-n", "2", "-m", unit, "tests/unit"]
+        failed = [what for what, command in checks.items() if run(bare, f"{what} without any extension", command)]
+    return 1 if failed else 0
+
+
+def copy_without(names: Sequence[str], target: Path) -> Path:
+    """Copy what git knows to `target`, without these extensions and what names them on their behalf."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path in filter(None, listed.split("\0")):
+        source = ROOT / path
+        if any(Path(path).is_relative_to(folder) for name in names for folder in folders_of(name)):
+            continue
+        if source.is_symlink() or source.is_file():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / path, follow_symlinks=False)
+    places = [f"lachesis.pipeline.extensions.{name}" for name in names]
+    for file in ("pyproject.toml", "src/lachesis/__init__.py"):  # entry points, and public names
+        lines = (target / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not any(place in line for place in places)]
+        (target / file).write_text("".join(kept), encoding="utf-8")
+    describe(target)
+    return target
+
+
+def folders_of(name: str) -> tuple[str, str]:
+    return f"pipeline/extensions/{name}", f"tests/unit/extensions/{name}"
+
+
+def describe(target: Path) -> None:
+    """Write what an installation would: the package's name and version, and its entry points."""
+    project = tomllib.loads((target / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    folder = target / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = project["entry-points"].get(GROUP, {})
+    text = "".join(f"{name} = {place}\n" for name, place in points.items())
+    (folder / "entry_points.txt").write_text(f"[{GROUP}]\n{text}")
+
+
+def run(folder: Path, what: str, command: Sequence[str]) -> int:
+    """Run Python in a copy; print what it said where it failed."""
+    environ = {**os.environ, "PYTHONPATH": str(folder / "src"), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        print(f"== {what}: {done.returncode} ==\n{done.stdout[-20_000:]}\n{done.stderr[-20_000:]}")
+    else:
+        print(f"{what}: well")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

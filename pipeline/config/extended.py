@@ -1,0 +1,75 @@
+"""The configuration of a run with the settings of all installed extensions."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from lachesis.pipeline.config.load import field_descriptions
+from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.extension import Setting, added, extensions, load_place
+
+__all__ = ["environment_config_type", "run_config_type", "training_config_type"]
+
+_TRAINING = "training."
+
+
+@functools.cache
+def training_config_type() -> type[TrainingConfig]:
+    """Return the type of [training] with what extensions add to it."""
+    trainers = {name: one for one in extensions().values() for name in one.trainers}
+    texts = "".join(f" {name}: {one.about}." for name, one in trainers.items())
+    backend = Setting(
+        Literal[(THIS_MACHINE, *trainers)], THIS_MACHINE, f"What trains. torch: this machine.{texts} Default torch."
+    )
+    further = {path.removeprefix(_TRAINING): one for path, one in _settings().items() if path.startswith(_TRAINING)}
+    return _extended(TrainingConfig, {"backend": backend, **further}, {})
+
+
+@functools.cache
+def environment_config_type() -> type[EnvironmentConfig]:
+    """Return the type of [environments.NAME], which knows the paths in parameters of all kinds."""
+    further = {name: kind.param_paths for name, kind in added("environments").items() if kind.param_paths}
+    return _extended(EnvironmentConfig, {}, {"PARAM_PATHS": EnvironmentConfig.PARAM_PATHS | further})
+
+
+@functools.cache
+def run_config_type() -> type[RunConfig]:
+    """Return the type of a run's configuration with what extensions add to it."""
+    training, environments = training_config_type(), dict[str, environment_config_type()]  # type: ignore[misc]
+    described = field_descriptions(RunConfig)
+    own = {
+        "environments": Setting(environments, {}, described["environments"]),
+        "evaluation": Setting(environments, {}, described["evaluation"]),
+        "training": Setting(training, training(), described["training"]),
+    }
+    further = {path: one for path, one in _settings().items() if not path.startswith(_TRAINING)}
+    return _extended(RunConfig, own | further, {"__post_init__": _check})
+
+
+def _settings() -> Mapping[str, Setting]:
+    return added("settings")
+
+
+def _check(config: RunConfig) -> None:
+    RunConfig.__post_init__(config)
+    for one in extensions().values():
+        if one.check is not None:
+            load_place(one.check)(config)
+
+
+def _extended(base: type[Any], added: Mapping[str, Setting], namespace: dict[str, Any]) -> type[Any]:
+    """Return a subclass of a struct with further fields, which keeps its name, as errors and schemas show it."""
+    named = {"__doc__": base.__doc__, "__qualname__": base.__qualname__}
+    described = {"DESCRIPTIONS": {name: one.description for name, one in added.items()}}
+    return msgspec.defstruct(
+        base.__name__,
+        [(name, one.type, one.default) for name, one in added.items()],
+        bases=(base,),
+        module=base.__module__,
+        namespace={**named, **described, **namespace},
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )

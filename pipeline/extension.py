@@ -1,0 +1,228 @@
+"""Defines an extension, which adds to the pipeline, and finds those that are installed.
+
+An extension ties the pipeline to somebody else's project. It is one `Extension` value, which a package offers as an
+entry point of the group `lachesis.extensions`; the built-in ones, in `pipeline/extensions/`, are found the same way.
+Its commands are entry points of the group `lachesis.commands` (see `services/cli/commands.py`), so that `lachesis
+--help` imports none of it.
+Guarantees that nothing in the pipeline depends on an extension: it is reached by names in this value alone, and what it
+needs is imported when it is used. Two extensions that add the same name are refused.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from lachesis.schemas.access import Access, Scope, access_table
+from lachesis.schemas.errors import StartupError
+
+__all__ = [
+    "GROUP",
+    "EnvironmentKind",
+    "Extension",
+    "HeldSocket",
+    "ServiceSpec",
+    "Setting",
+    "TrackerSpec",
+    "TrainerBackend",
+    "access_of",
+    "added",
+    "extensions",
+    "load_place",
+]
+
+GROUP = "lachesis.extensions"
+"""The group of entry points by which extensions are found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the run's configuration. `type`: a struct for a table, or the type of a value.
+
+    `description` says what it is and what its default means, as the text under a field of a struct does.
+    """
+
+    type: Any
+    default: Any
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentKind:
+    """A kind of environment. `place`: `module:Class` of a `lachesis.Environment`.
+
+    None: a service of the extension publishes what it generated elsewhere; the run draws none of its tasks and starts
+    no process for it.
+    """
+
+    place: str | None
+    param_paths: Mapping[str, str] = field(default_factory=dict)
+    """Which parameters are paths: file, program, code or model. Relative ones are to the configuration's file."""
+    choices: tuple[str, str] | None = None
+    """A parameter, and a function that returns what can be chosen for it; `StartupError` where a package is missing."""
+    renders_prompts: bool = False
+    """Whether its own code renders prompts, so that `chat_template_kwargs` would change nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSocket:
+    """A listening socket that the supervisor holds while the service behind it starts again.
+
+    `open`: function that gets the configuration and returns the socket, or raises `StartupError`. `variable` names its
+    file descriptor to the service. `table`: the settings whose `host` and `port` say where it listens.
+    """
+
+    open: str
+    variable: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One service. `stage`: `module:function`, of a module in full.
+
+    `phase`: services of a lower one are ready before those of a higher one start, and stop after them. `extra`: what
+    has to be installed for it. `part`: the part it plays where none is named; None: it has no parts.
+    """
+
+    name: str
+    stage: str
+    phase: int
+    about: str
+    extra: str | None = None
+    part: str | None = None
+    is_single: bool = False
+    """Whether a run has one of it alone: one that starts first checks whether another one runs."""
+    socket: HeldSocket | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerBackend:
+    """A trainer that computes elsewhere. `stage` runs it, in place of the trainer here.
+
+    `serving`: what serves the roles `policy` and `eval`, since the weights are there as well. `extra`: what has to be
+    installed for both.
+    """
+
+    stage: str
+    serving: str
+    extra: str
+    model: str
+    """Function that gets the configuration and returns the setting that names the model there, and its name or None.
+    """
+    port: str
+    """Path of the setting with the port at which the policy is served where `inference.policy.port` names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerSpec:
+    """An experiment tracker. `open`: function that gets the configuration and the run's name there and returns a
+    `Tracker`; it is called where `is_wanted`, which gets the configuration, is true. `place`: function that gets the
+    configuration and says where its figures are. `extra`: what to install for it.
+    """
+
+    open: str
+    place: str
+    is_wanted: Callable[[Any], bool]
+    extra: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """All that an extension adds. Places are `module:NAME`, imported when they are used."""
+
+    name: str
+    about: str
+    """What it is for, in a few words."""
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """Settings by dotted path: `NAME` at the top of the file, `training.NAME` in that table."""
+    check: str | None = None
+    """Function that gets the configuration, and raises `ConfigError` for what does not go together."""
+    environments: Mapping[str, EnvironmentKind] = field(default_factory=dict)
+    raters: Mapping[str, str] = field(default_factory=dict)
+    """Raters by name, as a `rater` of [scoring] names them."""
+    estimators: Mapping[str, str] = field(default_factory=dict)
+    """Advantage estimators by name: functions of a `RewardGroup`."""
+    strategies: Mapping[str, str] = field(default_factory=dict)
+    """Curriculum strategies by name."""
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    plan: str | None = None
+    """Function that gets the configuration and yields (service, part) of each process that the run then has."""
+    access: str | None = None
+    """Function that gets the `Scope` of a run and returns the `Access` of each of its services."""
+    stored_values: str | None = None
+    """Function that gets the configuration and yields (key of the run's bucket, function that raises `SchemaError` for
+    a value with which its service would end at every start)."""
+    folder_entries: tuple[str, ...] = ()
+    """Names of what it writes into a run's folder, which goes with the run."""
+    announce: str | None = None
+    """Function that gets the configuration and returns lines that `lachesis up` prints at its start."""
+    trainers: Mapping[str, TrainerBackend] = field(default_factory=dict)
+    """Trainers by the name that `training.backend` gives."""
+    trackers: Mapping[str, TrackerSpec] = field(default_factory=dict)
+    """Trackers by the setting that wants them."""
+    doctor: str | None = None
+    """Function that gets the configuration and yields a `DoctorFinding` for all that it looks at."""
+
+
+@functools.cache
+def extensions() -> Mapping[str, Extension]:
+    """Return the installed extensions by name.
+
+    Raises `StartupError` that names the package, where one cannot be loaded or adds what another adds already.
+    """
+    found: dict[str, Extension] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        found[point.name] = _loaded(point)
+    _refuse_twice(found.values())
+    return MappingProxyType(found)
+
+
+@functools.cache
+def added(what: str) -> Mapping[str, Any]:
+    """Return by name everything of one kind (`raters`, `trackers`, ...) that the extensions add."""
+    return MappingProxyType({name: one for each in extensions().values() for name, one in getattr(each, what).items()})
+
+
+def access_of(scope: Scope) -> dict[str, Access]:
+    """Return what each service, those of extensions too, and each operator may do in the run of `scope`."""
+    return access_table(scope, [load_place(one.access) for one in extensions().values() if one.access is not None])
+
+
+def load_place(place: str) -> Callable[..., Any]:
+    """Import what `module:NAME` names."""
+    module, _, name = place.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return loaded
+
+
+def _loaded(point: EntryPoint) -> Extension:
+    package = point.dist.name if point.dist is not None else "an installed package"
+    mend = f"install another version of {package}, or uninstall it"
+    try:
+        value = point.load()
+    except Exception as error:  # foreign code: whatever it raises, the package is named
+        raise StartupError(
+            f"the extension {point.name!r} of {package} cannot be loaded ({type(error).__name__}: {error}); {mend}"
+        ) from error
+    if not isinstance(value, Extension) or value.name != point.name:
+        raise StartupError(
+            f"the extension {point.name!r} of {package} is {value!r:.80}, not a lachesis Extension of that name; {mend}"
+        )
+    return value
+
+
+def _refuse_twice(found: Iterable[Extension]) -> None:
+    owners: dict[tuple[str, str], str] = {}
+    for one in found:
+        for kind in fields(one):
+            value = getattr(one, kind.name)
+            for name in value if isinstance(value, Mapping) else ():
+                first = owners.setdefault((kind.name, name), one.name)
+                if first != one.name:
+                    raise StartupError(
+                        f"the extensions {first!r} and {one.name!r} both add {name!r} to {kind.name}: uninstall one"
+                    )

@@ -1,0 +1,425 @@
+"""Stores the rollouts in request bodies: converts, recognises repeats, gets leases, publishes.
+
+Guarantees: a group answered with success is stored; a group that is sent again (its client saw no answer, or the
+gateway died), however late within the horizon of `KnownPosts`, is stored once; nothing is published without a lease,
+for which the request waits; and the bytes of waiting groups are bounded for each environment.
+"""
+
+import hashlib
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from lachesis.pipeline.bus.api import PubAck
+from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
+from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
+from lachesis.pipeline.extensions.atropos.gateway.lease_queue import LeaseQueue
+from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer, PartialGroup
+from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registration
+from lachesis.pipeline.extensions.atropos.gateway.server_identity import ServerIdentity
+from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
+from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
+from lachesis.pipeline.telemetry.messages import publish_span
+from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.sequences import TEACHER_COLUMN
+
+__all__ = ["BusyError", "Intake", "IntakeGroup"]
+
+log = logging.getLogger("lachesis")
+
+_MAX_REMEMBERED_DIGESTS = 8192
+"""Answers kept for clients that send a group again; for older ones only the fact that they are stored is known."""
+_LEASE_SLACK = 1024
+"""Bytes by which a group may grow when it gets its lease and its counter."""
+_MAX_EXAMPLE_BYTES = 1 << 20
+
+Answer = dict[str, Any]
+
+
+class BusyError(InfrastructureError):
+    """Raised when a group cannot be taken now: send it again later."""
+
+
+class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of a request: `digest` names its bytes, `owner` its client if that registered, `caller` the span that
+    sent it if that said so.
+    """
+
+    env: str
+    owner: int | None
+    digest: str
+    group: RolloutGroup
+    data: bytes
+    caller: SpanLink | None = None
+
+
+class Intake:
+    """Takes groups for the environments of `config` with kind gateway. Run `renew` in a task beside it."""
+
+    def __init__(
+        self,
+        service: Service,
+        config: RunConfig,
+        store: GatewayStore,
+        identity: ServerIdentity,
+        posts: KnownPosts,
+    ) -> None:
+        self._service = service
+        self._config = config
+        self._store = store
+        self._policies = identity.policies
+        self._posts = posts
+        self._identity = identity
+        self._epoch = time.time_ns()
+        self._counter = 0
+        self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
+        self._leases = {name: ProducerLeases(service, self._producer(name), name) for name in self.envs}
+        self._queues = {
+            name: LeaseQueue(leases, identity.policies, service.draining) for name, leases in self._leases.items()
+        }
+        self._locks = {name: anyio.Lock() for name in self.envs}
+        self._converting = anyio.CapacityLimiter(1)
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._under_way: dict[str, anyio.Event] = {}
+        self._callers: dict[str, SpanLink] = {}
+        self._held_bytes: Counter[str] = Counter()
+        self.held_sequences: Counter[str] = Counter()
+        self.latest: ScoredData | None = None
+        self._example: ScoredData | None = None
+        self.duplicates = 0
+        self._named_unused: set[tuple[str, str]] = set()
+
+    def _producer(self, env: str) -> str:
+        return f"gateway-{env}-{self._service.replica}"
+
+    def waiting_sequences(self, asking: str | None) -> int:
+        """Return the sequences of an environment that are held here or in buffers; None: those of all.
+
+        Sequences of others do not concern an environment: it has a share of its own. In the sum over all, a closed
+        environment does not count: its sequences are not trained on.
+        """
+        envs = [env for env, leases in self._leases.items() if env == asking or (not asking and not leases.is_closed)]
+        buffered = sum(partial.sequences for env in envs for partial in self._store.buffers[env].waiting)
+        return buffered + sum(self.held_sequences[env] for env in envs)
+
+    async def renew(self) -> None:
+        """Keep the leases of groups that are being published. Runs until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for leases in self._leases.values():
+                tasks.start_soon(leases.renew)
+
+    async def convert_groups(self, body: bytes, *, several: bool, caller: SpanLink | None = None) -> list[IntakeGroup]:
+        """Return the groups of a body, converted.
+
+        Raises `DataError`, which says what is wrong with the first bad one.
+        """
+        arrived_ns = self._service.now_ns()
+        parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
+        origins = [self._origin(data, arrived_ns, await self._tokenizer_hash()) for _, data in parsed]
+        items = await anyio.to_thread.run_sync(_convert, parsed, origins, caller, limiter=self._converting)
+        for item in items:
+            self._name_unused(item.env, item.group)
+        if parsed and len(body) <= _MAX_EXAMPLE_BYTES:
+            self._example = parsed[-1][1]
+        return items
+
+    def _name_unused(self, env: str, group: RolloutGroup) -> None:
+        """Warn, once for each environment, about fields that it sends and that are not used."""
+        unused = [
+            f"{name} are ignored: the trainer computes them" for name in group.metadata["gateway"].get("ignored", ())
+        ]
+        if (
+            self._config.mode == "train"
+            and TEACHER_COLUMN in group.sequences.columns
+            and not self._config.training.learner.loss.teacher_coef
+        ):
+            unused.append("distill_logprobs are stored and change nothing: training.learner.loss.teacher_coef is 0")
+        for text in unused:
+            if (env, text) not in self._named_unused:
+                self._named_unused.add((env, text))
+                log.warning("environment %s: its %s", env, text)
+
+    async def store(self, items: list[IntakeGroup]) -> list[Answer]:
+        """Store every group and return the answer to each.
+
+        Raises `BusyError` when they cannot all be stored in time; those that were are recognised when they come again.
+        """
+        with self._holding(items), anyio.move_on_after(settings_of(self._config).hold_s):
+            answers = [await self._once(item) for item in items]
+            self.latest = self._example
+            return answers
+        raise BusyError(
+            f"the governor granted no lease in {settings_of(self._config).hold_s:g} s, so the group was not taken: "
+            f"{self._service.vitals.status_text or 'the trainer has to catch up'}"
+        )
+
+    async def release(self, owner: int, env: str) -> None:
+        """Publish the buffered groups that wait for groups that will not come. Raises `BusyError`."""
+        with anyio.move_on_after(settings_of(self._config).hold_s):
+            async with self._locks[env]:
+                for partial in self._store.buffers[env].of(owner):
+                    await self._publish_partials(env, [partial])
+            return
+        raise BusyError("the governor granted no lease for what is left in the buffer; disconnect again later")
+
+    async def _tokenizer_hash(self) -> str | None:
+        """Return the hash of the tokenizer observed at the policy's server; None if none was observed.
+
+        Raises `BusyError` if it differs from the run's for long.
+        """
+        with anyio.move_on_after(settings_of(self._config).hold_s):
+            return await self._identity.tokenizer_hash()
+        raise BusyError("the policy's server is not the run's, so no group is taken; its notice says how it differs")
+
+    def _origin(self, data: ScoredData, arrived_ns: int, observed: str | None) -> tuple[GroupOrigin, int | None]:
+        registered = self._registered(data.env_id)
+        env = registered.env if registered else self._only_env(data.env_id)
+        made_ns = arrived_ns - int(settings_of(self._config).generation_s * 1e9)
+        policy = self._policies.version_at(made_ns)
+        if policy is None:
+            raise BusyError("the run has no policy yet: its trainer has not started")
+        origin = GroupOrigin(
+            id=new_group_id(),
+            run=self._service.run,
+            env=env,
+            producer=self._producer(env),
+            epoch=self._epoch,
+            counter=0,  # when it is published
+            policy_version=policy.version,
+            tokenizer_hash=observed or policy.tokenizer_hash,
+            started_ns=made_ns,
+            name=registered.name if registered else env,
+            longest=self.envs[env].longest_tokens,
+            most=self._config.batching.batch_size,
+            limits=TrainerLimits.of(policy, self._config.trainer_reads, self._config.trained_temperature),
+        )
+        return origin, data.env_id if registered else None
+
+    def _registered(self, number: int | None) -> Registration | None:
+        found = None if number is None else self._store.registry.registered.get(number)
+        return found if found is not None and found.env in self.envs else None
+
+    def _only_env(self, number: int | None) -> str:
+        if len(self.envs) == 1:
+            return next(iter(self.envs))
+        raise DataError(f"env_id {number}: not registered, and the run has several environments; POST /register-env")
+
+    @contextmanager
+    def _holding(self, items: list[IntakeGroup]) -> Iterator[None]:
+        """Count the items as held. Raises `BusyError` when their environment holds as much as it may."""
+        sizes: Counter[str] = Counter()
+        sequences: Counter[str] = Counter()
+        for item in items:
+            sizes[item.env] += len(item.data)
+            sequences[item.env] += len(item.group.sequences)
+        part = settings_of(self._config).held_bytes // len(self.envs)
+        for env, size in sizes.items():
+            if self._held_bytes[env] and self._held_bytes[env] + size > part:
+                raise BusyError(f"{self._held_bytes[env]} bytes of {env} wait already, of {part}: gateway.held_bytes")
+        self._held_bytes.update(sizes)
+        self.held_sequences.update(sequences)
+        self._service.vitals.in_flight += len(items)
+        try:
+            yield
+        finally:
+            self._held_bytes.subtract(sizes)
+            self.held_sequences.subtract(sequences)
+            self._service.vitals.in_flight -= len(items)
+
+    async def _once(self, item: IntakeGroup) -> Answer:
+        """Store the item unless it is known; if the same item is under way, wait for it."""
+        while item.digest in self._under_way:
+            await self._under_way[item.digest].wait()
+        known = self._answers.get(item.digest)
+        if known is not None:
+            self.duplicates += 1
+            return known
+        if self._is_stored(item.env, item.digest) and item.digest not in self._store.buffers[item.env]:
+            self.duplicates += 1
+            return {"status": "received"}
+        done = self._under_way[item.digest] = anyio.Event()
+        if item.caller is not None:
+            self._callers[item.group.id] = item.caller
+        try:
+            answer = self._answers[item.digest] = await self._store_item(item)
+        finally:
+            self._callers.pop(item.group.id, None)
+            del self._under_way[item.digest]
+            done.set()
+        if len(self._answers) > _MAX_REMEMBERED_DIGESTS:
+            self._answers.popitem(last=False)
+        return answer
+
+    async def _store_item(self, item: IntakeGroup) -> Answer:
+        registered = self._registered(item.owner)
+        size = len(item.group.sequences)
+        if registered is None or item.owner is None or size >= registered.request.group_size:
+            await self._publish(item.env, [(item.digest, item.group)])
+            return {"status": "received"}
+        async with self._locks[item.env]:
+            buffer = self._store.buffers[item.env]
+            if item.digest not in buffer:
+                if not buffer.has_room(len(item.data), settings_of(self._config).buffer_bytes):
+                    await self._publish(item.env, [(item.digest, item.group)])
+                    return {"status": "received"}
+                partial = PartialGroup(owner=item.owner, digest=item.digest, sequences=size, data=item.data)
+                buffer = await self._set_buffer(item.env, buffer.plus(partial))
+            chosen = buffer.complete(item.owner, registered.request.group_size)
+            if chosen:
+                await self._publish_partials(item.env, chosen)
+            return {"status": "buffered", "buffer_size": self._store.buffers[item.env].sequences(item.owner)}
+
+    async def _publish_partials(self, env: str, chosen: list[PartialGroup]) -> None:
+        """Publish groups of the buffer, then remove them. If the gateway dies meanwhile, the next one repeats that
+        exactly.
+        """
+        groups = [decode(RolloutGroup, partial.data) for partial in chosen]
+        if not all(partial.leaving for partial in chosen):
+            groups = [self._counted(group) for group in groups]
+            chosen = [
+                msgspec.structs.replace(partial, leaving=True, data=encode(group))
+                for partial, group in zip(chosen, groups, strict=True)
+            ]
+            await self._set_buffer(env, self._store.buffers[env].replaced(chosen))
+        digests = [partial.digest for partial in chosen]
+        await self._publish(env, list(zip(digests, groups, strict=True)), counted=True)
+        await self._set_buffer(env, self._store.buffers[env].minus(chosen))
+
+    async def _set_buffer(self, env: str, buffer: Buffer) -> Buffer:
+        with anyio.CancelScope(shield=True):  # a write given up half-way would leave its revision unknown
+            await self._service.retrying("store the buffer")(self._store.set_buffer, env, buffer)
+        return buffer
+
+    async def forget(self) -> None:
+        """Drop the groups that wait in the buffers."""
+        for env, lock in self._locks.items():
+            async with lock:
+                await self._set_buffer(env, Buffer())
+
+    async def _publish(self, env: str, groups: list[tuple[str, RolloutGroup]], *, counted: bool = False) -> None:
+        """Publish groups under one lease for all of them; the last one carries it, and ends it."""
+        leases = self._leases[env]
+        sequences = sum(len(group.sequences) for _, group in groups)
+        size = sum(len(encode(group)) + _LEASE_SLACK for _, group in groups)
+        lease = await self._queues[env].acquire(sequences, size, max(group.policy_step for _, group in groups))
+        if lease is None:
+            raise BusyError("the gateway is stopping")
+        stored = False
+        try:
+            for n, (digest, group) in enumerate(groups, 1):
+                ready = group if counted else self._counted(group)
+                stored = await self._store_group(ready.replace(lease=lease if n == len(groups) else None), digest)
+        finally:
+            leases.settled(lease)  # renewed no more: it ends with the group that carries it, or runs out
+        if not stored:
+            await leases.release(lease)
+
+    def _counted(self, group: RolloutGroup) -> RolloutGroup:
+        """Return the group with the next counter: as late as can be, for few gaps between those that are stored."""
+        self._counter += 1
+        return group.replace(epoch=self._epoch, producer=self._producer(group.env), counter=self._counter - 1)
+
+    def _is_stored(self, env: str, digest: str) -> bool:
+        return self._posts.is_known(_message_id(self._service.run, env, digest))
+
+    async def _store_group(self, group: RolloutGroup, digest: str) -> bool:
+        """Store one group and return whether it is new."""
+        if self._is_stored(group.env, digest):  # by a gateway that died before it had taken it out of the buffer
+            self.duplicates += 1
+            return False
+        service, data = self._service, encode(group)
+        sampled = service.tracing.sampled(group.id)
+        headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
+        subject = subjects.rollout(group.run, group.env)
+        leased_ns = service.now_ns()
+        ack: PubAck = await service.retrying(f"publish {subject}")(
+            service.bus.publish_large, subject, data, msg_id=_message_id(group.run, group.env, digest), headers=headers
+        )
+        if sampled and not ack.duplicate:
+            service.tracing.emit(self._spans(group, subject, ack, leased_ns, len(data)))
+        service.record_call(group.started_ns, len(group.sequences), payload=len(data))
+        service.mark_ok()
+        service.vitals.handled += 1
+        if ack.duplicate:
+            self.duplicates += 1
+        else:
+            service.vitals.emitted += 1
+            service.vitals.process.record((service.now_ns() - group.started_ns) / 1e9)
+        return not ack.duplicate
+
+    def _spans(self, group: RolloutGroup, subject: str, ack: PubAck, leased_ns: int, size: int) -> list[Span]:
+        """Return what environment and gateway did for a group, linked to the span of a caller that traces itself."""
+        stored_ns = self._service.now_ns()
+        arrived_ns = min(group.started_ns + int(settings_of(self._config).generation_s * 1e9), leased_ns)
+        about: dict[str, str | int] = {
+            "rl.group.size": len(group.sequences),
+            "rl.policy.version": group.policy_versions[0],
+        }
+        generated = generate_span(group.id, group.env, (group.started_ns, arrived_ns), about)
+        caller = self._callers.get(group.id)
+        if caller is not None:
+            generated = msgspec.structs.replace(generated, links=[caller])
+        held = hold_span(group.id, group.env, (arrived_ns, leased_ns))
+        published = publish_span(
+            self._service.name, group.id, generated.id, subject, (leased_ns, stored_ns),
+            server=self._service.bus.server, message=f"{ack.stream}:{ack.seq}", size=size,
+        )  # fmt: skip
+        return [generated, held, published]
+
+    def figures(self) -> dict[str, float]:
+        """Return figures for the heartbeat."""
+        waiting = [partial for buffer in self._store.buffers.values() for partial in buffer.waiting]
+        return {
+            "gateway/held_sequences": self.held_sequences.total(),
+            "gateway/held_bytes": self._held_bytes.total(),
+            "gateway/buffered_sequences": sum(partial.sequences for partial in waiting),
+            "gateway/duplicates": self.duplicates,
+        }
+
+
+def _message_id(run: str, env: str, digest: str) -> str:
+    """Return the id under which a client's group is stored, which `KnownPosts` uses."""
+    return f"{subjects.rollout(run, env)}.{digest}"
+
+
+def _parse(body: bytes, several: bool) -> list[tuple[str, ScoredData]]:
+    """Return each group and the digest of its bytes (and of its place: a list may hold the same group twice)."""
+    parts = read_json(list[msgspec.Raw], body) if several else [msgspec.Raw(body)]
+    found = []
+    for n, part in enumerate(parts):
+        try:
+            data = read_json(ScoredData, memoryview(part))
+        except SchemaError as error:
+            raise SchemaError(f"[{n}]: {error}") from error
+        found.append((hashlib.sha256(b"%d:" % n + bytes(part)).hexdigest()[:40], data))
+    return found
+
+
+def _convert(
+    parsed: list[tuple[str, ScoredData]], origins: list[tuple[GroupOrigin, int | None]], caller: SpanLink | None
+) -> list[IntakeGroup]:
+    items = []
+    for (digest, data), (origin, owner) in zip(parsed, origins, strict=True):
+        group = to_group(data, origin)
+        items.append(
+            IntakeGroup(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group), caller=caller)
+        )
+    return items

@@ -1,0 +1,160 @@
+"""Runs the gateway as a service: the HTTP server and the tasks that keep its data current.
+
+It keeps no state of its own: if it is killed at any moment and started again, clients go on as before.
+"""
+
+import logging
+
+import anyio
+
+from lachesis.pipeline.bus.addresses import url_host
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.loopback import LOOPBACK
+from lachesis.pipeline.common.private_file import write_private
+from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.extensions.atropos.gateway.app import PATHS, Gateway, build_app
+from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig, settings_of
+from lachesis.pipeline.extensions.atropos.gateway.curriculum import CurriculumWeights
+from lachesis.pipeline.extensions.atropos.gateway.intake import Intake
+from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
+from lachesis.pipeline.extensions.atropos.gateway.listener import take_listener
+from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
+from lachesis.pipeline.extensions.atropos.gateway.server_identity import ServerIdentity
+from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
+from lachesis.pipeline.extensions.atropos.gateway.token import GATEWAY_URL, gateway_token
+from lachesis.pipeline.extensions.atropos.gateway.trainers import Trainers
+from lachesis.pipeline.runtime.heartbeats import read_heartbeat
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter
+from lachesis.pipeline.runtime.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError
+
+__all__ = ["run_gateway"]
+
+log = logging.getLogger("lachesis")
+
+_FIGURES_S = 1.0
+
+
+async def run_gateway(service: Service, config: RunConfig) -> None:
+    """Serve until the service drains. Raises `FencedError` once another gateway of the run has taken over."""
+    envs = [name for name, env in config.environments.items() if env.is_foreign]
+    if not envs:
+        raise ConfigError('environments: none has kind = "gateway", so the gateway would have nothing to publish for')
+    token = gateway_token(settings_of(config), config.path)
+    policies = PolicyVersions()
+    async with ServerIdentity.open(service, config, policies) as identity:
+        await _serve(service, config, envs, identity, token)
+
+
+async def _serve(
+    service: Service,
+    config: RunConfig,
+    envs: list[str],
+    identity: ServerIdentity,
+    token: str | None,
+) -> None:
+    errors: list[LachesisError] = []
+    policies = identity.policies
+    with take_listener(config) as listener:
+        store: GatewayStore = await service.retrying("read the gateway's state")(
+            GatewayStore.open, service.bus, service.run, envs
+        )
+        posts = KnownPosts(service.bus, service.run, envs, store)
+        await service.retrying("read which posts are stored")(posts.catch_up)
+        intake = Intake(service, config, store, identity, posts)
+        weights = CurriculumWeights(envs, code_name(config.curriculum.strategy))
+        trainers = Trainers(service, config, store) if config.mode == "observe" else None
+        if trainers is not None:
+            await trainers.open()
+
+        def failed(error: LachesisError) -> None:
+            errors.append(error)
+            server.should_exit = True
+
+        gateway = Gateway(config, store, policies, intake, weights, trainers=trainers, token=token, failed=failed)
+        hosts = () if settings_of(config).host in LOOPBACK else None
+        server = HttpServer.over(
+            RequestCounter(build_app(gateway, hosts), service.answered, PATHS),
+            head_s=settings_of(config).head_s,
+            grace_s=int(max(1.0, config.services.drain_s - 2.0)),
+        )
+        port = listener.getsockname()[1]
+        log.info("listening on %s for %s", _url(settings_of(config), port), ", ".join(envs))
+        if token is not None:
+            path = config.path / GATEWAY_URL
+            write_private(path, _url(settings_of(config), port, token))
+            log.info("environments need its token: their --env.rollout_server_url is what %s holds", path)
+        async with background() as tasks:
+            tasks.start_soon(policies.follow, service.bus, service.run)
+            tasks.start_soon(intake.renew)
+            tasks.start_soon(posts.follow)
+            tasks.start_soon(posts.save)
+            for env in envs:
+                tasks.start_soon(weights.follow, service.bus, service.revision, env)
+            tasks.start_soon(_follow_governor, service, gateway)
+            tasks.start_soon(_show, service, gateway, intake, port)
+            url = _url(settings_of(config), port) if token is None else f'"$(cat {config.path / GATEWAY_URL})"'
+            tasks.start_soon(_tell_silence, service, gateway, envs, url)
+            tasks.start_soon(server.stop_on_drain, service)  # requests that wait for a lease are answered 503
+            service.mark_ok()
+            await server.serve_until_cancelled([listener])
+    if errors:
+        raise errors[0]
+
+
+async def _follow_governor(service: Service, gateway: Gateway) -> None:
+    """Follow the number of outstanding sequences, with which environments throttle themselves."""
+    async with service.bus.listen(subjects.heartbeat(service.run, "governor")) as beats:
+        async for message in beats:
+            try:
+                figures = read_heartbeat(message).metrics
+            except SchemaError:
+                continue  # unreadable; the next one follows in a second
+            if "flow/outstanding" in figures:
+                gateway.outstanding = int(figures["flow/outstanding"])
+
+
+async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:
+    while True:
+        own = {"gateway/port": port, "gateway/refused": gateway.refused}
+        service.vitals.metrics = own | intake.figures()
+        await anyio.sleep(_FIGURES_S)
+
+
+async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url: str) -> None:
+    """Report which environments are silent: a person starts those of other projects.
+
+    `url` is the address that they need.
+    """
+    waits = False
+    mend = f"give each environment the gateway's address with the token: --env.rollout_server_url {url}"
+    while True:
+        silent = gateway.silent_environments()
+        text = _silence_text(silent, [env for env in silent if gateway.was_heard(env)], len(envs), url)
+        waited, waits = waits, len(silent) == len(envs)
+        if waits:
+            service.mark_waiting("waiting", text)
+        elif waited:
+            service.mark_ok()
+        service.set_problem("environments", text if silent and not waits else None)
+        service.set_problem("token", gateway.without_token.describe(anyio.current_time()), mend=mend)
+        await anyio.sleep(_FIGURES_S)
+
+
+def _silence_text(silent: list[str], gone: list[str], envs: int, url: str) -> str:
+    """Return the report on `silent` environments, of which `gone` were connected before."""
+    names = ", ".join(silent)
+    if silent != gone:
+        return f"nothing is heard of {names}: is it running? Start it with --env.rollout_server_url {url}"
+    which = f"the run's only environment, {names}," if envs == 1 else names
+    return (
+        f"{which} {'has' if len(gone) == 1 else 'have'} gone: nothing is heard any more. It ended, by its own "
+        f"total_steps or by an error, or is cut off: start it again with --env.rollout_server_url {url}"
+    )
+
+
+def _url(config: GatewayConfig, port: int, token: str | None = None) -> str:
+    host = url_host(config.host)
+    return f"http://{'' if token is None else f'lachesis:{token}@'}{host}:{port}"

@@ -1,1 +1,0 @@
-"""Sends figures, samples and alerts of a run to wandb, TensorBoard and MLflow."""

@@ -1,0 +1,207 @@
+"""Our environments as reset and step: ids equal to the engine's, in any thread and process, without replay."""
+
+import importlib.util
+import multiprocessing
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import numpy as np
+import pytest
+import torch
+
+from lachesis import StepEnv
+from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.config import EngineConfig
+from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.testing import FakeInference
+
+pytestmark = pytest.mark.outside
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+GUESSING = f"{EXAMPLES / 'guessing.py'}:Guessing"
+FAKE = FakeInference(lambda prompt, call: "")
+
+
+def said(text: str, finish_reason: str = "stop") -> GeneratedSample:
+    ids = [5 + ord(character) for character in text] + ([0] if finish_reason == "stop" else [])
+    return GeneratedSample(
+        token_ids=np.array(ids, np.int32),
+        logprobs=np.linspace(-2, -1, len(ids)).astype(np.float32),
+        text=text,
+        finish_reason=finish_reason,
+        weight_versions=[WeightVersionSpan(version="0-fake-0000", start=0, end=len(ids))],
+    )
+
+
+def test_the_loop_of_the_page_plays_an_episode() -> None:
+    spec = importlib.util.spec_from_file_location("step_bridge", EXAMPLES / "step_bridge.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    env = StepEnv("spell_backward", FAKE.tokenize, params={"size": 4, "own_reward": True})
+    word = env.environment.task(1).task["answer"]
+
+    def engine(prompt_ids: list[int]) -> tuple[Any, Any, str]:
+        given = said(word)
+        return given.token_ids, given.logprobs, given.text
+
+    assert module.play(env, engine, 1) == 1.0
+
+
+def play(environment: str, params: dict[str, Any]) -> int:
+    """Play one episode with a real engine, compare ids and logprobs of every action, and return the actions."""
+    torch.set_num_threads(1)
+    policy = build_tiny_policy(0, width=32, layers=1, max_length=512)
+    eos = policy.tokenizer.eos_token_id
+    stops = list(range(eos, len(policy.tokenizer), 3))  # a random model would seldom stop by itself
+
+    async def tokenize(messages: Any, *, add_generation_prompt: bool = True) -> list[int]:
+        ids = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+        return list(ids["input_ids"] if hasattr(ids, "keys") else ids)
+
+    env = StepEnv(environment, tokenize, params=params, max_steps=4)
+    with Engine(policy.model, eos_token_id=eos, weight_version="0-main-00", config=EngineConfig()) as engine:
+        _, info = env.reset(seed=3)
+        ended, actions = False, []
+        while not ended:
+            before = info
+            sampling = SamplingParams(max_tokens=24, seed=len(actions), stop_token_ids=stops)
+            action = sample(engine, policy, info["prompt_ids"], sampling)
+            actions.append(action)
+            _, _, terminated, truncated, info = env.step(action)
+            ended = terminated or truncated
+            own = slice(len(before["prompt_ids"]), len(before["prompt_ids"]) + len(action.token_ids))
+            assert info["tokens"][: own.start] == before["prompt_ids"]
+            assert info["tokens"][own] == action.token_ids.tolist()
+            assert info["logprobs"][own] == action.logprobs.tolist()
+            assert all(info["loss_mask"][own])
+    assert sum(info["loss_mask"]) == sum(len(action.token_ids) for action in actions)
+    return len(actions)
+
+
+def sample(engine: Engine, policy: Any, prompt_ids: list[int], sampling: SamplingParams) -> GeneratedSample:
+    (result,) = engine.submit(prompt_ids, sampling).result(60).samples
+    ids = np.array(result.token_ids, np.int32)
+    return GeneratedSample(
+        token_ids=ids,
+        logprobs=np.array(result.logprobs, np.float32),
+        text=policy.tokenizer.decode(result.token_ids),
+        finish_reason=result.finish_reason,
+        weight_versions=[WeightVersionSpan(version="0-main-00", start=0, end=len(ids))],
+    )
+
+
+def play_on(env: StepEnv, results: Any) -> None:
+    try:
+        env.step(said("5"))
+    except RuntimeError as error:
+        refused = str(error)[:10]
+    env.reset(seed=5)
+    results.put((refused, env.step(said("5"))[2]))
+
+
+def work(results: Any) -> None:
+    try:
+        results.put(play(GUESSING, {}))
+    except BaseException as error:
+        results.put(repr(error))
+        raise
+
+
+def test_ids_are_the_engines_in_the_main_thread_and_for_a_builtin() -> None:
+    assert play(GUESSING, {}) > 1
+    assert play("reasoning_gym", {"dataset": "leg_counting", "size": 9, "own_reward": True}) == 1
+
+
+@pytest.mark.parametrize("kind", ["thread", "spawn", "fork"])
+def test_ids_are_the_engines_in_workers(kind: str) -> None:
+    if kind == "thread":
+        results: Any = queue.Queue()
+        worker: Any = threading.Thread(target=work, args=(results,))
+    else:
+        context: Any = multiprocessing.get_context(kind)
+        results = context.Queue()
+        worker = context.Process(target=work, args=(results,))
+    worker.start()
+    actions = results.get(timeout=200)
+    worker.join()
+    assert isinstance(actions, int), actions
+    assert actions > 1
+
+
+def test_an_environment_that_raters_judge_is_named() -> None:
+    env = StepEnv("spell_backward", FAKE.tokenize)
+    env.reset()
+    with pytest.raises(ConfigError, match="0 rewards"):
+        env.step(said("a"))
+
+
+def test_it_imports_without_the_packages_it_does_not_need() -> None:
+    names = ["datasets", "tqdm", "gem", "gymnasium", "torch", "transformers"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({names})); from lachesis import StepEnv; print(StepEnv)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_forked_worker_resets_what_its_parent_began() -> None:
+    env = StepEnv(GUESSING, FAKE.tokenize)
+    env.reset(seed=5)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    worker = context.Process(target=play_on, args=(env, results))
+    worker.start()
+    assert results.get(timeout=60) == ("call reset", True)
+    worker.join()
+    assert env.step(said("5"))[2]
+
+
+def test_limits_and_misuse() -> None:
+    env = StepEnv(GUESSING, FAKE.tokenize, max_steps=1)
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step(said("1"))
+    env.reset(options={"index": 1})
+    with pytest.raises(DataError, match="GeneratedSample"):
+        env.step(1)  # type: ignore[arg-type]
+    assert env.step(said("2"))[2:4] == (False, True)
+    again = env.spawn(max_steps=3)
+    again.reset(seed=1)
+    assert again.step(said("2", "length"))[2:4] == (False, True)
+    again.close()
+
+
+def test_an_episode_stops_at_each_request_without_threads_or_signal_handlers() -> None:
+    env = StepEnv(GUESSING, FAKE.tokenize)
+    before = signal.getsignal(signal.SIGINT)
+    threads = threading.active_count()
+    observation, _ = env.reset(seed=42)
+    assert observation == "Guess my number, 0 to 99."
+    steps = [env.step(said(text)) for text in ("50", "x", "42")]
+    assert [step[:4] for step in steps[:2]] == [("lower", 0.0, False, False), ("A number, please.", 0.0, False, False)]
+    assert steps[2][0] == ""
+    assert steps[2][1] == pytest.approx(0.7)
+    assert steps[2][2:4] == (True, False)
+    last = steps[2][4]
+    learned = [t for t, mask in zip(last["tokens"], last["loss_mask"], strict=True) if mask]
+    assert FakeInference.show(learned) == "50<end>x<end>42<end>"
+    assert last["prompt_ids"] is None
+    assert (signal.getsignal(signal.SIGINT), threading.active_count()) == (before, threads)
+
+
+async def test_in_a_running_event_loop_it_says_to_use_a_thread() -> None:
+    env = StepEnv(GUESSING, FAKE.tokenize)
+    with pytest.raises(RuntimeError, match="call it in another thread"):
+        env.reset()
+    await anyio.to_thread.run_sync(env.reset)
+    with pytest.raises(RuntimeError, match="call it in another thread"):
+        env.step(said("1"))
+    _, _, terminated, _, _ = await anyio.to_thread.run_sync(env.step, said("0"))
+    assert terminated

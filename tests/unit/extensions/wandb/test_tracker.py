@@ -1,0 +1,81 @@
+"""wandb's own client, without a server: its project's name, and one run in the folders of several lives."""
+
+import logging
+
+import pytest
+
+from lachesis.pipeline.extensions.wandb.config import WandbConfig
+from lachesis.pipeline.extensions.wandb.tracker import WandbTracker
+from lachesis.schemas.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"project": "p"}, (None, "p")),
+        ({"project": "team/p"}, ("team", "p")),
+        ({"project": "p", "entity": "team"}, ("team", "p")),
+        ({"project": "team/p", "entity": "team"}, ("team", "p")),
+    ],
+)
+def test_a_project_may_name_its_entity(given, place, tmp_path):
+    config = WandbConfig(**given)
+    assert config.place() == place
+    arguments = WandbTracker(config, "run", tmp_path, {})._arguments
+    assert (arguments["entity"], arguments["project"]) == place
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"project": "a/b/c"}, "more parts than"),
+        ({"project": "a%b"}, "without any of"),
+        ({"project": "team/a:b"}, "without any of"),
+        ({"project": "team/"}, "without any of"),
+        ({"project": "/p"}, "without any of"),
+        ({"project": ""}, "without any of"),
+        ({"project": "p" * 129}, "at most 128"),
+        ({"project": "team/p", "entity": "other"}, "leave one out"),
+    ],
+)
+def test_a_project_that_wandb_refuses_is_refused_before(given, said):
+    with pytest.raises(ConfigError, match=said):
+        WandbConfig(**given)
+
+
+def test_what_an_earlier_life_has_is_not_written_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logged = []
+
+    class Run:
+        def define_metric(self, *_, **__):
+            pass
+
+        def log(self, figures, step):
+            logged.append((step, figures))
+
+    tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
+    monkeypatch.setattr(tracker._wandb, "init", lambda **_: Run())
+    (tmp_path / "wandb").mkdir()
+    tracker.open(0)
+    for step in (1, 2, 3):
+        tracker.log_figures({"train/step": float(step), "a": 1.0}, step)
+    tracker.log_figures({"eval": 1.0}, 3)
+    again = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
+    with caplog.at_level(logging.INFO, "lachesis"):
+        again.open(1)  # killed after the checkpoint of step 1
+    for step in (2, 3, 4):
+        again.log_figures({"train/step": float(step), "a": 2.0}, step)
+    assert [(step, figures.get("a")) for step, figures in logged] == [(1, 1.0), (2, 1.0), (3, 1.0), (3, None), (4, 2.0)]
+    assert "from step 4 on: `wandb sync` the oldest first, and the others with --append" in caplog.text
+
+
+def test_what_wandb_says_of_settings_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
+    assert tracker.check() == f"project p; WANDB_MODE=offline, kept in {tmp_path}/wandb for `wandb sync`"
+    tracker._arguments["project"] = "a/b"
+    with pytest.raises(DataError, match="Invalid project name"):
+        tracker.check()
+    with pytest.raises(DataError, match="Invalid project name"):
+        tracker.open(0)
