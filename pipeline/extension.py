@@ -164,6 +164,9 @@ class Extension:
     """Trainers by the name that `training.backend` gives."""
     trackers: Mapping[str, TrackerSpec] = field(default_factory=dict)
     """Trackers by the setting that wants them."""
+    importers: Mapping[str, str] = field(default_factory=dict)
+    """Functions by the name that `lachesis import --from` gives: each reads a JSON line as a group (`ReadLine` in
+    `offline/archive/logic/foreign_lines.py`)."""
     doctor: str | None = None
     """Function that gets the configuration and yields a `DoctorFinding` for all that it looks at."""
 

@@ -9,10 +9,12 @@ import msgspec
 import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
+from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.offline.archive.files import format_of
 from lachesis.pipeline.offline.archive.importer import PRODUCER, Importer, ImportRequest, ImportSummary
-from lachesis.pipeline.offline.archive.logic.atropos import UNKNOWN_POLICY, ImportAssumptions
+from lachesis.pipeline.offline.archive.logic.foreign_lines import UNKNOWN_POLICY, ImportAssumptions
 from lachesis.pipeline.offline.archive.reader import check_kind
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.access import OPERATOR
@@ -23,22 +25,24 @@ from lachesis.services.cli.progress import bar
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_run
 
-__all__ = ["AtroposOptions", "import_"]
+__all__ = ["ForeignOptions", "import_"]
 
 
 @with_options
 def import_(
     options: Options,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that `export` or Atropos wrote.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of `export` or another project.")],
     *,
-    atropos: Annotated[bool, typer.Option("--atropos", help="The files are JSON lines of Atropos.")] = False,
-    env: Annotated[str | None, typer.Option(help="Atropos: the environment of its groups.")] = None,
+    project: Annotated[
+        str | None, typer.Option("--from", metavar="PROJECT", help="The files are JSON lines of that project: atropos.")
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="With --from: the environment of the groups.")] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Atropos: policy version of the groups, STEP-LINEAGE-DIGEST, if known."),
+        typer.Option(metavar="VERSION", help="With --from: their policy version, STEP-LINEAGE-DIGEST, if known."),
     ] = None,
     tokenizer_hash: Annotated[
-        str | None, typer.Option(metavar="HASH", help="Atropos: hash of the groups' tokenizer.")
+        str | None, typer.Option(metavar="HASH", help="With --from: hash of the groups' tokenizer.")
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and report groups that cannot be stored.")] = False,
     unleased: Annotated[
@@ -55,15 +59,17 @@ def import_(
     Only rollouts are imported; the run, or `lachesis replay`, scores them again. A missing run is created. The command
     is safe to repeat.
     """
-    if not atropos and (env or policy or tokenizer_hash):
-        raise typer.BadParameter("--env, --policy and --tokenizer-hash are for files of Atropos: give --atropos")
-    foreign = AtroposOptions(env, policy, tokenizer_hash) if atropos else None
+    if project is None and (env or policy or tokenizer_hash):
+        raise typer.BadParameter("--env, --policy and --tokenizer-hash are for files of another project: give --from")
+    if project is not None and project not in added("importers"):
+        raise typer.BadParameter(f"--from {project}: unknown{nearest(project, added('importers'))}")
+    given = ForeignOptions(env, policy, tokenizer_hash)
     config = options.config_with_environments()
-    known = [(path, format_of(path, "jsonl" if foreign else None)) for path in files]
+    known = [(path, format_of(path, "jsonl" if project else None)) for path in files]
     for path, kind in known:
-        check_kind(path, kind, atropos=foreign is not None)
-    assumed = foreign.assumed(config) if foreign else None
-    request = ImportRequest(files=known, assumed=assumed, skip_bad=skip_bad, leased=not unleased, wait_s=wait)
+        check_kind(path, kind, foreign=project)
+    foreign = None if project is None else (load_place(added("importers")[project]), given.assumed(config))
+    request = ImportRequest(files=known, foreign=foreign, skip_bad=skip_bad, leased=not unleased, wait_s=wait)
     done = anyio.run(_run, config, request)
     if as_json:
         print_json(done)
@@ -71,8 +77,8 @@ def import_(
         _print_summary(done)
 
 
-class AtroposOptions:
-    """Options of the command line for Atropos files."""
+class ForeignOptions:
+    """Options of the command line for files of another project."""
 
     def __init__(self, env: str | None, policy: str | None, tokenizer_hash: str | None) -> None:
         self.env, self.policy, self.tokenizer_hash = env, policy, tokenizer_hash

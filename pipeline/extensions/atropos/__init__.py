@@ -39,6 +39,7 @@ EXTENSION = Extension(
     plan=f"{_HERE}.gateway.plan:gateway_processes",
     access=f"{_HERE}.gateway.access:gateway_access",
     stored_values=f"{_HERE}.gateway.store:stored_values",
+    importers={"atropos": f"{_HERE}.logic.lines:from_line"},
     folder_entries=(GATEWAY_TOKEN, GATEWAY_URL),
     announce=f"{_HERE}.gateway.plan:announce",
 )

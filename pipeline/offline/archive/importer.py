@@ -27,7 +27,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.index import Index
-from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions
+from lachesis.pipeline.offline.archive.logic.foreign_lines import ImportAssumptions, ReadLine
 from lachesis.pipeline.offline.archive.reader import PlacedGroup, read_groups
 from lachesis.pipeline.offline.replay.selected import SelectedRollout, selected
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS, Budget, ByteReservation
@@ -66,10 +66,10 @@ Complain = Callable[[str, str], None]
 
 
 class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to import. `assumed`: the files are of Atropos. `leased` is false where there is no governor to ask."""
+    """What to import. `foreign`: how lines of another project are read. `leased` is false where no governor runs."""
 
     files: list[tuple[Path, Format]]
-    assumed: ImportAssumptions | None = None
+    foreign: tuple[ReadLine, ImportAssumptions] | None = None
     skip_bad: bool = False
     leased: bool = True
     wait_s: float = 30.0
@@ -125,7 +125,7 @@ class Importer:
         with Index.open(folder) as index:
             for path, kind in request.files:
                 size = path.stat().st_size
-                groups = read_groups(path, kind, run=self._config.run, assumed=request.assumed)
+                groups = read_groups(path, kind, run=self._config.run, foreign=request.foreign)
                 while part := await anyio.to_thread.run_sync(_part, groups):
                     for placed in part:
                         await self._store_group(index, placed)

@@ -11,9 +11,10 @@ import msgspec
 
 from lachesis.pipeline.common.memory_bound import each_within
 from lachesis.pipeline.common.small_files import open_regular_file
+from lachesis.pipeline.extension import added
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.jsonl import read_lines, read_row
-from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions, epoch_of, from_line
+from lachesis.pipeline.offline.archive.logic.foreign_lines import ImportAssumptions, ReadLine, epoch_of
 from lachesis.pipeline.offline.archive.logic.row import RolloutRow, group_of
 from lachesis.pipeline.offline.archive.parquet import count_rows, read_rows
 from lachesis.schemas.errors import ConfigError, SchemaError
@@ -34,8 +35,11 @@ class PlacedGroup(NamedTuple):
     share: float
 
 
-def check_kind(path: Path, kind: Format, *, atropos: bool) -> None:
-    """Raise `ConfigError` where the file cannot be read, or is plainly of another kind than said."""
+def check_kind(path: Path, kind: Format, *, foreign: str | None) -> None:
+    """Raise `ConfigError` where the file cannot be read, or is plainly of another kind than said.
+
+    `foreign` names the project that it is of; None: `lachesis export` wrote it.
+    """
     try:
         size = path.stat().st_size
         with open_regular_file(path) as file:
@@ -47,28 +51,34 @@ def check_kind(path: Path, kind: Format, *, atropos: bool) -> None:
     if (start == b"PAR1") is not (kind == "parquet"):
         raise ConfigError(f"{path} is {'Parquet' if start == b'PAR1' else 'no Parquet file'}, whatever it is called")
     if kind == "parquet":
-        if atropos:
-            raise ConfigError(f"{path}: files of Atropos are JSON lines, and this is Parquet")
+        if foreign is not None:
+            raise ConfigError(f"{path}: files of {foreign} are JSON lines, and this is Parquet")
         return
     first = next(read_lines(path), None)
     try:
         keys = set(msgspec.json.decode(first.data, type=dict[str, msgspec.Raw])) if first else set()
     except (msgspec.MsgspecError, RecursionError):
         return  # reported with its line
-    if "schema" in keys and atropos:
-        raise ConfigError(f"{path} was written by `lachesis export`: leave --atropos out")
-    if "masks" in keys and "schema" not in keys and not atropos:
-        raise ConfigError(f"{path} looks like a file of Atropos: give --atropos and --env NAME")
+    if "schema" in keys and foreign is not None:
+        raise ConfigError(f"{path} was written by `lachesis export`: leave --from out")
+    if keys and "schema" not in keys and foreign is None:
+        known = " or ".join(added("importers")) or "none is installed"
+        raise ConfigError(
+            f"{path} was not written by `lachesis export`: name the project that it is of, with --from ({known}) and "
+            "--env NAME"
+        )
 
 
-def read_groups(path: Path, kind: Format, *, run: str, assumed: ImportAssumptions | None) -> Iterator[PlacedGroup]:
-    """Yield the groups of a file, as groups of `run`; `assumed`: it is one of Atropos.
+def read_groups(
+    path: Path, kind: Format, *, run: str, foreign: tuple[ReadLine, ImportAssumptions] | None
+) -> Iterator[PlacedGroup]:
+    """Yield the groups of a file, as groups of `run`; `foreign`: how lines of another project are read.
 
     Raises `ConfigError` where the file as a whole cannot be read.
     """
     try:
-        if assumed is not None:
-            groups = _atropos(path, assumed)
+        if foreign is not None:
+            groups = _foreign(path, *foreign)
         else:
             groups = _assembled(path, _parquet(path) if kind == "parquet" else _jsonl(path), run)
         yield from each_within(groups, MAX_READING_BYTES)
@@ -83,7 +93,7 @@ def read_groups(path: Path, kind: Format, *, run: str, assumed: ImportAssumption
         raise ConfigError(str(error)) from error
 
 
-def _atropos(path: Path, assumed: ImportAssumptions) -> Iterator[PlacedGroup]:
+def _foreign(path: Path, from_line: ReadLine, assumed: ImportAssumptions) -> Iterator[PlacedGroup]:
     status, epoch = path.stat(), None
     assumed = msgspec.structs.replace(assumed, started_ns=status.st_mtime_ns)
     for line in read_lines(path):

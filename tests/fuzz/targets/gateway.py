@@ -13,8 +13,8 @@ from fuzz.oracle import Target
 
 from lachesis.pipeline.extensions.atropos.gateway.body import unzipped
 from lachesis.pipeline.extensions.atropos.gateway.protocol import EnvironmentId, RegisterEnv
-from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
-from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.rollout import RolloutGroup

@@ -57,7 +57,7 @@ async def test_a_past_with_atropos_is_imported_into_a_new_run_and_scored_again(t
     world = World(tmp_path, None)  # type: ignore[arg-type] - no server runs, and none has
     older = {"inference_logprobs": None}  # as environments write that do not collect them
     path = write(tmp_path / "past.jsonl", *(scored(n, **(older if n % 3 else {})) for n in range(30)))
-    arguments = ("import", path, "--atropos", "--env", "sums")
+    arguments = ("import", path, "--from", "atropos", "--env", "sums")
     done = await world.json(*arguments, "--policy", "7-theirs-ab")
     assert (done["stored"], done["untrainable"], done["known"], done["sequences"]) == (30, 20, 0, 120)
     assert (await world.json(*arguments))["known"] == 30
@@ -83,7 +83,7 @@ async def test_what_is_no_group_of_atropos_is_told_with_its_line(world: World) -
         world.folder / "past.jsonl", scored(1), "", scored(2, scores=[1.0]), scored(3, scores=[float("nan")] * 4),
         scored(4, inference_logprobs=[[]] * 4), scored(5, masks=[[1] * 8] * 4), "[]", scored(6), scored(1),
     )  # fmt: skip
-    arguments = ("import", path, "--atropos", "--env", "sums", "--unleased")
+    arguments = ("import", path, "--from", "atropos", "--env", "sums", "--unleased")
     said = await world.refusal(*arguments)
     assert f"lachesis: {path}:3: scores: 1 entries for 4 sequences. 1 groups are stored" in said
     code, out, err = await world.lachesis(*arguments, "--skip-bad")
@@ -94,11 +94,11 @@ async def test_what_is_no_group_of_atropos_is_told_with_its_line(world: World) -
     assert "inference_logprobs[0]: 0 values for 8 tokens" in told[2]
     assert ("1 groups stored" in out, "2 were stored already" in out) == (True, True)
     assert len(await world.groups()) == 2
-    assert "looks like a file of Atropos: give --atropos" in await world.refusal("import", path)
-    assert "name the environment" in await world.refusal("import", path, "--atropos")
-    assert "--policy" in await world.refusal("import", path, "--atropos", "--env", "sums", "--policy", "7")
+    assert "name the project that it is of, with --from (atropos)" in await world.refusal("import", path)
+    assert "name the environment" in await world.refusal("import", path, "--from", "atropos")
+    assert "--policy" in await world.refusal("import", path, "--from", "atropos", "--env", "sums", "--policy", "7")
     await world.json("export", "out.jsonl")
-    assert "leave --atropos out" in await world.refusal("import", "out.jsonl", "--atropos", "--env", "sums")
+    assert "leave --from out" in await world.refusal("import", "out.jsonl", "--from", "atropos", "--env", "sums")
 
 
 async def test_it_is_stored_once_beyond_the_window_of_duplicates(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_what_is_never_trained_is_refused_or_told(world: World, tmp_path: 
     said = await world.refusal("import", "out.jsonl", "--unleased")
     assert "turn_rewards: rewards of single turns are not trained on; add them up into the reward" in said
     path = write(world.folder / "past.jsonl", scored(1, turn_rewards=[[1.0]] * 4))
-    arguments = ("import", path, "--atropos", "--env", "sums", "--unleased")
+    arguments = ("import", path, "--from", "atropos", "--env", "sums", "--unleased")
     assert "turn_rewards: rewards of single turns" in await world.refusal(*arguments)
     write(path, scored(2), scored(3, ref_logprobs=[[-1.0] * 8] * 4))  # the trainer computes those itself
     done = await world.json(*arguments)

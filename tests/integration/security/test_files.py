@@ -35,12 +35,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, kept_record
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.token import gateway_token
+from lachesis.pipeline.extensions.atropos.logic.lines import ImportAssumptions
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, write_weights
 from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter
-from lachesis.pipeline.offline.archive.logic.atropos import ImportAssumptions
 from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import check_kind, read_groups

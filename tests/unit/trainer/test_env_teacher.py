@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData
+from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.tasks.scored_data import ScoredData
-from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner

@@ -41,8 +41,8 @@ from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
 from lachesis.pipeline.extensions.atropos.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.extensions.atropos.gateway.trainers import HandedReply, Trainers
+from lachesis.pipeline.extensions.atropos.logic.scored_data import read_json
 from lachesis.pipeline.runtime.http import BrowserGuard
-from lachesis.pipeline.tasks.scored_data import read_json
 from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 

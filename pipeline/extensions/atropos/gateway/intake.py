@@ -28,9 +28,9 @@ from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer, Pa
 from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registration
 from lachesis.pipeline.extensions.atropos.gateway.server_identity import ServerIdentity
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
-from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
 from lachesis.schemas import subjects

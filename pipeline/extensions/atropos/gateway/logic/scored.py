@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.pipeline.tasks.scored_groups import PROMPT
+from lachesis.pipeline.extensions.atropos.logic.scored_groups import PROMPT
 from lachesis.schemas.columns import Column, view
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lachesis.pipeline.common.trainability import TrainerLimits
-from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
-from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError

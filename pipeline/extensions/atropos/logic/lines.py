@@ -9,30 +9,12 @@ of its content: the same line is the same group, from whatever file it comes and
 import hashlib
 from pathlib import Path
 
-import msgspec
-
-from lachesis.pipeline.tasks.scored_data import ScoredData, read_json
-from lachesis.pipeline.tasks.scored_groups import GroupOrigin, to_group
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
+from lachesis.pipeline.offline.archive.logic.foreign_lines import PRODUCER, ImportAssumptions
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["UNKNOWN_POLICY", "ImportAssumptions", "epoch_of", "from_line"]
-
-UNKNOWN_POLICY = "0-imported-unknown"
-"""Policy version of groups whose weights are unknown."""
-PRODUCER = "import"
-
-
-class ImportAssumptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file does not say: environment, weights, tokenizer and time. `longest` and `most` are the environment's
-    and the run's bounds on tokens of a sequence and sequences of a group."""
-
-    run: str
-    env: str
-    longest: int
-    most: int
-    policy_version: str = UNKNOWN_POLICY
-    tokenizer_hash: str = "unknown"
-    started_ns: int = 0
+__all__ = ["from_line"]
 
 
 def from_line(data: bytes, number: int, file: Path, epoch: int, assumed: ImportAssumptions) -> RolloutGroup:
@@ -63,8 +45,3 @@ def from_line(data: bytes, number: int, file: Path, epoch: int, assumed: ImportA
         needs_logprobs=False,
     )
     return to_group(scored, origin)
-
-
-def epoch_of(first: bytes) -> int:
-    """Return what names a file by its first line, so that it stays the same when lines are added."""
-    return int.from_bytes(hashlib.blake2b(first, digest_size=8).digest()) >> 1

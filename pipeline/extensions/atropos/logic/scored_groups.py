@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.common.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
-from lachesis.pipeline.tasks.scored_data import ScoredData
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.item_names import check_item_name, name_of_prompt

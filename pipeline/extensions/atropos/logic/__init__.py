@@ -1,0 +1,1 @@
+"""Conversions of what Atropos sends and writes to groups of rollouts. Pure."""
