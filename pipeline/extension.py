@@ -21,6 +21,7 @@ from lachesis.schemas.errors import StartupError
 
 __all__ = [
     "GROUP",
+    "EngineSpec",
     "EnvironmentKind",
     "Extension",
     "HeldSocket",
@@ -131,6 +132,29 @@ class TrackerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """An inference engine, which `inference.ROLE.kind` names.
+
+    `serve`: function that gets service, configuration, role, the role's settings and the model, and serves the role
+    until the service drains. `says`: what its server says that it is. `extra`: what to install for it, unless
+    `inference.ROLE.python` names another interpreter.
+    """
+
+    serve: str
+    says: str
+    extra: str | None = None
+    loads_here: bool = False
+    """Whether the service's own process loads the weights by this project's code, so that `doctor` can try them."""
+    is_light: bool = False
+    """Whether a second one, for evaluation, is started without being named."""
+    records_kept_tokens: bool = False
+    """Whether it says which tokens `top_p` left (the column `sampling_mask`)."""
+    check_interpreter: str | None = None
+    """Function that gets the name of the setting and the interpreter of `inference.ROLE.python`, and returns a
+    `DoctorFinding`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """All that an extension adds. Places are `module:NAME`, imported when they are used."""
 
@@ -162,6 +186,8 @@ class Extension:
     """Function that gets the configuration and returns lines that `lachesis up` prints at its start."""
     trainers: Mapping[str, TrainerBackend] = field(default_factory=dict)
     """Trainers by the name that `training.backend` gives."""
+    engines: Mapping[str, EngineSpec] = field(default_factory=dict)
+    """Inference engines by the name that `inference.ROLE.kind` gives."""
     trackers: Mapping[str, TrackerSpec] = field(default_factory=dict)
     """Trackers by the setting that wants them."""
     importers: Mapping[str, str] = field(default_factory=dict)

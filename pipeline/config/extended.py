@@ -9,8 +9,9 @@ import msgspec
 from lachesis.pipeline.config.load import field_descriptions
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.extension import Setting, added, extensions, load_place
+from lachesis.pipeline.inference.config import InferenceConfig, engines
 
-__all__ = ["environment_config_type", "run_config_type", "training_config_type"]
+__all__ = ["environment_config_type", "inference_config_type", "run_config_type", "training_config_type"]
 
 _TRAINING = "training."
 
@@ -35,11 +36,19 @@ def environment_config_type() -> type[EnvironmentConfig]:
 
 
 @functools.cache
+def inference_config_type() -> type[InferenceConfig]:
+    """Return the type of [inference.ROLE], whose `kind` is one of the engines that there are."""
+    kind = Setting(Literal[tuple(engines())], "reference", field_descriptions(InferenceConfig)["kind"])
+    return _extended(InferenceConfig, {"kind": kind}, {})
+
+
+@functools.cache
 def run_config_type() -> type[RunConfig]:
     """Return the type of a run's configuration with what extensions add to it."""
     training, environments = training_config_type(), dict[str, environment_config_type()]  # type: ignore[misc]
-    described = field_descriptions(RunConfig)
+    described, inference = field_descriptions(RunConfig), inference_config_type()
     own = {
+        "inference": Setting(dict[str, inference], {}, described["inference"]),  # type: ignore[valid-type]
         "environments": Setting(environments, {}, described["environments"]),
         "evaluation": Setting(environments, {}, described["evaluation"]),
         "training": Setting(training, training(), described["training"]),

@@ -418,10 +418,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         asked = ", ".join(f"environments.{name}.top_p is {env.top_p:g}" for name, env in cut.items())
         if self.training.backend != THIS_MACHINE:
             raise ConfigError(f"{asked}, and {self.training.backend} trains on all tokens: set it to 1")
-        if self.role("policy").kind == "vllm":
+        policy = self.role("policy")
+        if not policy.spec.records_kept_tokens:
             raise ConfigError(
-                f"{asked}, and vLLM does not say which tokens that left, so the trainer cannot leave out the others: "
-                'set it to 1, or leave inference.policy.kind at "reference"'
+                f"{asked}, and {policy.kind} does not say which tokens that left, so the trainer cannot leave out the "
+                'others: set it to 1, or leave inference.policy.kind at "reference"'
             )
         missing = []
         if MASK_COLUMN not in self.training.reads.columns:

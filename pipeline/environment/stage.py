@@ -162,7 +162,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         own = config.role("policy")
         if own.url is None and single is None:
             producer.guard.model = "policy"
-            producer.guard.engine = "vllm" if own.kind == "vllm" else "lachesis"
+            producer.guard.engine = own.spec.says
         if config.curriculum.strategy == "epoch":
             producer.follow_epochs(config.seed, keys_of_items)
         service.leases.append(producer.leases)

@@ -16,8 +16,9 @@ from lachesis.pipeline.config.paths import (
     ProgramPath,
     TemplatePath,
 )
+from lachesis.pipeline.extension import EngineSpec, added
 
-__all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
+__all__ = ["ClientConfig", "EngineConfig", "InferenceConfig", "engines"]
 
 PositiveInt = Annotated[int, Meta(gt=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -52,13 +53,37 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Requests in flight at once; more wait. Default 128."""
 
 
+_ENGINES = {
+    "reference": EngineSpec(
+        serve="lachesis.pipeline.inference.stage:serve_reference",
+        says="lachesis",
+        extra="train",
+        loads_here=True,
+        is_light=True,
+        records_kept_tokens=True,
+    ),
+    "vllm": EngineSpec(
+        serve="lachesis.pipeline.inference.stage:serve_vllm",
+        says="vllm",
+        extra="vllm",
+        check_interpreter="lachesis.pipeline.inference.vllm_interpreter:check_vllm",
+    ),
+}
+
+
+def engines() -> dict[str, EngineSpec]:
+    """Return the inference engines by name, those of extensions too."""
+    return {**_ENGINES, **added("engines")}
+
+
 class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One inference server, known to the others by its role: policy, teacher or eval."""
 
     url: Address | None = None
     """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
-    kind: Literal["reference", "vllm"] = "reference"
-    """What is started: the reference server, or vLLM as a process of its own. Default reference."""
+    kind: str = "reference"
+    """What is started: reference, the reference server; vllm, as a process of its own; or an engine that an extension
+    adds. Default reference."""
     model: ModelPath | None = None
     """Local folder or Hugging Face id. Default None: the model the run trains."""
     tokenizer: ModelPath | None = None
@@ -95,6 +120,11 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Default empty: all that the service sees."""
     args: ProgramArguments = []
     """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The engine that is started."""
+        return engines()[self.kind]
 
     @property
     def needs_key(self) -> bool:

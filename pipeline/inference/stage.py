@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.extension import load_place
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
@@ -34,7 +35,7 @@ from lachesis.pipeline.runtime.http import listen
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["run_inference"]
+__all__ = ["run_inference", "serve_reference", "serve_vllm"]
 
 log = logging.getLogger("lachesis")
 
@@ -46,8 +47,7 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
     if model is None:
         raise ConfigError(f"inference.{role}.model: not set, and neither is model; name a local folder or a model id")
     await service.starts_with(f"loading model {model}")
-    serve = _serve_vllm if settings.kind == "vllm" else _serve_reference
-    await serve(service, config, role, settings, model)
+    await load_place(settings.spec.serve)(service, config, role, settings, model)
 
 
 def _own_tokenizer(config: RunConfig, role: str) -> str | None:
@@ -70,7 +70,8 @@ def _pointer(config: RunConfig) -> Path | None:
     return segment_pointer(config.path / "weights") if shared else None
 
 
-async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
+async def serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
+    """Serve a role by vLLM, as a child process, until the service drains."""
     found = await anyio.to_thread.run_sync(
         partial(load_tokenizer, config.tokenizer_of(role) or model, config.chat_template_of(role))
     )
@@ -99,9 +100,10 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
             await announce(service, config, role, own, url, pointer=_pointer(config))
 
 
-async def _serve_reference(
+async def serve_reference(
     service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
 ) -> None:
+    """Serve a role by the reference server, in this process, until the service drains."""
     policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model, _setup(config, role)))
     version = await anyio.to_thread.run_sync(lambda: policy_version(0, role, policy_tensors(policy.model)))
     forms = forms_of(policy.model)

@@ -60,7 +60,7 @@ def reason_not_evaluated(config: RunConfig) -> str | None:
     if config.mode == "observe":
         return f"mode is observe, so the trainer is another's; add {name} to evaluate what it publishes"
     policy = config.role("policy")
-    if (policy.url is not None or policy.kind == "vllm") and "eval" not in config.inference:
+    if (policy.url is not None or not policy.spec.is_light) and "eval" not in config.inference:
         return (
             "the policy is served by vLLM or an existing server, and a second one for evaluation would take as much "
             "again; add [inference.eval] to have one"

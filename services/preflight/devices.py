@@ -49,7 +49,7 @@ def _places(config: RunConfig, gpus: int) -> Iterator[tuple[str, tuple[str, str]
     for row in planned_processes(config):
         if row.service == "inference" and config.trains_elsewhere("inference", row.part) is None:
             settings = config.role(row.part)
-            if settings.kind == "reference":
+            if settings.spec.loads_here:
                 chosen = settings.device
                 yield f"inference.{row.part}.device", (chosen, _device(chosen, gpus, first=False))
 

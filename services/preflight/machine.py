@@ -38,8 +38,8 @@ __all__ = [
     "check_machine",
     "disk",
     "files",
+    "interpreters",
     "packages",
-    "vllm_interpreters",
     "webhook",
 ]
 
@@ -48,18 +48,6 @@ _MIN_FREE_BYTES = 1 << 30
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
 _BUSY_HINT = "start again; if it stays so, look for what kills it or keeps the machine busy (too little memory, say)"
 _FOR_DEVELOPERS = "dev"
-_BESIDE_VLLM = ("blake3", "msgspec", "numpy", "safetensors", "torch")
-"""What this project's own code imports inside vLLM; releases of vLLM that it speaks bring them all."""
-_FIND_VLLM = f"""
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from importlib.util import find_spec
-try:
-    found = version("vllm")
-except PackageNotFoundError:  # builds for a CPU go by another name
-    found = version(packages_distributions().get("vllm", ["vllm"])[0])
-print(found, *(name for name in {_BESIDE_VLLM} if find_spec(name) is None))
-"""
-_PYTHON_S = 30
 
 
 def check_machine(config: RunConfig, *, running: Collection[str] = ()) -> Iterator[DoctorFinding]:
@@ -75,7 +63,7 @@ def check_machine(config: RunConfig, *, running: Collection[str] = ()) -> Iterat
     yield from weights(config)
     yield from check_ports(config, running)
     yield from webhook(config)
-    yield from vllm_interpreters(config)
+    yield from interpreters(config)
     yield from check_otlp(config)
     for one in extensions().values():
         if one.doctor is not None:
@@ -87,22 +75,22 @@ def needed_extras(config: RunConfig) -> set[str]:
     nats = config.nats
     servers = [row.part for row in planned_processes(config) if row.service == "inference"]
     served_here = any(
-        config.role(role).kind == "reference" and config.trains_elsewhere("inference", role) is None for role in servers
+        config.role(role).spec.loads_here and config.trains_elsewhere("inference", role) is None for role in servers
     )
     trained_here = config.mode == "train" and config.training.backend == THIS_MACHINE
     needs = {
         "train": bool(config.environments) and (trained_here or served_here),
-        "vllm": any(
-            config.role(role).kind == "vllm" and config.role(role).python is None for role in servers
-        ),  # with an interpreter of its own, `vllm_interpreters` looks there
         "otel": config.telemetry.wanted(),
         "auth": nats is not None and any((nats.creds_file, nats.nkey_file, nats.nkey_folder)),
     }
-    return {extra for extra, needed in needs.items() if needed} | _extras_of_extensions(config)
+    return {extra for extra, needed in needs.items() if needed} | _extras_of_parts(config)
 
 
-def _extras_of_extensions(config: RunConfig) -> set[str]:
+def _extras_of_parts(config: RunConfig) -> set[str]:
     found = {spec.extra for spec in added("trackers").values() if spec.is_wanted(config)}
+    roles = [config.role(row.part) for row in planned_processes(config) if row.service == "inference"]
+    # with an interpreter of its own, `interpreters` looks there
+    found |= {role.spec.extra for role in roles if role.python is None and not role.spec.loads_here}
     planned = {row.service for row in planned_processes(config)}
     found |= {spec.extra for name, spec in added("services").items() if name in planned}
     elsewhere = config.trains_elsewhere("trainer", "") if config.mode == "train" else None
@@ -216,30 +204,12 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
     yield from (_mode(path) for path in secrets if path.is_file())
 
 
-def vllm_interpreters(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Check that the interpreters that are to run vLLM have it: it is found there, and not imported."""
+def interpreters(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Check the interpreters that are to run inference servers in place of this one: they are asked, not started."""
     for row in planned_processes(config):
         settings = config.role(row.part) if row.service == "inference" else None
-        if settings is None or settings.kind != "vllm" or settings.python is None:
-            continue
-        setting, python = f"inference.{row.part}.python", settings.python
-        mend = f"{python} -m pip install vllm, or name another interpreter"
-        try:
-            done = subprocess.run(
-                [python, "-c", _FIND_VLLM], capture_output=True, text=True, timeout=_PYTHON_S, check=False
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            yield fail(setting, f"{python} does not run: {error}", "name an interpreter that has vLLM")
-            continue
-        version, *missing = done.stdout.split() or [""]
-        if done.returncode != 0 or not version:
-            said = (done.stderr.strip().splitlines() or ["no version"])[-1]
-            yield fail(setting, f"{python} has no vLLM ({said})", mend)
-        elif missing:
-            text = f"{python} has vLLM {version} without {', '.join(missing)}, which its part of this project needs"
-            yield fail(setting, text, f"{python} -m pip install {' '.join(missing)}")
-        else:
-            yield ok(setting, f"vLLM {version}, {python}; not started")
+        if settings is not None and settings.python is not None and settings.spec.check_interpreter is not None:
+            yield load_place(settings.spec.check_interpreter)(f"inference.{row.part}.python", settings.python)
 
 
 def webhook(config: RunConfig) -> Iterator[DoctorFinding]:

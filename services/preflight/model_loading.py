@@ -29,7 +29,7 @@ def model_loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str
         settings = config.role(row.part)
         name = settings.model or config.model
         setting = f"inference.{row.part}.model" if settings.model else "model"
-        if settings.kind != "reference" or name is None or setting in failed:
+        if not settings.spec.loads_here or name is None or setting in failed:
             continue
         tokenizer = settings.tokenizer if settings.tokenizer or settings.model else config.tokenizer
         tried = (name, tokenizer, config.chat_template_of(row.part), settings.dtype, settings.engine.max_model_len)

@@ -93,14 +93,14 @@ def named_models(config: RunConfig) -> dict[str, NamedModel]:
     """Return the models that trainer and servers take, by the setting that names them."""
     started = {row.part: config.role(row.part) for row in planned_processes(config) if row.service == "inference"}
     started |= {role: settings for role, settings in config.inference.items() if settings.url is None}
-    loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
+    loads = config.mode == "train" or any(one.model is None and one.spec.loads_here for one in started.values())
     found: dict[str, NamedModel] = {}
     if config.model is not None and (loads or any(one.model is None for one in started.values())):
         found["model"] = NamedModel(config.model, loads, config.tokenizer, config.chat_template)
     for role, one in started.items():
         if one.model is not None:
             own = one.tokenizer, one.chat_template
-            found[f"inference.{role}.model"] = NamedModel(one.model, one.kind != "vllm", *own)
+            found[f"inference.{role}.model"] = NamedModel(one.model, one.spec.loads_here, *own)
     return found
 
 

@@ -15,9 +15,9 @@ from lachesis.services.preflight.loading import LoadFinding, check_loads
 from lachesis.services.preflight.machine import (
     binary,
     budgets,
+    interpreters,
     needed_extras,
     packages,
-    vllm_interpreters,
     webhook,
 )
 from lachesis.services.preflight.named import Problem, named_problems
@@ -71,7 +71,7 @@ async def check_start(
 def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield what of this machine keeps the run from starting, if its own server does not run yet."""
     checks = [*packages(needed_extras(config)), binary(config), budgets(config), *check_ports(config), *webhook(config)]
-    checks += [*vllm_interpreters(config), *check_otlp(config)]
+    checks += [*interpreters(config), *check_otlp(config)]
     yield from (finding for finding in checks if finding.level == "FAIL")
 
 

@@ -316,7 +316,7 @@ def test_vllm_is_looked_for_before_a_run_starts(python: str | None, level: str |
     role = InferenceConfig(kind="vllm", python=python)
     config = RunConfig(environments={"a": EnvironmentConfig(kind="a.py:A")}, inference={"policy": role})
     assert ("vllm" in machine.needed_extras(config)) is (python is None)
-    found = [one for one in machine.vllm_interpreters(config) if one.check == "inference.policy.python"]
+    found = [one for one in machine.interpreters(config) if one.check == "inference.policy.python"]
     assert [one.level for one in found] == [level] * (level is not None)
 
 
@@ -329,7 +329,7 @@ def test_vllm_in_an_interpreter_of_its_own_is_named(tmp_path: Path) -> None:
         environments={"a": EnvironmentConfig(kind="a.py:A")},
         inference={"policy": InferenceConfig(kind="vllm", python=str(python))},
     )
-    (finding,) = machine.vllm_interpreters(config)
+    (finding,) = machine.interpreters(config)
     assert (finding.level, finding.text) == ("OK", f"vLLM 0.32.1, {python}; not started")
 
 
@@ -350,7 +350,7 @@ def test_vllm_without_what_its_part_of_this_project_imports_is_refused(tmp_path:
         environments={"a": EnvironmentConfig(kind="a.py:A")},
         inference={"policy": InferenceConfig(kind="vllm", python=str(python))},
     )
-    (finding,) = machine.vllm_interpreters(config)
+    (finding,) = machine.interpreters(config)
     assert finding.level == "FAIL"
     assert "has vLLM 0.32.1 without blake3, numpy, which its part of this project needs" in finding.text
     assert finding.mend == f"{python} -m pip install blake3 numpy"

@@ -1,0 +1,171 @@
+"""What installed packages add: found by entry points, refused by name, and used as the pipeline's own parts are."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.pipeline import extension
+from lachesis.pipeline.config import extended
+from lachesis.pipeline.config.load import load, settings
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.registry import find_strategy
+from lachesis.pipeline.environment.load import environment_kinds
+from lachesis.pipeline.inference.stage import run_inference
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.estimators.registry import load_estimator
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.promoted import admit_promoted
+from lachesis.pipeline.scorer.raters import rater_places
+from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.services.planned_processes import planned_processes
+from lachesis.services.preflight.machine import needed_extras
+from lachesis.services.registry import load_stage, service_of, services
+
+CACHED = (
+    extension.extensions, extension.added, extended.run_config_type, extended.training_config_type,
+    extended.environment_config_type, extended.inference_config_type,
+)  # fmt: skip
+WHOLE = """
+from typing import Any
+
+from lachesis import RewardGroup
+from lachesis.pipeline.curriculum.logic.strategy import Strategy
+from lachesis.pipeline.extension import (
+    EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting, TrackerSpec, TrainerBackend
+)
+
+served = []
+
+
+def wanted(config: Any) -> bool:
+    return config.training.plums > 3
+
+
+def middle(group: RewardGroup) -> list[float]:
+    return [0.0 for _ in group.rewards]
+
+
+class Backwards(Strategy):
+    pass
+
+
+async def serve(service: Any, config: Any, role: str, settings: Any, model: str) -> None:
+    served.append((role, model))
+
+
+EXTENSION = Extension(
+    name="plums",
+    about="training in a tree",
+    settings={"training.plums": Setting(int, 3, "Plums. Default 3.")},
+    environments={"plums": EnvironmentKind(place="plums:Plums", param_paths={"tree": "file"})},
+    estimators={"plum": "plums:middle"},
+    strategies={"plum": "plums:Backwards"},
+    raters={"plum": "plums:rate"},
+    services={"shaker": ServiceSpec("shaker", "plums:serve", 1, "shakes")},
+    engines={"plum": EngineSpec(serve="plums:serve", says="plum", extra="plum-engine")},
+    trainers={"tree": TrainerBackend(stage="plums:serve", serving="plums:serve", extra="tree", model="a:b", port="")},
+    trackers={"training.plums": TrackerSpec(open="a:b", place="a:b", is_wanted=wanted, extra="j")},
+)
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Return what installs a module, and names what is in it as an extension of the same name."""
+
+    def forget() -> None:
+        for one in CACHED:
+            one.cache_clear()
+
+    def add(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[{extension.GROUP}]\n{name} = {name}:EXTENSION\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        forget()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield add
+    monkeypatch.undo()
+    forget()
+
+
+def config(**changes: Any) -> RunConfig:
+    return load(extended.run_config_type(), sets=[f"{key}={value}" for key, value in changes.items()]).config
+
+
+def test_what_cannot_be_used_is_named_with_its_package(install: Callable[[str, str], None]) -> None:
+    install("broken", "raise OSError('no such tree')")
+    said = r"the extension 'broken' of broken cannot be loaded \(OSError: no such tree\)"
+    with pytest.raises(StartupError, match=said):
+        extension.extensions()
+
+
+@pytest.mark.parametrize("value", ["7", "Extension(name='another', about='x')"])
+def test_a_value_that_is_no_extension_of_that_name_is_refused(install: Callable[[str, str], None], value: str) -> None:
+    install("wrong", f"from lachesis.pipeline.extension import Extension\nEXTENSION = {value}")
+    with pytest.raises(StartupError, match="not a lachesis Extension of that name; install another version of wrong"):
+        extension.extensions()
+
+
+def test_two_that_add_one_name_are_refused(install: Callable[[str, str], None]) -> None:
+    source = "from lachesis.pipeline.extension import Extension\n"
+    for name in ("first", "second"):
+        install(name, f"{source}EXTENSION = Extension(name='{name}', about='x', raters={{'ripe': '{name}:rate'}})")
+    with pytest.raises(StartupError, match="'first' and 'second' both add 'ripe' to raters: uninstall one"):
+        extension.extensions()
+
+
+async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[str, str], None], lab: Any) -> None:
+    install("plums", WHOLE)
+    assert environment_kinds()["plums"] == "plums:Plums"
+    assert rater_places()["plum"] == "plums:rate"
+    assert load_estimator(AdvantageConfig(estimator="plum")).name == "plum@1"
+    assert find_strategy(CurriculumConfig(strategy="plum")).__name__ == "Backwards"
+    run = config(**{"training.plums": 5, "training.backend": "tree", "mode": "train", "model": "m"})
+    assert run.at("training.plums", 0) == 5
+    assert needed_extras(run) >= {"j", "tree"}
+    assert service_of(run, "trainer", "").stage == service_of(run, "inference", "policy").stage == "plums:serve"
+    assert service_of(run, "inference", "teacher") == services()["inference"]
+    assert callable(load_stage(services()["shaker"]))
+    assert "shaker" not in {row.service for row in planned_processes(run)}, "without a plan it is started by hand"
+    with_engine = config(**{"inference.policy.kind": "plum", "model": "m"})
+    assert "plum-engine" in needed_extras(with_engine)
+    await run_inference(Service(lab.bus, "inference", "r"), with_engine, "policy")
+    assert sys.modules["plums"].served == [("policy", "m")]
+
+
+def test_its_settings_are_checked_as_all_others(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    install("plums", WHOLE)
+    assert [row.description for row in settings(load(extended.run_config_type())) if row.path == "training.plums"] == [
+        "Plums. Default 3."
+    ]
+    with pytest.raises(ConfigError, match=r"training\.plums: expected `int`"):
+        config(**{"training.plums": "many"})
+    with pytest.raises(ConfigError, match=r"training\.backend: invalid enum value 'trees'; did you mean 'tree'"):
+        config(**{"training.backend": "trees"})
+    file = tmp_path / "run.toml"
+    file.write_text('[environments.e]\nkind = "plums"\nparams = { tree = "oak.txt" }\n')
+    given = load(extended.run_config_type(), file=file).config
+    assert given.environments["e"].params["tree"] == str(tmp_path / "oak.txt")
+
+
+def test_a_promotion_brings_in_no_rater_of_another_package(install: Callable[[str, str], None]) -> None:
+    install("plums", WHOLE)
+    with pytest.raises(ConfigError, match="the rater 'plum' is not named by this scorer's own configuration"):
+        admit_promoted(ScoringConfig(raters=[RaterConfig(rater="plum")]), RunConfig())
+
+
+def test_without_it_all_is_as_before() -> None:
+    assert "plums" not in extension.extensions()
+    with pytest.raises(ConfigError, match="unknown setting"):
+        config(**{"training.plums": 5})
+    assert RunConfig().at("training.plums", 7) == 7
+    assert issubclass(extended.training_config_type(), TrainingConfig)
