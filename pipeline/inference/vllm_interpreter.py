@@ -21,7 +21,7 @@ _PYTHON_S = 30
 
 
 def check_vllm(setting: str, python: str) -> DoctorFinding:
-    """Return whether the interpreter that `setting` names has vLLM, and what this project's part of it needs."""
+    """Return whether the interpreter that `setting` names has vLLM, and what our part of it needs."""
     mend = f"{python} -m pip install vllm, or name another interpreter"
     try:
         done = subprocess.run(

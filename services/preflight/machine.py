@@ -205,7 +205,7 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
 
 
 def interpreters(config: RunConfig) -> Iterator[DoctorFinding]:
-    """Check the interpreters that are to run inference servers in place of this one: they are asked, not started."""
+    """Check the interpreters that are to run inference servers in place of this one; none is started."""
     for row in planned_processes(config):
         settings = config.role(row.part) if row.service == "inference" else None
         if settings is not None and settings.python is not None and settings.spec.check_interpreter is not None:
