@@ -6,6 +6,8 @@ dataclasses and pickle look for it. Files that import one another load as under 
 because only one thread at a time runs code of the user's.
 """
 
+import asyncio.runners
+import dis
 import hashlib
 import importlib
 import importlib.util
@@ -25,7 +27,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from lachesis.pipeline.common.nearest import nearest
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
+from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, leaves
 
 __all__ = [
     "FAILURE_LOG",
@@ -108,25 +110,34 @@ def load_attribute(place: str, name: str, what: str) -> Any:
 
 
 def is_ending(error: BaseException) -> bool:
-    """Return whether an error of a user's code would end the process: `SystemExit`, and its like.
+    """Return whether an error of a user's code would end the process or the task that calls it: `SystemExit`, say.
 
-    What cancels a task does not, nor does a person's Ctrl-C.
+    `KeyboardInterrupt` and `GeneratorExit` count if a statement raises them: a person's Ctrl-C does not, nor the end of
+    a generator. `CancelledError` counts unless something cancels the task that runs.
     """
-    harmless = isinstance(error, Exception | GeneratorExit | KeyboardInterrupt)
-    return not harmless and type(error).__name__ not in _CANCELLATIONS
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return _is_raised_by_statement(error)
+    if type(error).__name__ in _CANCELLATIONS:
+        return not _is_being_cancelled()
+    return not isinstance(error, Exception | BaseExceptionGroup)
 
 
 def describe_ending(error: BaseException) -> str:
-    """Return the error by which code ends the process, and the place in the code."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Return that code ends the process, by which error, and the place in the code.
+
+    Of a group, that is the first such error in it.
+    """
+    leaf = next((one for one in leaves(error) if is_ending(one)), error)
+    frames = traceback.extract_tb(leaf.__traceback__) or traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    said = repr(error.code) if isinstance(error, SystemExit) else str(error)
-    return f"{type(error).__name__}({said:.80}){place}"
+    said = repr(leaf.code) if isinstance(leaf, SystemExit) else str(leaf)
+    verb = "cancels itself" if type(leaf).__name__ in _CANCELLATIONS else "ends the process"
+    return f"{verb}: {type(leaf).__name__}({said:.80}){place}"
 
 
 @contextmanager
 def refuse_ending(where: str) -> Iterator[None]:
-    """Raise `EnvironmentCodeError` where a user's code in the body ends the process.
+    """Raise `EnvironmentCodeError` where a user's code in the body ends the process, or cancels itself.
 
     `where` says which code it is. A process that it forks and lets come back is ended.
     """
@@ -134,10 +145,29 @@ def refuse_ending(where: str) -> Iterator[None]:
         yield
     except BaseException as error:
         refuse_forked(where)
-        if not is_ending(error) or isinstance(error, BaseExceptionGroup):
+        if not any(map(is_ending, leaves(error))):
             raise
-        raise EnvironmentCodeError(f"{where} ends the process: {describe_ending(error)}") from error
+        raise EnvironmentCodeError(f"{where} {describe_ending(error)}") from error
     refuse_forked(where)
+
+
+def _is_raised_by_statement(error: BaseException) -> bool:
+    """Return whether code raised it itself: a signal, or what closes a generator, raises it in between."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename == asyncio.runners.__file__:  # whose handler of Ctrl-C raises
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _is_being_cancelled() -> bool:
+    """Return whether something cancels the task that runs. False in a thread, where nothing can."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def mark_own_process(name: str) -> None:

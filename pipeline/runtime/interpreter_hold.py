@@ -4,6 +4,7 @@ One regular expression, one operation on large arrays or one hash of much data m
 interpreter back: then no thread of the process runs, so nothing in Python can say anything. A thread of the C library
 writes down where each thread stands (`faulthandler`). Guarantees that this happens only if the interpreter is held for
 about `HOLD_S`, that the process names the line once it can, and that `held_place` lets another process read it at once.
+If a signal stopped the whole process, or other processes took all processors, no code is named.
 """
 
 import faulthandler
@@ -23,6 +24,8 @@ __all__ = ["HOLD_S", "INTERPRETER_HOLDS", "InterpreterHolds", "held_place"]
 HOLD_S: Final = 1.0
 """Seconds for which no thread gets the interpreter, from which on it counts as held."""
 _ARM_S = 0.4
+_LATE_S = 0.5
+"""Seconds after the timer's end at which its thread must have written: one that is later did not run itself."""
 _NOTE = "held"
 
 
@@ -32,6 +35,7 @@ class InterpreterHolds:
     def __init__(self) -> None:
         self._note: SharedNote | None = None
         self._armed_s = 0.0
+        self._armed_ns = 0
         self._ended_s = float("-inf")
         self._slow = SlowCode("Python itself", HELD_CURE)
 
@@ -53,27 +57,34 @@ class InterpreterHolds:
 
     def _watch(self, note: SharedNote, ended: threading.Event) -> None:
         while not ended.wait(_ARM_S):
-            armed_s = self._armed_s
+            armed_s, armed_ns = self._armed_s, self._armed_ns
+            if self._is_overdue():
+                self._ended_s = time.monotonic()
             self._arm(note)
             if note.size:
-                self._record(note, armed_s)
+                self._record(note, armed_s, armed_ns)
 
     def _arm(self, note: SharedNote) -> None:
         """Restart the timer in one call: between two calls another thread could take the interpreter."""
-        self._armed_s = time.monotonic()
+        self._armed_s, self._armed_ns = time.monotonic(), time.time_ns()
         faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
-    def _record(self, note: SharedNote, armed_s: float) -> None:
+    def _record(self, note: SharedNote, armed_s: float, armed_ns: int) -> None:
         self._ended_s = time.monotonic()
+        late_s = (note.written_ns - armed_ns) / 1e9 - HOLD_S
         place = holding_place(note.read().decode(errors="replace"))
         note.write(b"")
-        if place is not None:
+        if place is not None and late_s < _LATE_S:
             self._slow.record(place, self._ended_s, self._ended_s - armed_s)
 
     def was_held_since(self, began_s: float) -> bool:
-        """Return whether the interpreter was held after `began_s` of `time.monotonic`."""
+        """Return whether the interpreter was held, or the process stopped, after `began_s` of `time.monotonic`."""
         note = self._note
-        return note is not None and (note.size > 0 or self._ended_s >= began_s)
+        return note is not None and (note.size > 0 or self._ended_s >= began_s or self._is_overdue())
+
+    def _is_overdue(self) -> bool:
+        """Return whether the watching thread should have run again long ago."""
+        return time.monotonic() - self._armed_s > _ARM_S + HOLD_S
 
     def describe(self) -> str | None:
         """Return what to say of holds within the last minute; None: there were none."""

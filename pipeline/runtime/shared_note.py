@@ -27,6 +27,11 @@ class SharedNote:
         """Its length, bytes."""
         return os.fstat(self.fd).st_size
 
+    @property
+    def written_ns(self) -> int:
+        """When it was written last, Unix ns."""
+        return os.fstat(self.fd).st_mtime_ns
+
     def read(self) -> bytes:
         """Return it."""
         return os.pread(self.fd, MAX_NOTE_BYTES, 0)

@@ -27,7 +27,7 @@ from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import without_addresses
-from lachesis.pipeline.common.user_code import log_failure, refuse_ending, refuse_forked
+from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scorer.circuit_breaker import CircuitBreaker, HungCalls, SuspectArguments
 from lachesis.pipeline.scorer.loader import EnsembleRater
@@ -207,7 +207,7 @@ class _MemberCalls:
                 return Rating(None, "timeout", str(error))
             # The rater is foreign code: whatever it raises is its own failure, on this sample alone, unless it says
             # that something is away.
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 if not is_outage(error):
                     self._answered()
                     return Rating(None, "error", self._failure_text(error))
@@ -267,15 +267,15 @@ class _MemberCalls:
             return done
         for argument in arguments[first:]:
             try:
-                answer = self._function(argument)
-                refuse_forked(f"rater {self.member.name}")
+                with refuse_ending(f"rater {self.member.name}"):
+                    answer = self._function(argument)
                 if type(answer) is not float and inspect.isawaitable(answer):  # not a function's after all
                     self.at_once = False
                     if inspect.iscoroutine(answer):
                         answer.close()
                     break
                 column[done] = judge(answer)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - as above
                 if is_outage(error):
                     break
                 column[done] = Rating(None, "error", self._failure_text(error))
@@ -286,8 +286,14 @@ class _MemberCalls:
         return done
 
     async def _call(self, argument: Any) -> Any:
-        result = self._function(argument) if self._on_loop else await self._in_thread(argument)
-        return await result if inspect.isawaitable(result) else result
+        if not self._on_loop:
+            result = await self._in_thread(argument)
+            if not inspect.isawaitable(result):
+                return result
+        with refuse_ending(f"rater {self.member.name}"):
+            if self._on_loop:
+                result = self._function(argument)
+            return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(self, argument: Any) -> Any:
         if not self._hung.admits(anyio.current_time()):

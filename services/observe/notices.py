@@ -9,6 +9,7 @@ from pathlib import Path
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
+from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
@@ -21,7 +22,6 @@ from lachesis.services.observe.progress import recent_figures
 from lachesis.services.observe.store import DiskWarning
 from lachesis.services.planned_processes import planned_services
 from lachesis.services.run.notices_file import read_notices
-from lachesis.services.run.process_identity import process_state
 from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
 __all__ = [

@@ -170,10 +170,9 @@ def _run_to_the_end(role: ProcessRole, config: RunConfig) -> int:
         return _explain(error)
     except BaseException as error:
         refuse_forked("code that it runs")
-        endings = [leaf for leaf in leaves(error) if is_ending(leaf)]
-        if not endings:
+        if not any(map(is_ending, leaves(error))):
             raise
-        log.error("code that it runs ends the process: %s", describe_ending(endings[0]))  # noqa: TRY400 - it has the place
+        log.error("code that it runs %s", describe_ending(error))  # noqa: TRY400 - it has the place
         return EXIT_OWN_CODE
 
 

@@ -4,7 +4,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_running", "machine_id", "process_state", "started_ticks"]
+__all__ = ["is_running", "machine_id", "started_ticks"]
 
 _PROC = Path("/proc")
 
@@ -32,18 +32,6 @@ def started_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in {"Z", "X"} else int(fields[19])
-
-
-def process_state(pid: int) -> str:
-    """Return the kernel's state of a process, a letter of proc(5).
-
-    Empty if it has ended, or that is not known here.
-    """
-    try:
-        state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-    return "" if state in {"Z", "X"} else state
 
 
 def is_running(machine: str, pid: int, started: int) -> bool | None:

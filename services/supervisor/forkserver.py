@@ -54,6 +54,7 @@ PRELOADED = {
 """The kinds of fork servers, each with the services that its children can be."""
 MAX_REQUEST_BYTES = 1 << 16
 """Bytes of a message at most."""
+_EXIT_INTERRUPTED = 130
 _ORPHANED_S = 10.0
 """How long a server whose supervisor was killed waits for the next one."""
 
@@ -111,11 +112,12 @@ def end_at_once() -> Iterator[None]:
     """
     try:
         yield
-    except SystemExit as exit_:
+    except (SystemExit, KeyboardInterrupt) as end:
         atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(exit_.code if isinstance(exit_.code, int) else 1)
+        code = end.code if isinstance(end, SystemExit) else _EXIT_INTERRUPTED
+        os._exit(code if isinstance(code, int) else 1)
 
 
 @contextmanager

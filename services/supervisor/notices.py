@@ -16,6 +16,7 @@ import anyio
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile
+from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, PastNotice
@@ -31,7 +32,6 @@ from lachesis.schemas.notices import MAX_NOTICES, Notice
 from lachesis.services.observe.notices import disk_notices, exhaustion_notices, expected_run, step_durations
 from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.run.notices_file import NoticesWriter
-from lachesis.services.run.process_identity import process_state
 
 __all__ = ["RunNotices"]
 

@@ -10,7 +10,6 @@ the run's folder and a lease on the server (`run_lease`).
 
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -34,6 +33,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
+from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import HeldSocket, load_place
@@ -52,7 +52,6 @@ from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundEr
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.planned_processes import PlannedProcess, planned_processes
-from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
@@ -64,7 +63,7 @@ from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
-from lachesis.services.run.process_identity import process_state, started_ticks
+from lachesis.services.run.process_identity import started_ticks
 from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder, refuse_unknown_history
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, SupervisorStateWriter
 from lachesis.services.supervisor.child import ServiceProcess
@@ -72,11 +71,12 @@ from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, st
 from lachesis.services.supervisor.forkserver import ForkRequest
 from lachesis.services.supervisor.held import HeldProcesses
 from lachesis.services.supervisor.hung import SilentProcess, why_hung
+from lachesis.services.supervisor.last_words import LOOKED_AT_LINES, last_words
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.log_limit import LogLimit, read_tail
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
-from lachesis.services.supervisor.restarts import ProcessLife, Restarts, describe_crash, out_of_memory_kills
+from lachesis.services.supervisor.restarts import ProcessLife, Restarts, out_of_memory_kills
 from lachesis.services.supervisor.store_place import watch_place
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished
@@ -98,14 +98,6 @@ _STACKS_S = 0.5
 """Seconds that a process that hangs has to write where it does."""
 _MARGIN_S = 4.0
 """Seconds beyond its drain after which a process is killed."""
-_MAX_LAST_WORDS = 500
-_CRASH_LINES = 200
-"""Lines at the end of a log among which a crash is looked for: all threads' stacks."""
-_LOG_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
-"""Time, level and service at the beginning of a line of a service's log."""
-_LOG_REAPER = re.compile(rf"^[\d-]+ [\d:,]+ INFO {LOG_NAME} ")
-"""What its reaper ended is no reason either."""
-_LOG_INFO = re.compile(r"^[\d-]+ [\d:,]+ INFO ")
 
 
 def has_survivors(folder: Path) -> bool:
@@ -404,7 +396,8 @@ class Supervisor:
                     f"{row.planned.name} failed {history.failures} times in a row, and last {life}:\n"
                     f"{self._last_lines(row)}"
                 )
-            said = "" if life.killed else self._last_words(row, drained=anew)
+            lines = self._last_lines(row, LOOKED_AT_LINES).splitlines()
+            said = "" if life.killed else last_words(lines, drained=anew, noted=noted)
             why = f": {said}" if said else ""
             log.warning("%s %s%s; starting it again in %.1f s", row.planned.name, life, why, pause)
             row.failing = row.last_end = f"{life}{why}"
@@ -415,18 +408,6 @@ class Supervisor:
     def _last_lines(self, row: _RunningProcess, count: int = _TAIL_LINES) -> str:
         file = self.logs / f"{row.planned.name}.log"
         return read_tail(file, row.log_start, count) if file.exists() else ""
-
-    def _last_words(self, row: _RunningProcess, *, drained: bool) -> str:
-        """Return what a process logged last in its life, in one line without time and name.
-
-        A line that says that it worked is no reason of an end, unless it drained.
-        """
-        lines = self._last_lines(row, _CRASH_LINES).splitlines()
-        if (crash := describe_crash(lines)) is not None:
-            return crash[:_MAX_LAST_WORDS]
-        lines = [line for line in lines if line.strip() and not _LOG_REAPER.match(line)]
-        line = lines[-1] if lines else ""
-        return "" if _LOG_INFO.match(line) and not drained else _LOG_HEAD.sub("", line).strip()[:_MAX_LAST_WORDS]
 
     async def _run_once(self, row: _RunningProcess, *, anew: bool) -> tuple[int, bool]:
         """Return the exit code of one life, and whether the process has noted that it ends with it."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from lachesis.pipeline.common.user_code import log_failure
+from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, RewardGroup
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -93,7 +93,8 @@ class OwnEstimator(Estimator):
     def estimate(self, group: RewardGroup) -> list[float]:
         """Return the function's advantages of the group. Raises `DataError` if they cannot be trained on."""
         try:
-            values = [float(value) for value in self._function(group, **self._params)]
+            with refuse_ending("its code"):
+                values = [float(value) for value in self._function(group, **self._params)]
         except Exception as error:  # the user's code: it costs its group, with the reason
             log_failure(f"estimator {self.name}", error)
             raise DataError(f"estimator {self.name}: {type(error).__name__}: {error}"[:_MAX_REASON]) from error

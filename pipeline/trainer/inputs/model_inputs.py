@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from lachesis.pipeline.common.user_code import argument_problem, load_attribute, log_failure
+from lachesis.pipeline.common.user_code import argument_problem, load_attribute, log_failure, refuse_ending
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs
 from lachesis.pipeline.model.policy import PolicyModel
@@ -147,7 +147,8 @@ def _prepared(member: _Member, parts: SequenceParts, index: int) -> Any:
     }
     own = parts._replace(columns=columns, attachments=parts.attachments if member.attachments else ())
     try:
-        return member.input.prepare(own)
+        with refuse_ending("its code"):
+            return member.input.prepare(own)
     except DataError as error:
         raise DataError(f"{member.name}: sequence {index}: {error}") from error
     except Exception as error:

@@ -88,6 +88,8 @@ class Leader:
     """By rank, when it was heard last, by `time.monotonic`."""
     expected: int = 1
     """How many ranks there should be."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """By rank, the process, if this one has started it."""
     changed: anyio.Event = field(default_factory=anyio.Event)
     starts_ranks: bool = False
     """Whether the others are processes of this one, whose ends say more than those of their connections."""
@@ -253,6 +255,7 @@ async def _started_ranks(leader: Leader, place: RankPlace, folder: Path) -> Asyn
                     start_new_session=True,
                 )
                 children.append(process)
+                leader.pids[rank] = process.pid
                 tasks.start_soon(watch, rank, process)
             try:
                 yield

@@ -1,16 +1,18 @@
 """Code that holds the interpreter is named by its line, by its own process and by another one while it lasts."""
 
+import os
 import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lachesis.pipeline.runtime.code_place import StackLine, holding_place, place_of
-from lachesis.pipeline.runtime.interpreter_hold import held_place
+from lachesis.pipeline.runtime.interpreter_hold import HOLD_S, InterpreterHolds, held_place
 from lachesis.pipeline.runtime.shared_note import MAX_NOTE_BYTES, SharedNote, read_note
 
 _HELD = """
@@ -67,6 +69,18 @@ def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held:
     assert "in which nothing else of its process runs" in said
     assert held.wait(60) == 0
     assert held_place(held.pid) is None
+
+
+@pytest.mark.parametrize(("late_s", "is_named"), [(0.0, True), (0.3, True), (2.0, False), (20.0, False)])
+def test_no_code_is_named_for_a_time_in_which_a_signal_stopped_the_process(late_s: float, is_named: bool) -> None:
+    holds, note, armed_s, armed_ns = InterpreterHolds(), SharedNote("test"), time.monotonic(), time.time_ns()
+    note.write(_DUMP.encode())
+    written_ns = armed_ns + round((HOLD_S + late_s) * 1e9)
+    os.utime(note.fd, ns=(written_ns, written_ns))
+    holds._record(note, armed_s, armed_ns)
+    assert (holds.describe() is not None) == is_named
+    assert note.size == 0
+    note.close()
 
 
 def test_the_thread_that_waits_for_nothing_is_named() -> None:

@@ -1,13 +1,19 @@
 """Code of users that ends the process is named, whatever code it ends with."""
 
+import asyncio
 import logging
+import signal
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
+from lachesis.pipeline.common.user_code import refuse_ending
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import find_rater, load_member
+from lachesis.schemas.errors import EnvironmentCodeError
 from lachesis.services.process.service_process import EXIT_OWN_CODE, _explain
 from lachesis.services.supervisor.restarts import ProcessLife, Restarts
 
@@ -76,6 +82,75 @@ def check(error: Exception, code: object, caplog: pytest.LogCaptureFixture) -> N
     assert f"ends the process: SystemExit({code!r}) (mine.py, line " in caplog.text
     assert "Traceback" not in caplog.text
     assert "disk" not in caplog.text
+
+
+_ENDING = r"its code (ends the process|cancels itself): \w+\(.*, line \d+"
+RAISED = {
+    "SystemExit": "raise SystemExit(8)",
+    "KeyboardInterrupt": "raise KeyboardInterrupt",
+    "GeneratorExit": "raise GeneratorExit",
+    "CancelledError": "raise asyncio.CancelledError",
+    "Own": "raise type('Own', (BaseException,), {})()",
+    "grouped": "raise BaseExceptionGroup('several', [ValueError(), SystemExit(8)])",
+}
+
+
+@pytest.mark.parametrize("statement", RAISED.values(), ids=RAISED.keys())
+async def test_what_would_end_a_process_or_a_task_is_a_failure_of_its_code(statement: str) -> None:
+    async def hook() -> None:
+        await anyio.lowlevel.checkpoint()
+        exec(statement)  # noqa: S102 - the case's own
+
+    with pytest.raises(EnvironmentCodeError, match=_ENDING), refuse_ending("its code"):
+        exec(statement)  # noqa: S102 - as above
+    with pytest.raises(EnvironmentCodeError, match=_ENDING), refuse_ending("its code"):
+        await hook()
+
+
+def test_a_persons_interrupt_is_no_failure_of_the_code() -> None:
+    def code() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return sum(range(1000))
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), refuse_ending("its code"):
+            code()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def test_a_cancelled_hook_is_no_failure_of_its_code() -> None:
+    async def hook() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep_forever)
+            with anyio.CancelScope():
+                await anyio.sleep_forever()
+
+    with anyio.move_on_after(0.01) as scope:
+        with refuse_ending("its code"):
+            await hook()
+    assert scope.cancelled_caught
+    with anyio.move_on_after(5), refuse_ending("its code"):
+        with anyio.move_on_after(0.01):
+            await hook()  # what the code cancels by itself stays its own
+    waits = asyncio.ensure_future(anyio.sleep_forever())
+    waits.cancel()
+    with (
+        pytest.raises(EnvironmentCodeError, match="its code cancels itself: CancelledError"),
+        refuse_ending("its code"),
+    ):
+        await waits
+
+
+async def test_a_hook_that_is_closed_half_way_is_no_failure_of_its_code() -> None:
+    async def hook() -> None:
+        with refuse_ending("its code"):
+            await anyio.sleep_forever()
+
+    coroutine = hook()
+    coroutine.send(None)
+    coroutine.close()
 
 
 @pytest.mark.parametrize("code", range(14))
