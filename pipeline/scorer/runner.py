@@ -16,7 +16,8 @@ that may hang for good, or holds the interpreter lock, needs a process of its ow
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +29,7 @@ from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import without_addresses
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
+from lachesis.pipeline.common.usual_times import UsualTimes
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scorer.circuit_breaker import CircuitBreaker, HungCalls, SuspectArguments
 from lachesis.pipeline.scorer.loader import EnsembleRater
@@ -44,6 +46,8 @@ _APART_WORKERS = 2
 """Worker processes of a function that is called in them."""
 _APART_BYTES = 256 << 20
 """Memory of one of its calls, beyond what a worker has before its first one."""
+_MIN_LATE_S = 7.0
+"""Seconds from which a call may be late."""
 _MAX_REPEATED = 100
 """Characters of the last failure that calls which are not made repeat; a score carries 200 in all."""
 
@@ -60,6 +64,11 @@ class EnsembleRunner:
     def is_asynchronous(self) -> bool:
         """Whether any rater is asynchronous."""
         return not all(calls.at_once for calls in self._calls)
+
+    def late(self, now_s: float) -> dict[str, str]:
+        """Return rater name -> what to say of its calls, for raters that take much longer than usual."""
+        said = {calls.member.name: calls.describe_late(now_s) for calls in self._calls}
+        return {name: text for name, text in said.items() if text is not None}
 
     async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
         """Return rater name -> one rating a sample."""
@@ -136,6 +145,19 @@ class _MemberCalls:
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
         self._hung = HungCalls(member.config.concurrency)
+        self._under_way_s: dict[object, float] = {}  # when each call began
+        self._times = UsualTimes(_MIN_LATE_S)
+
+    def describe_late(self, now_s: float) -> str | None:
+        """Return what to say of calls that take much longer than the last ones did; None: none does."""
+        ages_s = [now_s - began_s for began_s in self._under_way_s.values()]
+        late_s = [age_s for age_s in ages_s if age_s > self._times.late_s]
+        if not late_s:
+            return None
+        slowest_s = self._times.slowest_s
+        usual = "none was answered yet" if slowest_s is None else f"the slowest of the last took {slowest_s:.1f} s"
+        hang = f"{len(late_s)} of {len(ages_s)} calls under way hang, the longest for {max(late_s):.0f} s"
+        return f"{hang}; {usual}; each is given up after timeout_s, {self.member.config.timeout_s:g} s"
 
     async def rate(self, samples: Sequence[Sample], column: list[Rating]) -> None:
         """Rate a group's samples, all at once or each by itself, into `column`."""
@@ -184,13 +206,26 @@ class _MemberCalls:
             if not self._breaker.admits(anyio.current_time()):
                 return Rating(None, "unavailable", f"not called: its last calls all failed, {self._last_failure}")
             failures: list[BaseException] = []
-            with anyio.move_on_after(self.member.config.timeout_s):
+            with self._timed(), anyio.move_on_after(self.member.config.timeout_s):
                 rating = await self._attempt(argument, judge, failures)
                 return rating or self._given_up(argument, failures[-1], f"after {len(failures)} attempts")
             seconds = f"{self.member.config.timeout_s:g} s"
             if not failures:  # a rater that is slow on one answer is not down
                 return Rating(None, "timeout", f"no rating within {seconds}")
             return self._given_up(argument, failures[-1], f"after {len(failures)} attempts in {seconds}")
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Record how long the call in the body takes; one that is given up says nothing of what is usual."""
+        call, began_s = object(), anyio.current_time()
+        self._under_way_s[call] = began_s
+        try:
+            yield
+        finally:
+            del self._under_way_s[call]
+            took_s = anyio.current_time() - began_s
+            if took_s < self.member.config.timeout_s:
+                self._times.add(took_s, began_s + took_s)
 
     async def _attempt(
         self, argument: Any, judge: Callable[[Any], Rating], failures: list[BaseException]

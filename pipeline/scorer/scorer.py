@@ -90,6 +90,10 @@ class EnvironmentScorer:
         """Whether scoring awaits anything, so that other groups could be scored meanwhile."""
         return self._ensemble is not None and self._ensemble.runner.is_asynchronous
 
+    def late(self, now_s: float) -> dict[str, str]:
+        """Return rater name -> what to say of its calls, for raters that take much longer than usual."""
+        return {} if self._ensemble is None else self._ensemble.runner.late(now_s)
+
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
         """Return the scores of `group`, stored at `seq`.
 

@@ -7,12 +7,13 @@ group without ensemble and rewards becomes a dead letter, because it can never b
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import anyio
 import msgspec
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
@@ -38,6 +39,8 @@ _POLICY_EVERY_S = 1.0
 _UNRATED_GROUPS = 3
 """Groups in a row without any rating of a rater, after which it is named."""
 _NOT_TRAINED_ON = "Answers without a score are not trained on, so what is learned is a selection"
+_LOOK_S = 1.0
+_LATE_CURE = "look at what it calls; in a thread, py-spy shows where it stands"
 _AGREEMENT_EVERY_GROUPS = 8
 """Groups from one look at how far raters agree to the next."""
 
@@ -112,18 +115,38 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     def stamp(item: _ScoredGroup, times: Stamp) -> _ScoredGroup:
         return item._replace(score=msgspec.structs.replace(item.score, stamps=[times]))
 
-    await run_stateless(
-        service,
-        StatelessStage(
-            kind="score",
-            handle=handle,
-            event=event,
-            stamp=stamp,
-            kind_of=lambda item: item.promoted,
-            concurrency=config.scoring.groups_at_once,
-            patience_s=config.scoring.patience_s,
-        ),
-    )
+    async with background() as tasks:
+        tasks.start_soon(_report_late, service, lambda: [shared, *scorers.values(), *promoted.values()])
+        await run_stateless(
+            service,
+            StatelessStage(
+                kind="score",
+                handle=handle,
+                event=event,
+                stamp=stamp,
+                kind_of=lambda item: item.promoted,
+                concurrency=config.scoring.groups_at_once,
+                patience_s=config.scoring.patience_s,
+            ),
+        )
+
+
+async def _report_late(service: Service, scorers: Callable[[], Sequence[EnvironmentScorer]]) -> None:
+    """Report regularly which raters take much longer than usual. Runs until cancelled."""
+    named: set[str] = set()
+    while True:
+        found: dict[str, str] = {}
+        for scorer in scorers():
+            found |= scorer.late(anyio.current_time())
+        for rater, why in found.items():
+            service.set_problem(
+                f"{rater} late", f"rater {rater} does not answer", why=why, mend=_LATE_CURE,
+                held_up=("normalizer", "trainer"),
+            )  # fmt: skip
+        for rater in named - found.keys():
+            service.set_problem(f"{rater} late", None)
+        named = set(found)
+        await anyio.sleep(_LOOK_S)
 
 
 class _UnratedReport:

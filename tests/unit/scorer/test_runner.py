@@ -150,6 +150,30 @@ async def test_a_hanging_async_rater_times_out():
     assert results["r"][0].value is None
 
 
+async def test_calls_that_take_far_longer_than_others_are_named_long_before_they_are_given_up():
+    hangs, called = anyio.Event(), anyio.Event()
+
+    async def slow_at_times(sample):
+        if sample.item == "late":
+            called.set()
+            await hangs.wait()
+        return 1.0
+
+    runner = EnsembleRunner([member(slow_at_times, timeout_s=600.0)])
+    for _ in range(3):
+        await runner.rate_group(SAMPLES)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(runner.rate_group, [Sample(prompt="p", completion="1", item="late")])
+        await called.wait()
+        now_s = anyio.current_time()
+        assert runner.late(now_s + 5) == {}
+        assert list(runner.late(now_s + 8)) == ["r"]
+        assert "1 of 1 calls under way hang, the longest for 8 s" in runner.late(now_s + 8)["r"]
+        assert "given up after timeout_s, 600 s" in runner.late(now_s + 8)["r"]
+        hangs.set()
+    assert runner.late(anyio.current_time() + 100) == {}
+
+
 async def test_abandoned_threads_are_bounded_and_the_rater_recovers(gate):
     started = []
 
