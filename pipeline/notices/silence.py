@@ -38,7 +38,9 @@ _MAX_NAMED = 3
 _SPARE = {"curriculum", "health", "evaluator", "inference-eval"}
 """Services that a run can do without."""
 _OFTEN = 3
-"""From this many ends of a process within a few minutes, they are no accident."""
+"""From this many ends of a process within half an hour, they are no accident."""
+_JUDGED_ENDS = 8
+"""Newest ends by which it is judged how long a process lives."""
 _USUAL_LIVES = 2.0
 """A process works again once it has lived for this many times as long as its recent lives."""
 _MIN_LIFE_S = 3.0
@@ -128,13 +130,13 @@ def never_heard_notices(missing: Sequence[str], of: int) -> Iterator[Notice]:
 def ends_recur(ends_s: Sequence[float], now_s: float) -> bool:
     """Return whether a process that ended at these times, the newest last, will probably end again.
 
-    It will not once it has lived longer than it did recently, however often it ended before.
+    It will not once it has lived longer than it did recently, however often it ended before. Of its recent lives the
+    second longest counts: they may differ much, and before the longest one it may have ended for another cause.
     """
     if len(ends_s) < _OFTEN:
         return False
-    newest = ends_s[-_OFTEN:]
-    lived_s = min(after - before for before, after in pairwise(newest))
-    return now_s - ends_s[-1] <= max(_MIN_LIFE_S, _USUAL_LIVES * lived_s)
+    lives_s = sorted(after - before for before, after in pairwise(ends_s[-_JUDGED_ENDS:]))
+    return now_s - ends_s[-1] <= max(_MIN_LIFE_S, _USUAL_LIVES * lives_s[-2])
 
 
 def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProcess], now: Moment) -> Iterator[Notice]:

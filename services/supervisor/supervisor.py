@@ -86,10 +86,10 @@ __all__ = ["Supervisor", "has_survivors"]
 log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
-_COUNTED_S = 300.0
+_COUNTED_S = 1800.0
 _MIN_SHOWN_S = 3.0
 """The least time for which the end of a process is shown, however soon it works again."""
-_COUNTED_ENDS = 100
+_COUNTED_ENDS = 1000
 _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""

@@ -1,5 +1,7 @@
 """A process that ends again and again is said to do so until it has lived for longer than it did lately."""
 
+from itertools import accumulate, cycle, islice, pairwise
+
 import pytest
 
 from lachesis.pipeline.notices.silence import ends_recur
@@ -21,3 +23,13 @@ from lachesis.pipeline.notices.silence import ends_recur
 )
 def test_ends_recur(ends_s: tuple[float, ...], now_s: float, recurs: bool) -> None:
     assert ends_recur(ends_s, now_s) is recurs
+
+
+@pytest.mark.parametrize("lives_s", [(5.0,), (60.0,), (400.0,), (5.0, 60.0), (5.0, 5.0, 60.0), (3.0, 150.0, 8.0, 90.0)])
+def test_a_process_that_ends_again_and_again_is_named_without_a_break(lives_s: tuple[float, ...]) -> None:
+    ends_s = list(accumulate(islice(cycle(lives_s), 40)))
+    for count, (_, next_s) in enumerate(pairwise(ends_s), 1):
+        if count > 2 * len(lives_s) + 2:
+            assert ends_recur(ends_s[:count], next_s - 0.1)
+    longest_s = max(lives_s)
+    assert not ends_recur(ends_s, ends_s[-1] + max(3.0, 2 * longest_s) + 1)
