@@ -6,7 +6,6 @@ dataclasses and pickle look for it. Files that import one another load as under 
 because only one thread at a time runs code of the user's.
 """
 
-import asyncio.runners
 import dis
 import hashlib
 import importlib
@@ -156,13 +155,15 @@ def _is_raised_by_statement(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename == asyncio.runners.__file__:  # whose handler of Ctrl-C raises
+    if trace is None or trace.tb_frame.f_code.co_filename.endswith("/asyncio/runners.py"):  # its handler of Ctrl-C
         return False
     return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _is_being_cancelled() -> bool:
     """Return whether something cancels the task that runs. False in a thread, where nothing can."""
+    if (asyncio := sys.modules.get("asyncio")) is None:  # logic that runs no event loop uses this module, too
+        return False
     try:
         task = asyncio.current_task()
     except RuntimeError:

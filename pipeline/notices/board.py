@@ -30,6 +30,7 @@ __all__ = ["NoticeBoard"]
 
 _LONG_WAIT_S = 7.0
 """Seconds of waiting after which a person has to know: shorter waits are part of a healthy run."""
+_WAIT_CURE = "mend that; it tries again, and goes on by itself"
 _TICK_S = 3.0
 """Seconds between two looks; if they are further apart, the caller was held up and heard nothing meanwhile."""
 _RECOVERY_S = 5.0
@@ -220,6 +221,7 @@ class NoticeBoard:
                 what=f"{service} is waiting",
                 since_ns=now.ago_ns(one.waits_since_s),
                 why=note,
+                mend=_WAIT_CURE,
                 held_up=held_up_by(service),
                 stops=True,
             )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from lachesis.pipeline.common.process_state import STOPPED_STATES
 from lachesis.pipeline.notices.facts import HeardProcess, Moment, ProcessFact, held_up_by
 from lachesis.schemas.notices import Notice
 
@@ -32,8 +33,8 @@ HELD_CURE = (
 )
 _STARTING_S = 60.0
 """The same for a process that starts: while it imports packages or loads a model, it does nothing else."""
-_UNREACHED_S = 30.0
-"""Seconds after which a process should have sent its first heartbeat."""
+_UNREACHED_S = 60.0
+"""Seconds after which a process should have sent its first heartbeat: a busy machine imports torch for so long."""
 _MAX_NAMED = 3
 _SPARE = {"curriculum", "health", "evaluator", "inference-eval"}
 """Services that a run can do without."""
@@ -53,7 +54,7 @@ def is_silent(one: HeardProcess, now_s: float, state: str = "", held: str = "") 
     """
     if held:
         return now_s - one.heard_s > HELD_S
-    if state in {"T", "t"}:
+    if state in STOPPED_STATES:
         return now_s - one.heard_s > STOPPED_S
     return now_s - one.heard_s > (_STARTING_S if one.beat.stage.state == "starting" else SILENT_S)
 
@@ -94,7 +95,7 @@ def _why_silent(pid: int, state: str | None, fact: ProcessFact | None, host: str
     if fact is not None and fact.held:
         return f"{fact.held} holds Python itself, so nothing else of its process runs", HELD_CURE
     again = f"`kill -9 {pid}` has it started again" if fact is not None else f"end process {pid} and start it again"
-    if state in {"T", "t"}:
+    if state in STOPPED_STATES:
         return f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"
     if state == "D":
         return f"its process {pid} waits for a disk or a device", "look at the disk, or at the machine's log"
@@ -158,15 +159,20 @@ def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProc
                 held_up=held_up_by(fact.service),
                 stops=bool(fact.failing) and fact.service not in _SPARE,
             )
-        elif fact.pid is not None and fact.pid not in heard_pids and now.s - fact.started_s > _UNREACHED_S:
+        elif fact.pid is not None and fact.pid not in heard_pids and _is_overdue(fact, now.s):
             why, mend = _why_silent(fact.pid, fact.state or None, fact, "")
             yield Notice(
                 key="unreached",
                 source=fact.name,
                 what=f"{fact.name} was started and has not reached the server",
                 since_ns=now.ago_ns(fact.started_s),
-                why=why if fact.state in {"T", "t", "D"} else "",
+                why=why if fact.state in STOPPED_STATES | {"D"} else "",
                 mend=mend,
                 held_up=held_up_by(fact.service),
                 stops=fact.service not in _SPARE,
             )
+
+
+def _is_overdue(fact: ProcessFact, now_s: float) -> bool:
+    """Return whether a process that was started should have sent a heartbeat by now."""
+    return now_s - fact.started_s > (STOPPED_S if fact.state in STOPPED_STATES else _UNREACHED_S)

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["StackLine", "holding_place", "place_of", "stack_of"]
+__all__ = ["StackLine", "holding_place", "is_idle_loop", "is_own_code", "place_of", "stack_of"]
 
 _LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
-_OURS = re.compile(rf"^{re.escape(str(Path(__file__).resolve().parents[1]))}/|/lachesis/(pipeline|schemas|services)/")
+_OURS = re.compile(
+    rf"^{re.escape(str(Path(__file__).resolve().parents[1]))}/|/lachesis/(pipeline|schemas|services|__main__\.py)"
+)
 _WAITING = frozenset(
     {"threading.py", "selectors.py", "queue.py", "connection.py", "thread.py", "subprocess.py", "socket.py", "ssl.py"}
 )
@@ -44,6 +46,16 @@ def stack_of(frame: FrameType | None) -> list[StackLine]:
         found.append(StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return found
+
+
+def is_idle_loop(stack: Sequence[StackLine]) -> bool:
+    """Return whether this is an event loop that waits for something to do."""
+    return [Path(line.file).name for line in stack[:2]] == ["selectors.py", "base_events.py"]
+
+
+def is_own_code(stack: Sequence[StackLine]) -> bool:
+    """Return whether somebody's own code is under way, not only that of libraries and this project."""
+    return _own(stack) is not None
 
 
 def place_of(stack: Sequence[StackLine]) -> str:

@@ -23,7 +23,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.notices.silence import HELD_CURE
-from lachesis.pipeline.runtime.code_place import place_of, stack_of
+from lachesis.pipeline.runtime.code_place import is_idle_loop, is_own_code, place_of, stack_of
 from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
 from lachesis.pipeline.runtime.slow_code import SlowCode
 from lachesis.schemas import subjects
@@ -40,6 +40,8 @@ log = logging.getLogger("lachesis")
 
 SPEAKS_AFTER_S: Final = 1.0
 LOOP_CURE: Final = "put `await anyio.to_thread.run_sync(...)` around what takes long there"
+_SPEAKS_OF_OTHERS_AFTER_S = 4.0
+"""The same where only code of this project and of libraries is under way, which a busy machine makes slow."""
 _TICK_S = 0.25
 _BEAT_S = 0.5
 _KEPT_S = 30.0
@@ -109,6 +111,8 @@ class _Speaker:
         self._unknown = _UnknownHolders()
         self._loop_thread = threading.get_ident()
         self._ticked_s = time.monotonic()
+        self._resumed_s = float("-inf")
+        """When this thread ran again after a time in which nothing of the process did: a signal had stopped it, say."""
         self._seen: HeldLoop | None = None
         """What held the loop when this thread looked last, where nothing called on the loop says that it does."""
 
@@ -131,13 +135,16 @@ class _Speaker:
 
     def run(self) -> None:
         """Look at the loop until `ended`."""
+        looked_s = time.monotonic()
         while not self.ended.wait(_TICK_S):
-            if self._held() is None:
-                continue
-            try:
-                asyncio.run(self._speak())
-            except (LachesisError, OSError, TimeoutError) as error:
-                log.debug("cannot speak for the held event loop: %s", error)
+            if time.monotonic() - looked_s >= _TICK_S + SPEAKS_AFTER_S:
+                self._resumed_s = time.monotonic()
+            if self._held() is not None:
+                try:
+                    asyncio.run(self._speak())
+                except (LachesisError, OSError, TimeoutError) as error:
+                    log.debug("cannot speak for the held event loop: %s", error)
+            looked_s = time.monotonic()
 
     def _held(self) -> HeldLoop | None:
         """Return what holds the loop long enough to be spoken of, and not too long."""
@@ -148,13 +155,17 @@ class _Speaker:
         held = self._holders.held
         if held is None and time.monotonic() - ticked_s >= SPEAKS_AFTER_S:
             frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - the only way to see another thread
-            place = place_of(stack_of(frame))
-            held = HeldLoop(place, ticked_s)
+            stack = stack_of(frame)
+            after_s = SPEAKS_AFTER_S if is_own_code(stack) else _SPEAKS_OF_OTHERS_AFTER_S
+            if is_idle_loop(stack) or time.monotonic() - ticked_s < after_s:
+                return None  # other processes take the processors
+            held = HeldLoop(place_of(stack), ticked_s)
             if self._ticked_s == ticked_s:  # else it goes on
                 self._seen = self._seen or held
         if held is None:
             return None
-        return held if SPEAKS_AFTER_S <= time.monotonic() - held.since_s <= self._service.held_limit_s else None
+        held_s = time.monotonic() - max(held.since_s, self._resumed_s)
+        return held if SPEAKS_AFTER_S <= held_s <= self._service.held_limit_s else None
 
     async def _speak(self) -> None:
         config, token = self._connection

@@ -9,7 +9,7 @@ from pathlib import Path
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
-from lachesis.pipeline.common.process_state import process_state
+from lachesis.pipeline.common.process_state import STOPPED_STATES, process_state
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
@@ -120,7 +120,7 @@ def silent_supervisor(folder: Path) -> list[Notice]:
             )
         ]
     pid = state.process.pid
-    stopped = process_state(pid) in {"T", "t"}
+    stopped = process_state(pid) in STOPPED_STATES
     return [
         Notice(
             key="silent",

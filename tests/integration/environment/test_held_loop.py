@@ -16,6 +16,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.runtime import held_loop
+from lachesis.pipeline.runtime.code_place import StackLine
 from lachesis.pipeline.runtime.held_loop import SPEAKS_AFTER_S, HeldLoop, speaking_while_held
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
@@ -129,3 +130,31 @@ def test_a_function_that_never_returns_is_not_spoken_for_any_longer(monkeypatch:
     stage.state = "starting"
     monkeypatch.setattr(HOOKS, "held", HeldLoop("Sums.reward", time.monotonic() - 100.0))
     assert speaker._held() is None, "a start says itself what it is busy with"
+
+
+def test_a_loop_that_waits_or_that_a_stopped_process_had_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus: Any = SimpleNamespace(connection=(None, None))
+    beat = SimpleNamespace(stage=SimpleNamespace(state="ok"))
+    service = SimpleNamespace(last_beat=beat, loop_holders=None, held_limit_s=600.0)
+    speaker = held_loop._Speaker(cast("Service", service), bus)
+    waiting = [
+        StackLine("/python/selectors.py", 1, "select"),
+        StackLine("/python/asyncio/base_events.py", 2, "_run_once"),
+    ]
+    ours = [
+        StackLine("/x/lachesis/pipeline/bus/jetstream.py", 1, "read"),
+        StackLine("/x/lachesis/__main__.py", 6, "<module>"),
+    ]
+    own = [StackLine("/home/me/env.py", 1, "rollout"), *ours]
+    for stack, age_s, is_held in (
+        (waiting, 300.0, False),
+        (ours, 3.0, False),
+        (ours, 5.0, True),
+        (own, 0.5, False),
+        (own, 3.0, True),
+    ):
+        monkeypatch.setattr(held_loop, "stack_of", lambda _, stack=stack: stack)
+        speaker._ticked_s = time.monotonic() - age_s
+        assert (speaker._held() is not None) == is_held, (stack, age_s)
+    speaker._resumed_s = time.monotonic()
+    assert speaker._held() is None, "the process was stopped until now"

@@ -4,7 +4,8 @@ from itertools import accumulate, cycle, islice, pairwise
 
 import pytest
 
-from lachesis.pipeline.notices.silence import ends_recur
+from lachesis.pipeline.notices.facts import Moment, ProcessFact
+from lachesis.pipeline.notices.silence import end_notices, ends_recur
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,23 @@ def test_a_process_that_ends_again_and_again_is_named_without_a_break(lives_s: t
             assert ends_recur(ends_s[:count], next_s - 0.1)
     longest_s = max(lives_s)
     assert not ends_recur(ends_s, ends_s[-1] + max(3.0, 2 * longest_s) + 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "why"),
+    [
+        ("S", 10.0, None),
+        ("R", 59.0, None),  # it imports torch on a busy machine
+        ("R", 61.0, ""),
+        ("T", 2.0, None),
+        ("T", 4.0, "a signal or a debugger stopped its process 7"),
+        ("t", 4.0, "a signal or a debugger stopped its process 7"),
+        ("D", 61.0, "its process 7 waits for a disk or a device"),
+    ],
+)
+def test_a_process_that_starts_is_named_once_it_is_stopped_or_very_late(
+    state: str, age_s: float, why: str | None
+) -> None:
+    fact = ProcessFact(name="trainer", service="trainer", pid=7, started_s=100.0, state=state)
+    found = list(end_notices([fact], {}, Moment(100.0 + age_s, 10**18)))
+    assert [one.why for one in found] == ([] if why is None else [why])
