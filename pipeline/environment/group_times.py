@@ -81,6 +81,11 @@ class GroupTimes:
         ages = ((group, one.item, one.age_s(now_s)) for group, one in self._under_way.items())
         return [HangingGroup(*one) for one in ages if one[2] > self.end_s]
 
+    def are_all_late(self, now_s: float) -> bool:
+        """Return whether there are groups, and all of them are late: then nothing goes on."""
+        ages = [one.age_s(now_s) for one in self._under_way.values()]
+        return bool(ages) and min(ages) > self._usual.late_s
+
     def describe_late(self, now_s: float) -> str | None:
         """Return what to say of groups that are late; None: none is."""
         bound_s, usual_s = self._usual.late_s, self._usual.slowest_s

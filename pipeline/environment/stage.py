@@ -45,6 +45,7 @@ from lachesis.pipeline.environment.traces import traced_if_abandoned
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.request_times import SLOW_SERVER_CURE
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.pipeline.tasks.held_out import mask_held_out
@@ -145,7 +146,9 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         "policy",
         timeout_s=settings.timeout_s,
         requested=service.requested,
-        report_slow=lambda text: service.set_problem("slow server", text, held_up=["scorer", "trainer"]),
+        report_slow=lambda text, all_slow: service.set_problem(
+            "slow server", text, mend=SLOW_SERVER_CURE, held_up=["scorer", "trainer"], stops=all_slow
+        ),
     ) as directory:
         producer = _Producer(
             service,
@@ -355,6 +358,8 @@ class _Producer:
                 f"{self.name} late groups",
                 None if late is None else f"environment {self.name}: {late}",
                 mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
+                held_up=["scorer", "trainer"],
+                stops=self.times.are_all_late(_now_s()),
             )
             slow = HOOKS.describe()
             self.service.set_problem(

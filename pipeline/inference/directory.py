@@ -209,14 +209,14 @@ async def open_role(
     token: str | None = None,
     timeout_s: float = 120.0,
     requested: Callable[[CallRecord], None] | None = None,
-    report_slow: Callable[[str | None], None] | None = None,
+    report_slow: Callable[[str | None, bool], None] | None = None,
 ) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of one role: of the server at `url`, or of those that register on the bus.
 
     `key`: needed to sample (`sampling_key`). `token`: needed to change the state of the run's own servers
     (`control_token`); it opens every path that the key opens, and is never sent to a server at `url`. `requested`: see
-    `InferenceClient`. `report_slow` is called repeatedly with the server that is far slower than usual; None: no server
-    is.
+    `InferenceClient`. `report_slow` is called repeatedly with the server that is far slower than usual (None: none is)
+    and whether all requests under way are that slow.
     """
     async with InferenceDirectory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:
@@ -237,7 +237,7 @@ async def open_configured_role(
     token: str | None = None,
     timeout_s: float = 120.0,
     requested: Callable[[CallRecord], None] | None = None,
-    report_slow: Callable[[str | None], None] | None = None,
+    report_slow: Callable[[str | None, bool], None] | None = None,
 ) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of a role by the address and the key that the run is configured with.
 
@@ -257,12 +257,12 @@ async def open_configured_role(
         yield directory
 
 
-async def _tell_slow(times: RequestTimes, report: Callable[[str | None], None]) -> None:
+async def _tell_slow(times: RequestTimes, report: Callable[[str | None, bool], None]) -> None:
     looked_s = time.monotonic()
     while True:
         now_s = time.monotonic()
         if now_s - looked_s > 2 * _LOOK_S:  # this process was held up, and heard no answer meanwhile
             times.pass_over(now_s - looked_s)
         looked_s = now_s
-        report(times.describe_slow(now_s))
+        report(times.describe_slow(now_s), times.are_all_slow(now_s))
         await anyio.sleep(_LOOK_S)

@@ -1,11 +1,18 @@
 """Notes how long requests to an inference server are under way, and names a slow one. Pure."""
 
+from typing import Final
+
 from lachesis.pipeline.common.usual_times import UsualTimes
 
-__all__ = ["RequestTimes"]
+__all__ = ["SLOW_SERVER_CURE", "RequestTimes"]
+
+SLOW_SERVER_CURE: Final = (
+    "look at that server, and at what stands before it; a request is given up after its time-out, and sent again"
+)
 
 _MIN_SLOW_S = 7.0
 """Seconds from which a request may be slow."""
+_NOTHING_KNOWN = UsualTimes(_MIN_SLOW_S)
 
 
 class RequestTimes:
@@ -31,18 +38,25 @@ class RequestTimes:
             request: (where, route, began_s + seconds) for request, (where, route, began_s) in self._under_way.items()
         }
 
+    def are_all_slow(self, now_s: float) -> bool:
+        """Return whether there are requests, and all of them take too long: then nothing goes on."""
+        return bool(self._under_way) and len(self._slow(now_s)) == len(self._under_way)
+
     def describe_slow(self, now_s: float) -> str | None:
         """Return a text about requests that take too long; None: none does."""
-        nothing_known = UsualTimes(_MIN_SLOW_S)
-        slow = [
-            (now_s - began_s, where, route)
-            for where, route, began_s in self._under_way.values()
-            if now_s - began_s > self._usual.get(route, nothing_known).late_s
-        ]
+        slow = self._slow(now_s)
         if not slow:
             return None
         age_s, where, route = max(slow)
-        usual_s = self._usual.get(route, nothing_known).slowest_s
+        usual_s = self._usual.get(route, _NOTHING_KNOWN).slowest_s
         usual = f"the slowest of the last ones took {usual_s:.1f} s" if usual_s else "none was answered yet"
         hang = "1 request hangs" if len(slow) == 1 else f"{len(slow)} requests hang"
         return f"{where} does not answer: {hang}, the longest ({route}) for {age_s:.0f} s; {usual}"
+
+    def _slow(self, now_s: float) -> list[tuple[float, str, str]]:
+        """Return age, server and route of the requests that take too long."""
+        return [
+            (now_s - began_s, where, route)
+            for where, route, began_s in self._under_way.values()
+            if now_s - began_s > self._usual.get(route, _NOTHING_KNOWN).late_s
+        ]

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -38,7 +38,7 @@ from lachesis.pipeline.scorer.worker_process import WorkerProcesses
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError, UnreadableAnswerError
 
-__all__ = ["EnsembleRunner"]
+__all__ = ["EnsembleRunner", "LateCalls"]
 
 _MAX_DETAIL = 440
 """Characters kept of what a rater raised; how to mend it follows."""
@@ -50,6 +50,13 @@ _MIN_LATE_S = 7.0
 """Seconds from which a call may be late."""
 _MAX_REPEATED = 100
 """Characters of the last failure that calls which are not made repeat; a score carries 200 in all."""
+
+
+class LateCalls(NamedTuple):
+    """What to say of calls of a rater that take much longer than usual, and whether all that are under way do."""
+
+    text: str
+    are_all: bool
 
 
 class EnsembleRunner:
@@ -65,10 +72,10 @@ class EnsembleRunner:
         """Whether any rater is asynchronous."""
         return not all(calls.at_once for calls in self._calls)
 
-    def late(self, now_s: float) -> dict[str, str]:
-        """Return rater name -> what to say of its calls, for raters that take much longer than usual."""
-        said = {calls.member.name: calls.describe_late(now_s) for calls in self._calls}
-        return {name: text for name, text in said.items() if text is not None}
+    def late(self, now_s: float) -> dict[str, LateCalls]:
+        """Return rater name -> its calls, for raters that take much longer than usual."""
+        found = {calls.member.name: calls.late(now_s) for calls in self._calls}
+        return {name: late for name, late in found.items() if late is not None}
 
     async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
         """Return rater name -> one rating a sample."""
@@ -148,7 +155,7 @@ class _MemberCalls:
         self._under_way_s: dict[object, float] = {}  # when each call began
         self._times = UsualTimes(_MIN_LATE_S)
 
-    def describe_late(self, now_s: float) -> str | None:
+    def late(self, now_s: float) -> LateCalls | None:
         """Return what to say of calls that take much longer than the last ones did; None: none does."""
         ages_s = [now_s - began_s for began_s in self._under_way_s.values()]
         late_s = [age_s for age_s in ages_s if age_s > self._times.late_s]
@@ -157,7 +164,8 @@ class _MemberCalls:
         slowest_s = self._times.slowest_s
         usual = "none was answered yet" if slowest_s is None else f"the slowest of the last took {slowest_s:.1f} s"
         hang = f"{len(late_s)} of {len(ages_s)} calls under way hang, the longest for {max(late_s):.0f} s"
-        return f"{hang}; {usual}; each is given up after timeout_s, {self.member.config.timeout_s:g} s"
+        text = f"{hang}; {usual}; each is given up after timeout_s, {self.member.config.timeout_s:g} s"
+        return LateCalls(text, len(late_s) == len(ages_s))
 
     async def rate(self, samples: Sequence[Sample], column: list[Rating]) -> None:
         """Rate a group's samples, all at once or each by itself, into `column`."""

@@ -23,7 +23,7 @@ from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleScores
 from lachesis.pipeline.scorer.logic.bonus import ShapingSample, shape
 from lachesis.pipeline.scorer.logic.unrated import UnratedGroups
 from lachesis.pipeline.scorer.rater import Rating, Sample
-from lachesis.pipeline.scorer.runner import EnsembleRunner
+from lachesis.pipeline.scorer.runner import EnsembleRunner, LateCalls
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
@@ -90,8 +90,8 @@ class EnvironmentScorer:
         """Whether scoring awaits anything, so that other groups could be scored meanwhile."""
         return self._ensemble is not None and self._ensemble.runner.is_asynchronous
 
-    def late(self, now_s: float) -> dict[str, str]:
-        """Return rater name -> what to say of its calls, for raters that take much longer than usual."""
+    def late(self, now_s: float) -> dict[str, LateCalls]:
+        """Return rater name -> its calls, for raters that take much longer than usual."""
         return {} if self._ensemble is None else self._ensemble.runner.late(now_s)
 
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:

@@ -23,6 +23,7 @@ from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, r
 from lachesis.pipeline.scorer.logic.agreement import RaterAgreement
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.scorer.promoted import admit_promoted
+from lachesis.pipeline.scorer.runner import LateCalls
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
@@ -135,13 +136,13 @@ async def _report_late(service: Service, scorers: Callable[[], Sequence[Environm
     """Report regularly which raters take much longer than usual. Runs until cancelled."""
     named: set[str] = set()
     while True:
-        found: dict[str, str] = {}
+        found: dict[str, LateCalls] = {}
         for scorer in scorers():
             found |= scorer.late(anyio.current_time())
-        for rater, why in found.items():
+        for rater, calls in found.items():
             service.set_problem(
-                f"{rater} late", f"rater {rater} does not answer", why=why, mend=_LATE_CURE,
-                held_up=("normalizer", "trainer"),
+                f"{rater} late", f"rater {rater} does not answer", why=calls.text, mend=_LATE_CURE,
+                held_up=("normalizer", "trainer"), stops=calls.are_all,
             )  # fmt: skip
         for rater in named - found.keys():
             service.set_problem(f"{rater} late", None)

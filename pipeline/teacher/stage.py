@@ -14,6 +14,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
+from lachesis.pipeline.inference.request_times import SLOW_SERVER_CURE
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.requests import Teacher, TeacherAnswer
@@ -29,8 +30,9 @@ from lachesis.schemas.planning_header import ROLLOUT_HEADER
 __all__ = ["run_teacher"]
 
 
-def _say_slow(service: Service, role: str, text: str | None) -> None:
-    service.set_problem(f"slow server {role}", text, held_up=["batcher", "trainer"])
+def _say_slow(service: Service, role: str, text: str | None, all_slow: bool) -> None:
+    mend, held_up = SLOW_SERVER_CURE, ["batcher", "trainer"]
+    service.set_problem(f"slow server {role}", text, mend=mend, held_up=held_up, stops=all_slow)
 
 
 async def run_teacher(service: Service, config: RunConfig) -> None:

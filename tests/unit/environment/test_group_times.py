@@ -40,6 +40,10 @@ def test_where_the_usual_is_known_it_is_named_within_seconds_and_ended_by_that()
     late = times.describe_late(8.0)
     assert late is not None
     assert late.endswith("they are ended after 120 s")
+    assert times.are_all_late(8.0)
+    times.begin("b", "2", 7.0)
+    assert not times.are_all_late(8.0)
+    times.end("b", 8.0, made=False)
     assert times.hanging(119.0) == []
     assert [(one.group, one.item, one.age_s) for one in times.hanging(121.0)] == [("a", "1", 121.0)]
     assert after(8, 10.0).end_s == 300.0

@@ -43,3 +43,15 @@ def test_time_in_which_no_answer_could_be_heard_makes_no_request_slow() -> None:
     times.pass_over(40.0)
     assert times.describe_slow(147.0) is None
     assert times.describe_slow(149.0) is not None
+
+
+def test_whether_nothing_goes_on_is_told_from_one_slow_request_among_others() -> None:
+    times = after(8, 0.5)
+    assert not times.are_all_slow(100.0)
+    times.begin("x", "server a", "/generate", 100.0)
+    assert times.are_all_slow(109.0)
+    times.begin("y", "server a", "/generate", 108.0)
+    assert not times.are_all_slow(109.0)
+    assert times.describe_slow(109.0) is not None
+    times.end("y", 109.0, answered=False)
+    assert times.are_all_slow(109.5)

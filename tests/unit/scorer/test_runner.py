@@ -168,8 +168,9 @@ async def test_calls_that_take_far_longer_than_others_are_named_long_before_they
         now_s = anyio.current_time()
         assert runner.late(now_s + 5) == {}
         assert list(runner.late(now_s + 8)) == ["r"]
-        assert "1 of 1 calls under way hang, the longest for 8 s" in runner.late(now_s + 8)["r"]
-        assert "given up after timeout_s, 600 s" in runner.late(now_s + 8)["r"]
+        assert "1 of 1 calls under way hang, the longest for 8 s" in runner.late(now_s + 8)["r"].text
+        assert "given up after timeout_s, 600 s" in runner.late(now_s + 8)["r"].text
+        assert runner.late(now_s + 8)["r"].are_all
         hangs.set()
     assert runner.late(anyio.current_time() + 100) == {}
 
