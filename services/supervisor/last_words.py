@@ -12,7 +12,7 @@ __all__ = ["LOOKED_AT_LINES", "last_words"]
 LOOKED_AT_LINES: Final = 200
 """Lines at the end of a log among which the reason is looked for: a crash writes all threads' stacks."""
 _MAX_CHARS = 500
-_HEAD = re.compile(r"^[\d-]+ [\d:,]+ (?P<level>[A-Z]+) \S+ ")
+_HEAD = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+ ")
 """Time, level and service at the beginning of a line of a service's log."""
 _REAPER = re.compile(rf"^[\d-]+ [\d:,]+ INFO {LOG_NAME} ")
 """What the reaper ended is no reason."""
@@ -24,8 +24,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
     """Return the reason that a process logged last in its life, without time and name; empty: it gave none.
 
-    A line that says that it worked is no reason, unless it drained, nor is an error that it logged and survived.
-    `noted`: whether it said by itself that it ends.
+    A line that says that it worked is no reason, unless it drained. Nor is a warning of what it survived, if it did not
+    say by itself that it ends (`noted`).
     """
     if (crash := describe_crash(lines)) is not None:
         return crash[:_MAX_CHARS]
@@ -34,9 +34,10 @@ def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
         return ""
     head = next((i for i in reversed(range(len(kept))) if _HEAD.match(kept[i])), None)
     if head is not None and not drained:
-        level = _HEAD.sub(r"\g<level>\n", kept[head]).partition("\n")[0]
-        is_last = head == len(kept) - 1
-        survived = not noted and level == "WARNING" and not is_last and kept[head + 1].strip() == _TRACEBACK
-        if survived or (is_last and level == "INFO"):
+        level = kept[head].split()[2]
+        is_alone = head == len(kept) - 1
+        if is_alone and (level == "INFO" or (level == "WARNING" and not noted)):
+            return ""
+        if level == "WARNING" and not noted and kept[head + 1].strip() == _TRACEBACK:
             return ""
     return _HEAD.sub("", kept[-1]).strip(" |")[:_MAX_CHARS]
