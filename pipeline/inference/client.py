@@ -66,6 +66,7 @@ __all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogpr
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
+_MAX_ADDRESS = 300
 MAX_SHOWN_CHARS = 100
 """Characters of an unreadable answer that an error repeats."""
 _ANSWER_BYTES = 4 << 20
@@ -633,13 +634,13 @@ class InferenceClient:
                     self.times.begin(scope, self.where, path, time.monotonic())
 
         scope = anyio.CancelScope()
-        status, body, is_html = 0, b"", False
+        status, body, is_html, leads_to = 0, b"", False, None
         try:
             with scope:
                 async with (http or self._http).stream(
                     method, path, headers=headers, extensions={"trace": traced}, **arguments
                 ) as response:
-                    status = response.status_code
+                    status, leads_to = response.status_code, response.headers.get("location")
                     scope.deadline = min(scope.deadline, anyio.current_time() + self.config.timeout)
                     body = await self._read(path, response, most)
                     is_html = "html" in response.headers.get("content-type", "") or body.lstrip()[:1] == b"<"
@@ -654,6 +655,11 @@ class InferenceClient:
             self.times.end(scope, time.monotonic(), answered=200 <= status < 300 and not scope.cancelled_caught)
         if scope.cancelled_caught:
             raise InfrastructureError(f"{self.where}, {path}: no whole answer within {self.config.timeout:g} s")
+        if 300 <= status < 400 and leads_to is not None:
+            raise UnreadableAnswerError(
+                f"{self.where} answered {path} with {status}, which leads to {leads_to[:_MAX_ADDRESS]!r} and is not "
+                "followed: give that server's own address"
+            )
         if not 200 <= status < 300:
             raise self._refusal(path, status, body, is_html=is_html)
         return body

@@ -311,6 +311,17 @@ async def test_nonsense_is_quoted_and_waited_out(status, body, text):
         assert len(str(raised.value)) < 600
 
 
+async def test_where_a_redirect_leads_is_said():
+    headers = {"location": "https://elsewhere.example/" + "x" * 5000}
+    transport = httpx.MockTransport(lambda _: httpx.Response(307, headers=headers))
+    async with InferenceClient(ClientConfig(url=URL), transport=transport) as client:
+        with pytest.raises(
+            UnreadableAnswerError, match=r"307, which leads to .https://elsewhere"
+        ) as raised:
+            await client.tokenize(HI)
+    assert len(str(raised.value)) < 1000
+
+
 async def test_a_body_that_drips_is_bounded_by_the_time_of_the_whole_answer():
     async def drip():
         while True:
