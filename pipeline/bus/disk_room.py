@@ -7,6 +7,7 @@ Pure but for `stored_bytes` and `StoreLogReader`, which read the store. After a 
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -85,8 +86,12 @@ _OK = StoreFinding("ok")
 
 
 def stored_bytes(store: Path) -> int:
-    """Return what the files of a store take, bytes."""
-    return sum(map(_size, store.rglob("*")))
+    """Return what the files of a store take, bytes, as far as it can be read."""
+    count = 0
+    with suppress(OSError):  # a folder is gone, or no file descriptor is left to look into it
+        for path in store.rglob("*"):
+            count += _size(path)
+    return count
 
 
 def _size(path: Path) -> int:

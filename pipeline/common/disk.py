@@ -199,12 +199,13 @@ def write_when_room_sync(path: Path, write: Callable[[], T]) -> T:
 
 
 class DeferredFile:
-    """A small file whose newest content is written now, or when there is room, and a folder: its writer never waits,
-    and a folder that was deleted under it does not keep it from ending in order."""
+    """A small file whose newest content is written now, or as soon as it can be: its writer never waits, and nothing
+    that is wrong with disk, folder or file descriptors keeps it from its work, or from ending in order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content: bytes | None = None
+        self._said = ""
 
     def write(self, content: bytes) -> None:
         """Replace the file's content, as soon as can be."""
@@ -221,11 +222,17 @@ class DeferredFile:
         content = self._content
         if content is None or not self._path.parent.is_dir():
             return
-        done = _attempt(self._path, lambda: self._replace(content), len(content))
+        try:
+            done = _attempt(self._path, lambda: self._replace(content), len(content))
+        except OSError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("%s cannot be written, and is tried again: %s", self._path, error)
+            return
         if isinstance(done, DiskShortage):
             SHORTAGES.begin(done)
             return
-        self._content = None
+        self._content, self._said = None, ""
         SHORTAGES.end(self._path)
 
     def _replace(self, content: bytes) -> None:
@@ -234,7 +241,8 @@ class DeferredFile:
             partial.write_bytes(content)
             partial.replace(self._path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise
 
 

@@ -13,12 +13,12 @@ import anyio
 
 from lachesis.pipeline.runtime.service import Service
 
-__all__ = ["describe_open_files", "report_open_files"]
+__all__ = ["OPEN_FILES_CURE", "describe_open_files", "report_open_files"]
 
 _LOOK_S = 2.0
 _MUCH = 0.9
 _TOPIC = "open files"
-_CURE: Final = (
+OPEN_FILES_CURE: Final = (
     "raise the limit (`ulimit -n`, LimitNOFILE of a unit) and start it again; if it grows, its code leaves files open"
 )
 
@@ -30,7 +30,7 @@ async def report_open_files(service: Service) -> None:
         if said is None:
             service.set_problem(_TOPIC, None)
         else:
-            service.set_problem(_TOPIC, f"{service.name} {said}", mend=_CURE)
+            service.set_problem(_TOPIC, f"{service.name} {said}", mend=OPEN_FILES_CURE)
         await anyio.sleep(_LOOK_S)
 
 

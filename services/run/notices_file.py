@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,8 @@ class NoticesWriter:
         )
         self.file.write(msgspec.json.encode(self._written))
         if self.file.is_late:
-            self._path.unlink(missing_ok=True)  # readers ask the supervisor itself, by its heartbeats
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)  # readers ask the supervisor itself, by its heartbeats
 
 
 def read_notices(folder: Path) -> list[Notice] | None:

@@ -125,7 +125,7 @@ class _ForkServerProcess:
                         self._ready.set()
                     case ForkServerOutdated():
                         self._retire()
-                    case ForkStarted() if self._asked is not None:
+                    case ForkStarted() if self._asked is not None and passed:  # else no file descriptor was left
                         self._asked.channel = socket.socket(fileno=passed[0])
                         self._asked.answered.set()
         finally:
@@ -233,7 +233,16 @@ class ForkServers:
             if not server.outdated:
                 log.warning("the fork server for services %s torch ended; see %s",
                             "with" if kind == "torch" else "without", self._file)  # fmt: skip
-            self._servers[kind] = await self._start(kind)
+            self._servers[kind] = await self._start_again(kind)
+
+    async def _start_again(self, kind: str) -> _ForkServerProcess:
+        """Start a server as soon as the machine gives what that takes; services are started without one meanwhile."""
+        while True:
+            try:
+                return await self._start(kind)
+            except OSError as error:
+                log.warning("a fork server cannot be started, and is tried again: %s", error)
+            await anyio.sleep(_RETRY_S)
 
     def _door(self, kind: str) -> Path:
         return self._folder / f"forkserver-{kind}.sock"

@@ -84,7 +84,10 @@ class LogLimit:
     async def watch(self, report: Callable[[list[Notice]], None]) -> None:
         """Look at the logs again and again, and `report` those that are cut. Runs until cancelled."""
         while True:
-            for name, file in list(self._files()):
+            files: list[tuple[str, Path]] = []
+            with suppress(OSError):  # no file descriptor is left to look into a folder
+                files.extend(self._files())
+            for name, file in files:
                 if await anyio.to_thread.run_sync(cut_log, file, self._limit_bytes):
                     self._record(name, time.monotonic())
             report(self.notices(time.monotonic()))

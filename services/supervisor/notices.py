@@ -31,6 +31,7 @@ from lachesis.schemas.errors import InfrastructureError, LachesisError
 from lachesis.schemas.notices import MAX_NOTICES, Notice
 from lachesis.services.observe.notices import disk_notices, exhaustion_notices, expected_run, step_durations
 from lachesis.services.preflight.exhaustion import find_exhaustion
+from lachesis.services.process.open_files import OPEN_FILES_CURE, describe_open_files
 from lachesis.services.run.notices_file import NoticesWriter
 
 __all__ = ["RunNotices"]
@@ -162,6 +163,8 @@ class RunNotices:
         self._board.see_processes(self._processes())
         shortage = SHORTAGES.longest_wait_text
         self._board.report("shortage", [] if shortage is None else [_shortage_notice(shortage, now.ns)])
+        files = describe_open_files()
+        self._board.report("files", [] if files is None else [_files_notice(files, now.ns)])
         notices = self._board.notices(now)
         begun, ended = self._changes.update(notices, now.s)
         self._history.record(self._changes.open, ended, now.ns)
@@ -200,6 +203,12 @@ class RunNotices:
 
 def _named(notice: Notice, text: str) -> str:
     return text if text.startswith(notice.source) else f"{notice.source}: {text}"
+
+
+def _files_notice(text: str, now_ns: int) -> Notice:
+    return Notice(
+        key="open files", source=SUPERVISOR, what=f"{SUPERVISOR} {text}", since_ns=now_ns, mend=OPEN_FILES_CURE
+    )
 
 
 def _shortage_notice(text: str, now_ns: int) -> Notice:

@@ -61,7 +61,10 @@ class StorePlace:
         own = [self._folder, self._folder / LOCK_FILE]
         if self._store is None:
             return own
-        return [*own, self._store, self._store / "jetstream", *self._store.glob("jetstream/jetstream/*/streams/*")]
+        streams: list[Path] = []
+        with suppress(OSError):  # no file descriptor is left to look into a folder
+            streams.extend(self._store.glob("jetstream/jetstream/*/streams/*"))
+        return [*own, self._store, self._store / "jetstream", *streams]
 
 
 async def watch_place(config: RunConfig, server: EmbeddedServer | None) -> Never:

@@ -8,6 +8,7 @@ drain, so nothing is left behind. Starting it again continues the run. One super
 the run's folder and a lease on the server (`run_lease`).
 """
 
+import errno
 import logging
 import os
 import signal
@@ -94,6 +95,8 @@ _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
 _LOOK_S = 1.0
+_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""Why a process cannot be started now, and may be later."""
 _STACKS_S = 0.5
 """Seconds that a process that hangs has to write where it does."""
 _MARGIN_S = 4.0
@@ -413,7 +416,7 @@ class Supervisor:
         """Return the exit code of one life, and whether the process has noted that it ends with it."""
         file = self.logs / f"{row.planned.name}.log"
         row.log_start = file.stat().st_size if file.exists() else 0
-        process = await self._start(row.planned, file, anew=anew)
+        process = await self._start_once_possible(row, file, anew=anew)
         row.process = process
         self._write_pids()
         if row.stopping:
@@ -422,6 +425,22 @@ class Supervisor:
             code = await process.wait()
         row.process = None
         return code, process.noted == code
+
+    async def _start_once_possible(
+        self, row: _RunningProcess, file: Path, *, anew: bool
+    ) -> SpawnedProcess | ServiceProcess:
+        """Start a process as soon as the machine gives what that takes: file descriptors, memory, a process."""
+        while True:
+            try:
+                return await self._start(row.planned, file, anew=anew)
+            except OSError as error:
+                if error.errno not in _SCARCE:
+                    raise
+                said = f"cannot be started, and is tried again: {error.strerror}"
+                if row.failing != said:
+                    log.warning("%s %s", row.planned.name, said)
+                row.failing = row.last_end = said
+            await anyio.sleep(_LOOK_S)
 
     async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> SpawnedProcess | ServiceProcess:
         """Start a process that logs to `file`: by a fork, unless no fork server can, or `anew` forbids it."""
@@ -561,7 +580,15 @@ class Supervisor:
             self._write_pids()
             code = await server.wait()
             log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
-            await server.start_again()
+            while True:
+                try:
+                    await server.start_again()
+                    break
+                except OSError as error:
+                    if error.errno not in _SCARCE:
+                        raise
+                    log.warning("nats-server cannot be started, and is tried again: %s", error.strerror)
+                await anyio.sleep(_LOOK_S)
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase

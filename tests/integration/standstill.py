@@ -9,13 +9,14 @@ from __future__ import annotations
 import html
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,12 +77,13 @@ bucket_bytes = 4194304
 
 
 class Cause(NamedTuple):
-    """`process` is stopped by SIGSTOP, `switch` is on, or the run's small disk is full. `words`: of the line that tells
-    of it."""
+    """`process` is stopped by SIGSTOP, `opens_none` may open no more files, `switch` is on, or the run's small disk is
+    full. `words`: of the line that tells of it."""
 
     name: str
     words: tuple[str, ...]
     process: str = ""
+    opens_none: str = ""
     switch: str = ""
     fills: bool = False
     is_brief: bool = False
@@ -100,6 +102,11 @@ class Outcome(NamedTuple):
     not_shown_by: list[str]
 
 
+def _without_files(process: str) -> Cause:
+    words = (process.partition("-")[0], "can open no more files", "ulimit -n")
+    return Cause(f"{process} has no file descriptors", words, opens_none=process)
+
+
 def _frozen(process: str) -> Cause:
     name = "nats-server does not answer" if process == "nats-server" else f"{process} is silent"
     return Cause(f"SIGSTOP {process}", (name, "stopped", "kill -CONT"), process=process)
@@ -116,6 +123,7 @@ CAUSES = (
     Cause("the environment hangs", ("environment-sums is busy in", "task"), switch="task hangs", within_s=12.0),
     Cause("a rollout hangs in a thread", ("groups under way hangs", "see where its rollouts wait"),
           switch="rollout hangs", within_s=12.0),
+    *map(_without_files, ("supervisor", "environment-sums", "inference-policy")),
     Cause("the disk is full", ("the disk that holds", "is full", "make room"), fills=True),
 )  # fmt: skip
 
@@ -214,19 +222,25 @@ def _page(run: Run) -> str:
 @contextmanager
 def _brought_about(run: Run, cause: Cause) -> Iterator[None]:
     switch = run.folder / "switches" / cause.switch
-    pid = run.pids().get(cause.process)
-    if cause.process:
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+    pid = run.pids().get(cause.process or cause.opens_none)
+    before = (0, 0) if pid is None else resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    if pid is not None:
+        if cause.process:
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, before[1]))
     elif cause.fills:
         SmallDisk(run.folder).fill()
     else:
+        assert cause.switch, f"{cause} names a process that does not run"
         switch.touch()
     try:
         yield
     finally:
         if pid is not None:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         elif cause.fills:
             SmallDisk(run.folder).free()
         else:

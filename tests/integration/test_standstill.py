@@ -32,7 +32,12 @@ async def test_what_stops_a_run_is_said_by_every_command_and_withdrawn(
         assert [one.source for one in look_at_folder(run.folder.name, run.folder).notices if one.stops] == ["batcher"]
         os.kill(run.pids()["batcher"], signal.SIGCONT)
         await until(lambda: not any("batcher" in one.what for one in notices_of(run)), 60)
-        for name in ("SIGSTOP nats-server", "the environment's process ends"):
+        for name in (
+            "SIGSTOP nats-server",
+            "the environment's process ends",
+            "supervisor has no file descriptors",
+            "environment-sums has no file descriptors",
+        ):
             outcome = await inject(run, BY_NAME[name])
             assert outcome.said_s is not None, (name, run.tail())
             assert outcome.logged_s is not None, (name, run.tail())

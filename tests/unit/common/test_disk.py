@@ -155,3 +155,26 @@ def test_a_late_file_has_the_newest_content_once_there_is_room(tmp_path: Path, m
     file.retry()
     assert (tmp_path / "pids.json").read_bytes() == b"third"
     assert SHORTAGES.longest_wait_text is None
+
+
+def test_a_late_file_waits_for_whatever_keeps_it_from_being_written(tmp_path: Path, monkeypatch, caplog) -> None:
+    file = DeferredFile(tmp_path / "pids.json")
+    with monkeypatch.context() as patched:
+        fails = OSError(errno.EMFILE, "Too many open files")
+
+        def refuse(*_: object) -> int:
+            raise fails
+
+        patched.setattr(Path, "write_bytes", refuse)
+        file.write(b"1")
+        file.write(b"2")
+        fails = OSError(errno.EROFS, "Read-only file system")
+        file.write(b"3")
+        assert file.is_late
+    assert [record.getMessage().rpartition(": ")[2].partition("]")[2].strip() for record in caplog.records] == [
+        "Too many open files",
+        "Read-only file system",
+    ]
+    file.retry()
+    assert not file.is_late
+    assert (tmp_path / "pids.json").read_bytes() == b"3"

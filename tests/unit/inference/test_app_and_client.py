@@ -315,9 +315,7 @@ async def test_where_a_redirect_leads_is_said():
     headers = {"location": "https://elsewhere.example/" + "x" * 5000}
     transport = httpx.MockTransport(lambda _: httpx.Response(307, headers=headers))
     async with InferenceClient(ClientConfig(url=URL), transport=transport) as client:
-        with pytest.raises(
-            UnreadableAnswerError, match=r"307, which leads to .https://elsewhere"
-        ) as raised:
+        with pytest.raises(UnreadableAnswerError, match=r"307, which leads to .https://elsewhere") as raised:
             await client.tokenize(HI)
     assert len(str(raised.value)) < 1000
 
