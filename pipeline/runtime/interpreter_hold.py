@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from lachesis.pipeline.notices.silence import HELD_CURE
@@ -27,6 +28,7 @@ _ARM_S = 0.4
 _LATE_S = 0.5
 """Seconds after the timer's end at which its thread must have written: one that is later did not run itself."""
 _NOTE = "held"
+_MAIN_TIMES, _OWN_TIMES = Path("/proc/self/schedstat"), Path("/proc/thread-self/schedstat")
 
 
 class InterpreterHolds:
@@ -36,6 +38,7 @@ class InterpreterHolds:
         self._note: SharedNote | None = None
         self._armed_s = 0.0
         self._armed_ns = 0
+        self._delayed_ns = 0
         self._ended_s = float("-inf")
         self._slow = SlowCode("Python itself", HELD_CURE)
 
@@ -57,25 +60,27 @@ class InterpreterHolds:
 
     def _watch(self, note: SharedNote, ended: threading.Event) -> None:
         while not ended.wait(_ARM_S):
-            armed_s, armed_ns = self._armed_s, self._armed_ns
+            armed_s, armed_ns, delayed_ns = self._armed_s, self._armed_ns, self._delayed_ns
             if self._is_overdue():
                 self._ended_s = time.monotonic()
             self._arm(note)
             if note.size:
-                self._record(note, armed_s, armed_ns)
+                self._record(note, armed_s, armed_ns, (self._delayed_ns - delayed_ns) / 1e9)
 
     def _arm(self, note: SharedNote) -> None:
         """Restart the timer in one call: between two calls another thread could take the interpreter."""
-        self._armed_s, self._armed_ns = time.monotonic(), time.time_ns()
+        self._armed_s, self._armed_ns, self._delayed_ns = time.monotonic(), time.time_ns(), _delayed_ns()
         faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
-    def _record(self, note: SharedNote, armed_s: float, armed_ns: int) -> None:
+    def _record(self, note: SharedNote, armed_s: float, armed_ns: int, delayed_s: float = 0.0) -> None:
+        """Take in that the timer has ended, and for how long threads waited for a processor meanwhile."""
         self._ended_s = time.monotonic()
         late_s = (note.written_ns - armed_ns) / 1e9 - HOLD_S
         place = holding_place(note.read().decode(errors="replace"))
         note.write(b"")
-        if place is not None and late_s < _LATE_S:
-            self._slow.record(place, self._ended_s, self._ended_s - armed_s)
+        took_s = self._ended_s - armed_s
+        if place is not None and late_s < _LATE_S and took_s - delayed_s >= HOLD_S:
+            self._slow.record(place, self._ended_s, took_s)
 
     def was_held_since(self, began_s: float) -> bool:
         """Return whether the interpreter was held, or the process stopped, after `began_s` of `time.monotonic`."""
@@ -89,6 +94,17 @@ class InterpreterHolds:
     def describe(self) -> str | None:
         """Return what to say of holds within the last minute; None: there were none."""
         return self._slow.describe(time.monotonic())
+
+
+def _delayed_ns() -> int:
+    """Return for how long the main thread and this one have been ready to run and had no processor, ns.
+
+    0 where the system does not say.
+    """
+    try:
+        return sum(int(file.read_text().split()[1]) for file in (_MAIN_TIMES, _OWN_TIMES))
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 INTERPRETER_HOLDS: Final = InterpreterHolds()

@@ -71,13 +71,18 @@ def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held:
     assert held_place(held.pid) is None
 
 
-@pytest.mark.parametrize(("late_s", "is_named"), [(0.0, True), (0.3, True), (2.0, False), (20.0, False)])
-def test_no_code_is_named_for_a_time_in_which_a_signal_stopped_the_process(late_s: float, is_named: bool) -> None:
-    holds, note, armed_s, armed_ns = InterpreterHolds(), SharedNote("test"), time.monotonic(), time.time_ns()
+@pytest.mark.parametrize(
+    ("late_s", "delayed_s", "is_named"),
+    [(0.0, 0.0, True), (0.3, 0.0, True), (2.0, 0.0, False), (20.0, 0.0, False), (0.0, 3.0, True), (0.0, 4.5, False)],
+)
+def test_no_code_is_named_for_a_time_in_which_the_process_did_not_run(
+    late_s: float, delayed_s: float, is_named: bool
+) -> None:
+    holds, note, armed_s, armed_ns = InterpreterHolds(), SharedNote("test"), time.monotonic() - 5.0, time.time_ns()
     note.write(_DUMP.encode())
     written_ns = armed_ns + round((HOLD_S + late_s) * 1e9)
     os.utime(note.fd, ns=(written_ns, written_ns))
-    holds._record(note, armed_s, armed_ns)
+    holds._record(note, armed_s, armed_ns, delayed_s)
     assert (holds.describe() is not None) == is_named
     assert note.size == 0
     note.close()
