@@ -43,6 +43,7 @@ HEARTBEAT_S = 1.0
 HELD_LIMIT_S = 60.0
 _UNREADABLE_S = 8.0
 """Seconds after an answer that made no sense for which that is said: pauses between two tries are shorter."""
+_TELEMETRY_CURE = "`lachesis doctor` tries the receiver; the run does without it"
 _DISK = "disk"
 _START = "start"
 """Topic of the note that says what a start is busy with."""
@@ -126,6 +127,7 @@ class Service:
         self.set_note("unanswered requests", unanswered.summary(time.monotonic()))
         shortage = SHORTAGES.longest_wait_text
         self.set_problem(_DISK, shortage, held_up=held_up_by(self.name), stops=True)
+        self.set_problem("telemetry", None if sink is None else sink.problem, mend=_TELEMETRY_CURE)
         metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
         stage = self._with_stall(vitals.report(self.name))
         if shortage is not None:  # it says more than that the server is slow, whose disk that may be as well

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -39,6 +39,8 @@ _KINDS = {
     "client": SpanKind.CLIENT,
     "consumer": SpanKind.CONSUMER,
 }
+_LATE_S = 7.0
+"""Seconds after which an export that is under way is reported: it takes milliseconds."""
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _OF_THE_PROCESS = {"service.instance.id", "host.name", "host.id", "rl.env.name"}
 """What does not hold of another service whose spans are rebuilt here."""
@@ -69,6 +71,8 @@ class OtlpExporter:
         self._closing = self._given_up = False
         self.exported = 0
         self.dropped = 0
+        self._began_s: float | None = None  # the export that is under way
+        self._failed: dict[str, bool] = {}  # by what was exported, whether it failed the last time
         self._thread = threading.Thread(target=self._work, name="otlp", daemon=True)
         self._thread.start()
 
@@ -76,6 +80,18 @@ class OtlpExporter:
     def traces(self) -> bool:
         """Whether spans are wanted at all."""
         return self._spans is not None
+
+    @property
+    def problem(self) -> str | None:
+        """What to say of a receiver that takes nothing, or not in time; None: it does."""
+        failed = [what for what, has_failed in self._failed.items() if has_failed]
+        began_s = self._began_s
+        age_s = 0.0 if began_s is None else time.monotonic() - began_s
+        if not failed and age_s < _LATE_S:
+            return None
+        how = f"has not answered for {age_s:.0f} s" if age_s >= _LATE_S else "is away, or refuses them"
+        lost = f"; {self.dropped} spans of {self.dropped + self.exported} are lost so far" if self._spans else ""
+        return f"the OTLP receiver takes no {' and no '.join(failed) or 'telemetry'}: it {how}{lost}"
 
     @property
     def pending(self) -> int:
@@ -132,18 +148,23 @@ class OtlpExporter:
     def _export_spans(self) -> None:
         while self._spans is not None and self._queue and not self._given_up:
             taken = [self._queue.popleft() for _ in range(min(self._batch, len(self._queue)))]
+            self._began_s = time.monotonic()
             try:
                 done = self._spans.export([self._readable(span) for span in taken]) is SpanExportResult.SUCCESS
             except Exception:  # the thread lives on: one batch that cannot be encoded must not end all export
                 log.exception("%d spans cannot be exported", len(taken))
                 done = False
+            self._began_s, self._failed["traces"] = None, not done
             self.exported += len(taken) * done
             self.dropped += len(taken) * (not done)
 
     def _export_metrics(self) -> None:
         # counts are since the start: those of an export that fails are not lost for good
         if self._metrics is not None and self._figures is not None and not self._given_up:
-            self._metrics.export(metrics_data(self._figures, self._resource(self._attributes["service.name"]), SCOPE))
+            self._began_s = time.monotonic()
+            data = metrics_data(self._figures, self._resource(self._attributes["service.name"]), SCOPE)
+            done = self._metrics.export(data) is MetricExportResult.SUCCESS
+            self._began_s, self._failed["metrics"] = None, not done
 
     def _resource(self, service: str) -> Resource:
         if service not in self._resources:

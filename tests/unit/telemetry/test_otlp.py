@@ -158,6 +158,8 @@ def test_a_dead_receiver_costs_two_seconds_at_most_and_every_loss_is_counted(pro
     assert not otlp._thread.is_alive(), "it goes on trying for nobody"
     assert otlp.exported == 0
     assert 24_000 - 16_384 - 512 <= otlp.dropped <= 24_000
+    assert otlp.problem is not None
+    assert "is away, or refuses them" in otlp.problem
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -176,10 +178,19 @@ def test_a_collector_that_is_killed_on_the_way_holds_nobody_up(protocol: Protoco
     assert otlp.dropped >= 24_000 - 16_384 - 512
 
 
-def test_a_receiver_that_accepts_and_never_answers_delays_nobody() -> None:
+def test_a_receiver_that_accepts_and_never_answers_delays_nobody_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         otlp = opened(f"http://127.0.0.1:{mute.getsockname()[1]}", "http/protobuf")
+        assert otlp.problem is None
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
+        monkeypatch.setattr("lachesis.pipeline.telemetry.otlp._LATE_S", 0.1)
+        while otlp.problem is None:
+            assert otlp._thread.is_alive()
+        assert otlp.problem.startswith(
+            "the OTLP receiver takes no telemetry: it has not answered for 0 s; 0 spans of 0"
+        )
         otlp.close()
         assert otlp._thread.is_alive(), "it was waited for to the end"
     otlp._thread.join(60)  # with the receiver its wait for an answer has ended

@@ -103,6 +103,7 @@ def test_a_window_forgets_what_is_older_than_both_its_halves() -> None:
 class _Kept:
     traces = True
     dropped = 0
+    problem: str | None = None
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
