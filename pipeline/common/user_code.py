@@ -109,7 +109,7 @@ def load_attribute(place: str, name: str, what: str) -> Any:
 
 
 def is_ending(error: BaseException) -> bool:
-    """Return whether an error of a user's code would end the process or the task that calls it: `SystemExit`, say.
+    """Return whether an error of a user's code would end the process or the task that calls it.
 
     `KeyboardInterrupt` and `GeneratorExit` count if a statement raises them: a person's Ctrl-C does not, nor the end of
     a generator. `CancelledError` counts unless something cancels the task that runs.

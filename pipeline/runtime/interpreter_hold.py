@@ -83,7 +83,7 @@ class InterpreterHolds:
             self._slow.record(place, self._ended_s, took_s)
 
     def was_held_since(self, began_s: float) -> bool:
-        """Return whether the interpreter was held, or the process stopped, after `began_s` of `time.monotonic`."""
+        """Return whether the interpreter was held, or the process stopped, after `began_s`."""
         note = self._note
         return note is not None and (note.size > 0 or self._ended_s >= began_s or self._is_overdue())
 

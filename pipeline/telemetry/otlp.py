@@ -83,7 +83,7 @@ class OtlpExporter:
 
     @property
     def problem(self) -> str | None:
-        """What to say of a receiver that takes nothing, or not in time; None: it does."""
+        """Text about a receiver that takes nothing, or not in time; None: it takes all."""
         failed = [what for what, has_failed in self._failed.items() if has_failed]
         began_s = self._began_s
         age_s = 0.0 if began_s is None else time.monotonic() - began_s

@@ -1,6 +1,6 @@
-"""Raises a notice when a service's process has no file descriptors left, which fails in many other guises.
+"""Raises a notice when a service's process has no file descriptors left.
 
-A connection that cannot be opened, a server that accepts none, a file that cannot be read: each looks like the fault of
+That shows in many guises. A connection that cannot be opened, a server that accepts none, a file that cannot be read: each looks like the fault of
 something else.
 """
 

@@ -22,7 +22,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
-    """Return the reason that a process logged last in its life, without time and name; empty: it gave none.
+    """Return the reason that a process logged last, without time and name; empty: it gave none.
 
     A line that says that it worked is no reason, unless it drained. Nor is a warning of what it survived, if it did not
     say by itself that it ends (`noted`).

@@ -124,7 +124,6 @@ async def measure(bus: Bus, name: str, count: int, tracing: Tracing, *, stamps: 
 async def compare(url: str, count: int, rounds: int) -> int:
     found: dict[str, list[float]] = {name: [] for name in ROWS}
     dropped = 0
-    problem: str | None = None
     with tempfile.TemporaryDirectory(prefix="lachesis bench ") as folder:
         async with (
             EmbeddedServer(Path(folder)) as server,
