@@ -89,7 +89,7 @@ def _newest_rows(folder: Path) -> list[bytes]:
             start = max(0, file.seek(0, 2) - _TAIL_BYTES)
             file.seek(start)
             rows = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
-    except FileNotFoundError:
+    except OSError:  # there is none yet, or it cannot be read now
         return []
     return rows[1:] if start else rows  # the first may have lost its beginning
 

@@ -1,7 +1,7 @@
 """Raises a notice when a service's process has no file descriptors left.
 
-That shows in many guises. A connection that cannot be opened, a server that accepts none, a file that cannot be read: each looks like the fault of
-something else.
+That shows in many guises: a connection that cannot be opened, a server that accepts none, a file that cannot be read.
+Each looks like the fault of something else.
 """
 
 import errno

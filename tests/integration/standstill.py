@@ -119,7 +119,7 @@ CAUSES = (
     Cause("all rewards are equal", ("no group was fit", "zero_variance"), switch="rewards are equal", within_s=60.0),
     Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises", is_brief=True),
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
-    Cause("a rater hangs", ("scorer", "has a rating", "timeout"), switch="rater hangs", within_s=30.0),
+    Cause("a rater hangs", ("rater letters does not answer", "calls under way hang"), switch="rater hangs"),
     Cause("the environment hangs", ("environment-sums is busy in", "task"), switch="task hangs", within_s=12.0),
     Cause("a rollout hangs in a thread", ("groups under way hangs", "see where its rollouts wait"),
           switch="rollout hangs", within_s=12.0),
