@@ -24,6 +24,7 @@ _RECORD_S = 3.0
 _HASH_SHOWN = 12
 _TEXT_SHOWN = 60
 _MEND = "nothing that it generates is stored; start it again with the model and tokenizer that the run trains"
+_MEND_HELD = "nothing that it answers is used; start it again with the model and tokenizer that it had"
 
 
 class ObservedServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +52,10 @@ class Observable(Protocol):
 
 
 class IdentityGuard:
-    """Compares the servers of one role. Without a `record` there is nothing to compare with, and all pass. `model` and
-    `engine` are those that the run starts itself; None: those of the first server that passes.
+    """Compares the servers of one role with the run's newest policy (`expect`), or with the first of them (`hold_to`).
+
+    Without either, all pass. `model` and `engine` are those that the run starts itself; None: those of the first server
+    that passes.
     """
 
     def __init__(self, report: Callable[[str | None], None] | None = None) -> None:
@@ -63,6 +66,8 @@ class IdentityGuard:
         self.record: PolicyRecord | None = None
         self.observed: ObservedServer | None = None
         """The last server that passed."""
+        self._holds = False
+        self._held_hash: str | None = None
         self._problems: dict[str, str] = {}
         self._versions: set[str] = set()
         self._published = anyio.Event()
@@ -76,6 +81,10 @@ class IdentityGuard:
         self._versions |= {record.version, *(record.earlier or [])}
         published, self._published = self._published, anyio.Event()
         published.set()
+
+    def hold_to(self, model: str, tokenizer_hash: str | None) -> None:
+        """Let every further server be like the first one of a role that serves no policy, a teacher's say."""
+        self.model, self._held_hash, self._holds = model, tokenizer_hash, True
 
     @property
     def vocabulary(self) -> int | None:
@@ -97,7 +106,7 @@ class IdentityGuard:
         `version`: compare the weights that it holds, too. Raises `WrongServerError`; `InfrastructureError` when it
         cannot be reached.
         """
-        if self.record is None:
+        if self.record is None and not self._holds:
             return
         self._asked += 1
         asked = self._asked
@@ -108,7 +117,8 @@ class IdentityGuard:
                 raise self._error
             began = self._asked
             try:
-                found = await server.observe(self.record.token_probe, version=version)
+                probe = None if self.record is None else self.record.token_probe
+                found = await server.observe(probe, version=version)
                 self._compare(server.where, found)
                 if found.weight_version is not None:
                     await self.check_versions(server, [found.weight_version])
@@ -152,9 +162,19 @@ class IdentityGuard:
         return full and step < PolicyVersion.parse(record.earlier[0]).step  # too old to be listed, and to be trained on
 
     def _compare(self, where: str, found: ObservedServer) -> None:
-        record = self.record
-        if record is None:
-            return
+        if self.record is not None:
+            self._compare_tokenizer(where, found, self.record)
+        said, held = found.tokenizer_hash, self._held_hash
+        if said and held and not same_tokens(said, held):
+            self._refuse(
+                "server", f"{where} has another tokenizer than before: {said[:_HASH_SHOWN]}, not {held[:_HASH_SHOWN]}"
+            )
+        if self.engine is not None and found.engine != self.engine:
+            self._refuse("server", f"{where} is another engine: {found.engine!r:.80}, not {self.engine!r:.80}")
+        if self.model is not None and found.model != self.model:
+            self._refuse("server", f"{where} serves another model: {found.model!r:.80}, not {self.model!r:.80}")
+
+    def _compare_tokenizer(self, where: str, found: ObservedServer, record: PolicyRecord) -> None:
         said, expected = found.tokenizer_hash, record.tokenizer_hash
         if said and expected and not same_tokens(said, expected):
             self._refuse(
@@ -169,13 +189,9 @@ class IdentityGuard:
                     f"{where} has another vocabulary than the trainer: it reads the same token ids as "
                     f"{text[:_TEXT_SHOWN]!r}, not {record.token_probe.text[:_TEXT_SHOWN]!r}",
                 )
-        if self.engine is not None and found.engine != self.engine:
-            self._refuse("server", f"{where} is another engine: {found.engine!r:.80}, not {self.engine!r:.80}")
-        if self.model is not None and found.model != self.model:
-            self._refuse("server", f"{where} serves another model: {found.model!r:.80}, not {self.model!r:.80}")
 
     def _refuse(self, what: str, text: str) -> NoReturn:
-        self._say(what, f"{text}; {_MEND}")
+        self._say(what, f"{text}; {_MEND_HELD if self._holds else _MEND}")
         raise WrongServerError(text)
 
     def _say(self, what: str, problem: str | None) -> None:

@@ -35,6 +35,10 @@ def _say_slow(service: Service, role: str, text: str | None, all_slow: bool) -> 
     service.set_problem(f"slow server {role}", text, mend=mend, held_up=held_up, stops=all_slow)
 
 
+def _say_other(service: Service, role: str, text: str | None) -> None:
+    service.set_problem(f"other server {role}", text, held_up=["batcher", "trainer"], stops=True)
+
+
 async def run_teacher(service: Service, config: RunConfig) -> None:
     """Run one replica of the teacher stage until the service drains.
 
@@ -78,6 +82,8 @@ async def _probe(service: Service, config: RunConfig, role: str, directory: Infe
                 found = await (await directory.current()).probe()
     if found is None:
         return None
+    directory.guard.hold_to(found.model, found.tokenizer_hash)
+    directory.guard.report = partial(_say_other, service, role)
     teacher = Teacher(directory, found.model, found.tokenizer_hash, config.teacher.top_k)
     if config.teacher.tokenizers == "align":
         load = partial(_load_retokenizer, config, role, found.tokenizer_hash)

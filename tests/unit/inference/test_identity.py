@@ -180,3 +180,29 @@ async def test_ids_that_the_trainer_does_not_know_are_no_answer(guard: IdentityG
         client._check_ids("/tokenize", [8])
         with pytest.raises(UnreadableAnswerError, match="none of the 9"):
             client._check_ids("/tokenize", np.array(ids).tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tokenizer_hash": "another"}, "has another tokenizer than before: another, not right"),
+        ({"model": "another"}, "serves another model: 'another', not 'policy'"),
+        ({"engine": "ollama"}, "is another engine: 'ollama', not 'lachesis'"),
+    ],
+)
+async def test_a_server_of_another_role_stays_as_the_first_was(
+    change: dict[str, str], text: str, said: list[str | None]
+) -> None:
+    guard, server = IdentityGuard(said.append), Server()
+    await guard.check(server)
+    assert server.asked == 0, "nothing is expected of it yet"
+    guard.hold_to("policy", "right")
+    await guard.check(server)
+    server.found = msgspec.structs.replace(RIGHT, **change)
+    with pytest.raises(WrongServerError, match=text):
+        await guard.check(server)
+    assert said[-1] is not None
+    assert said[-1].endswith("start it again with the model and tokenizer that it had")
+    server.found = RIGHT
+    await guard.check(server)
+    assert said[-1] is None

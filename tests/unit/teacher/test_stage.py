@@ -12,6 +12,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherCo
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.inference.client import Capabilities, PromptTopLogprobs
 from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.inference.identity import IdentityGuard
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.teacher import stage as stage_module
 from lachesis.pipeline.teacher.stage import run_teacher
@@ -30,6 +31,7 @@ class Server:
 
     def __init__(self):
         self.tokenizer_hash = "tok"
+        self.guard = IdentityGuard()
         self.up = True
         self.calls = 0
         self.fail = lambda tokens, answer: answer
@@ -187,6 +189,15 @@ async def test_a_teacher_of_another_tokenizer_is_refused_without_asking_it(lab, 
     assert pointer.stored is None
     assert "tokenizer" in pointer.reason
     assert server.calls == 0
+
+
+async def test_another_server_in_the_place_of_a_teacher_is_reported(lab, server):
+    async with lab.running(teacher, "teacher") as service:
+        await lab.until(lambda: _true(server.guard.model == "big"))
+        server.guard.report("it serves another model")
+        assert service.vitals.problems["other server teacher"] == "it serves another model"
+        server.guard.report(None)
+        assert "other server teacher" not in service.vitals.problems
 
 
 async def test_a_second_delivery_points_at_the_same_arrays(lab, server):
