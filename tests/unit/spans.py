@@ -6,7 +6,7 @@ __all__ = ["Sink"]
 class Sink:
     """In the place of an exporter over OTLP."""
 
-    traces, dropped = True, 0
+    traces, dropped, problem = True, 0, None
 
     def __init__(self):
         self.spans = []

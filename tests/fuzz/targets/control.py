@@ -90,7 +90,7 @@ def _feed_heartbeat(data: bytes) -> None:
 class _Exported:
     """A sink that encodes what it gets, as an exporter does."""
 
-    traces, dropped = True, 0
+    traces, dropped, problem = True, 0, None
 
     def __init__(self) -> None:
         self.roots = 0

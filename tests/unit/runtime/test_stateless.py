@@ -48,7 +48,7 @@ async def nothing(_):
 class Kept:
     """A sink that keeps what it gets."""
 
-    traces, dropped = True, 0
+    traces, dropped, problem = True, 0, None
 
     def __init__(self):
         self.spans = []

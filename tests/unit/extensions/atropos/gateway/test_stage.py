@@ -483,7 +483,7 @@ async def test_it_refuses_to_listen_to_everybody_or_where_somebody_does(world):
 class Kept:
     """A sink that keeps what it gets."""
 
-    traces, dropped = True, 0
+    traces, dropped, problem = True, 0, None
 
     def __init__(self) -> None:
         self.spans = []
