@@ -103,7 +103,9 @@ class Outcome(NamedTuple):
 
 
 def _without_files(process: str) -> Cause:
-    words = (process.partition("-")[0], "can open no more files", "ulimit -n")
+    words = (process, "can open no more files", "ulimit -n")
+    if process == "supervisor":  # which cannot write what holds: what reads its folder alone says that
+        words = (process,)
     return Cause(f"{process} has no file descriptors", words, opens_none=process)
 
 
@@ -119,7 +121,7 @@ CAUSES = (
     Cause("all rewards are equal", ("no group was fit", "zero_variance"), switch="rewards are equal", within_s=60.0),
     Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises", is_brief=True),
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
-    Cause("a rater hangs", ("rater letters does not answer", "calls under way hang"), switch="rater hangs"),
+    Cause("a rater hangs", ("scorer", "rater letters"), switch="rater hangs"),
     Cause("the environment hangs", ("environment-sums is busy in", "task"), switch="task hangs", within_s=12.0),
     Cause("a rollout hangs in a thread", ("groups under way hangs", "see where its rollouts wait"),
           switch="rollout hangs", within_s=12.0),

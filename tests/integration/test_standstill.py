@@ -17,7 +17,7 @@ BY_NAME = {cause.name: cause for cause in CAUSES}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_what_stops_a_run_is_said_by_every_command_and_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
