@@ -114,7 +114,7 @@ async def keep_record(bus: NatsBus, config: RunConfig) -> None:
     """Let the folder remember of each stream that it has held messages. Runs until all have."""
     record = _read(config)
     while record is not None and len(record.filled) < len(record.streams) and config.path.is_dir():
-        with suppress(InfrastructureError):
+        with suppress(InfrastructureError, OSError):
             found = to_record(config.run, await find_streams(bus))
             filled = [kind for kind in record.streams if kind in {*record.filled, *found.filled}]
             if filled != record.filled:
@@ -180,7 +180,12 @@ def _read(config: RunConfig) -> StoreRecord | None:
         record = from_json(STORE_FILE, StoreRecord, read_small_file(file))
     except FileNotFoundError:
         return None
-    except (OSError, SchemaError) as error:
+    except OSError as error:
+        raise StartupError(
+            f"{file}, which says which store the run's history is in, cannot be read: {error.strerror}; mend that, and "
+            "start the run again: the file stays"
+        ) from error
+    except SchemaError as error:
         raise StartupError(
             f"{file}, which says which store the run's history is in, cannot be read ({error}): if the store is the "
             "right one, delete this file"

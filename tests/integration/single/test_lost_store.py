@@ -1,5 +1,6 @@
 """A store or a folder of a run that is gone is missed: while the run goes on, and before anything begins anew."""
 
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -134,6 +135,20 @@ async def test_what_the_folder_remembers_is_not_guessed(bus: NatsBus, config: Ru
     (config.path / STORE_FILE).write_bytes(b"{")
     with pytest.raises(StartupError, match="delete this file"):
         await make_streams(bus, config)
+
+
+async def test_a_record_that_cannot_be_opened_now_is_not_to_be_deleted(
+    bus: NatsBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_streams(bus, config)
+
+    def refuse(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("lachesis.services.run.store.read_small_file", refuse)
+    with pytest.raises(StartupError, match="Too many open files; mend that") as raised:
+        await make_streams(bus, config)
+    assert "delete" not in str(raised.value)
 
 
 async def test_the_governor_names_a_stream_that_is_deleted_and_ends(
