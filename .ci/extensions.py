@@ -45,7 +45,7 @@ def main() -> int:
             "contracts": ["-c", _LINT_IMPORTS],
         }
         if wanted.tests:
-            unit = "not slow and not outside and not costly"
+            unit = "not slow and not outside and not costly and not extension"
             checks["tests"] = ["-m", "pytest", "-q", "-n", "2", "-m", unit, "tests/unit"]
         failed = [what for what, command in checks.items() if run(bare, f"{what} without any extension", command)]
     return 1 if failed else 0

@@ -63,6 +63,7 @@ def find(place: str) -> tuple[Any, str, Any]:
         assert owner is not None, f"{place}: {name} has no parts"
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("code", sorted({*settings_named(), *settings_mentioned()}))
 def test_a_setting_that_the_page_names_exists(code: str) -> None:
     place, given, value = code.partition(" = ")

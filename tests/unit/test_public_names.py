@@ -8,6 +8,7 @@ import pytest
 import lachesis
 
 
+@pytest.mark.extension
 def test_every_public_name_is_completed_and_exists():
     names = dir(lachesis)
     assert set(lachesis.__all__) <= set(names)

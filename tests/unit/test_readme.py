@@ -48,6 +48,7 @@ def test_the_readme_shows_an_environment_a_rater_and_a_trainer_and_stays_short()
     assert len(README.encode()) <= MOST_BYTES
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_that_are_there(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGES[page])
@@ -80,6 +81,7 @@ def test_the_rater_of_the_readme_rates() -> None:
     assert brevity(Sample(prompt="", completion="", token_count=40), enough=20) == 0.5
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     "text", [text for page in PAGES.values() for text in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
 )

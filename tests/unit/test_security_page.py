@@ -21,6 +21,7 @@ def test_the_policy_is_short_and_leads_to_the_tables() -> None:
     assert [path for path in linked if not (ROOT / path).is_file()] == []
 
 
+@pytest.mark.extension
 def test_every_test_that_they_name_is_there() -> None:
     named = re.findall(r"`(tests/[\w/.]+)`", POLICY + AUDIT)
     assert len(named) > 10

@@ -104,6 +104,7 @@ def test_models_are_loaded_from_safetensors_and_without_their_code() -> None:
     assert any("use_safetensors" in arguments for _, arguments in calls)
 
 
+@pytest.mark.extension
 def test_modules_are_imported_by_name_only_where_configuration_or_a_table_names_them() -> None:
     found = {str(file.relative_to(ROOT)) for file in FILES if "import_module(" in file.read_text()}
     assert found == IMPORTERS

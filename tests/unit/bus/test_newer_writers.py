@@ -40,6 +40,7 @@ async def while_saying(bus, service, said, ask, run="r"):
         await ask
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("subject", "writers"),
     [

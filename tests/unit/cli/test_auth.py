@@ -61,6 +61,7 @@ def test_a_key_that_nobody_has_any_more_is_named(tmp_path: Path, capsys: pytest.
     assert "environment-words.nk opens nothing any more" in capsys.readouterr().out
 
 
+@pytest.mark.extension
 def test_each_environment_has_a_key_and_the_gateway_those_that_come_through_it(tmp_path: Path) -> None:
     init(tmp_path, "one", "environments.words.kind=reasoning_gym", "environments.far.kind=gateway")
     assert {"environment-words", "environment-far"} <= set(seeds(tmp_path))

@@ -36,6 +36,7 @@ def invoke(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.extension
 def test_it_joins_what_the_configuration_says_of_the_environment(invoke, tmp_path):
     seen, result = invoke(
         "words.py:Words", "--python", sys.executable, "--items", "40", "--setting", "max_token_length=96",

@@ -174,6 +174,7 @@ def test_a_setting_beside_a_service_of_the_same_beginning_counts() -> None:
     assert load(Config, environ=given).config.batching.batch_size == 32
 
 
+@pytest.mark.extension
 def test_settings_of_tables_that_there_are_not_are_listed_once_for_each_kind_of_table() -> None:
     bare = {row.path: row for row in absent_settings(load(run_config_type()).config)}
     assert bare["inference.ROLE.kind"].value == "reference"

@@ -44,6 +44,7 @@ rater = "rate.py:all"
 """
 
 
+@pytest.mark.extension
 def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

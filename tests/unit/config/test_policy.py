@@ -79,6 +79,7 @@ SENSITIVE = [
 ]
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(("path", "value"), SENSITIVE)
 @pytest.mark.parametrize("given", ["rl", "empty", "wide", "bounded"])
 def test_what_names_code_files_programs_or_addresses_is_locked_under_any_policy(
@@ -99,6 +100,7 @@ def test_what_names_code_files_programs_or_addresses_is_locked_under_any_policy(
     ConfigPolicy().check({}, {path: value})
 
 
+@pytest.mark.extension
 def test_every_setting_that_names_any_is_known_by_its_type() -> None:
     """A text of the configuration that is not among these is a name or a choice, which leads nowhere."""
     harmless = {

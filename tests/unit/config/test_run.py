@@ -42,6 +42,7 @@ def test_shared_memory_is_refused_where_no_server_could_compute_with_the_trainer
         RunConfig(weights=shared, inference=served, training=TrainingConfig(lora=LoraConfig()))
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -55,6 +56,7 @@ def test_a_group_of_one_is_refused_since_it_could_never_be_trained_on(changes, t
     assert RunConfig(environments={"e": EnvironmentConfig(kind="gateway", **changes)})
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("kind", ["gateway", "atropos"])
 def test_parameters_of_a_template_that_others_render_are_refused(kind: str) -> None:
     settings = EnvironmentConfig(kind=kind, chat_template_kwargs={"enable_thinking": False})

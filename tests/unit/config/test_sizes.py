@@ -29,6 +29,7 @@ def test_what_is_no_size_says_what_one_looks_like(text: str) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.extension
 def test_every_size_of_the_configuration_takes_a_unit() -> None:
     paths = [row.path for row in settings(load(run_config_type(), sets=["nats.url=nats://h:1"]))]
     sizes = [path for path in paths if is_byte_setting(path.rpartition(".")[2])]

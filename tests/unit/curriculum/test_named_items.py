@@ -180,6 +180,7 @@ def published(lab, observed):
     return condition
 
 
+@pytest.mark.extension
 async def test_the_service_publishes_weights_by_name_and_the_same_after_kills(lab):
     def curriculum(service):
         return run_curriculum(service, CONFIG)
@@ -204,6 +205,7 @@ async def test_the_service_publishes_weights_by_name_and_the_same_after_kills(la
     assert encode(await snapshot(wild)) == encode(calm)
 
 
+@pytest.mark.extension
 async def test_groups_without_a_name_are_counted_and_the_reason_is_said(lab):
     await publish(lab, [reward(0, "prompt-0123456789abcdef"), reward(1, "a")], "1")
     async with lab.running(lambda service: run_curriculum(service, CONFIG), "curriculum") as service:

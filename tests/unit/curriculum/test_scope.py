@@ -18,6 +18,7 @@ CONFIG = RunConfig(
 NONE = "no curriculum for shop: its clients draw its tasks themselves, behind the gateway"
 
 
+@pytest.mark.extension
 def test_what_is_drawn_and_what_is_not_is_said_of_every_environment():
     assert list(curriculum_environments(CONFIG)) == ["sums", "maze"]
     first, second = describe_curriculum(CONFIG)
@@ -30,6 +31,7 @@ def test_what_is_drawn_and_what_is_not_is_said_of_every_environment():
     assert only.startswith("curriculum irt for shop: of the items that its clients name")
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "a/file.py:Own"])
 def test_a_strategy_learns_about_named_items_unless_it_needs_the_pool_beforehand(strategy):
     config = RunConfig(run="r", environments={"shop": FOREIGN}, curriculum=CurriculumConfig(strategy=strategy))
@@ -42,6 +44,7 @@ def test_a_strategy_learns_about_named_items_unless_it_needs_the_pool_beforehand
         assert not curriculum_environments(config)
 
 
+@pytest.mark.extension
 async def test_the_service_names_the_environments_without_one(lab, caplog):
     caplog.set_level(logging.INFO, "lachesis")
     config = RunConfig(run="r", environments={"shop": FOREIGN}, curriculum=CurriculumConfig(strategy="epoch"))
@@ -51,6 +54,7 @@ async def test_the_service_names_the_environments_without_one(lab, caplog):
     assert any(record.getMessage().startswith(NONE) for record in caplog.records)
 
 
+@pytest.mark.extension
 async def test_health_says_so_beside_where_the_environment_stands(lab, capsys):
     found = [await read_health(lab.bus, CONFIG, env) for env in ("sums", "shop")]
     assert [health.no_curriculum is None for health in found] == [True, False]

@@ -183,6 +183,7 @@ async def test_a_group_that_was_sampled_otherwise_costs_itself_alone():
 MASK = {"training": {"inputs": [{"input": "sampling_mask"}]}}
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("env", "further", "said"),
     [

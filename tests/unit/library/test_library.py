@@ -47,6 +47,7 @@ def test_the_other_example_of_the_page_runs():
     exec(code, {})  # noqa: S102 - our own page
 
 
+@pytest.mark.extension
 def test_every_public_name_is_there():
     assert {getattr(lachesis, name) for name in lachesis.__all__}
 

@@ -27,6 +27,7 @@ def with_budgets(**sizes: int) -> RunConfig:
     return msgspec.structs.replace(CONFIG, streams=StreamsConfig(**{f"{name}_bytes": n for name, n in sizes.items()}))
 
 
+@pytest.mark.extension
 def test_the_least_budgets_are_a_window_of_each_environment_and_a_batch_of_the_longest() -> None:
     tokens, short = 8 * 8192, 4 * 256
     kept = 16 * 6 * (tokens + short) + 64 // 8 * 6 * tokens + 8 * (8192 * 16 + 4096)
@@ -35,6 +36,7 @@ def test_the_least_budgets_are_a_window_of_each_environment_and_a_batch_of_the_l
     assert least_bytes(CONFIG)[EVENTS][0] == (8192 + 8 * 1024) * 10 // 8
 
 
+@pytest.mark.extension
 def test_a_budget_with_which_the_run_would_stop_is_refused_with_the_figure_it_needs() -> None:
     check_budgets(CONFIG)
     least = least_bytes(CONFIG)[ROLLOUTS][0]

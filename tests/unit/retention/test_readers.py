@@ -11,6 +11,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.subjects import EVENTS
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(("strategy", "claiming"), [("irt", {"own", "theirs"}), ("sec", {"own"}), ("epoch", {"own"})])
 async def test_nobody_claims_rewards_for_a_curriculum_that_there_is_not(strategy: str, claiming: set[str]) -> None:
     """Nobody reads those of a gateway's environment then: they could never be trimmed, and EVENTS would fill up."""

@@ -27,6 +27,7 @@ def test_every_service_has_a_row() -> None:
     assert set(WORKERS) == {*services(), "environment-words", "environment-sums"} - {"environment"}
 
 
+@pytest.mark.extension
 def test_every_kind_of_event_has_one_service_that_writes_it() -> None:
     writers = Counter(
         subject

@@ -54,6 +54,7 @@ def rated(*references: str) -> RunConfig:
     return config(scoring={"raters": [{"rater": reference} for reference in references]})
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     "good",
     [
@@ -70,6 +71,7 @@ def test_what_is_there_is_found_and_not_imported(good: RunConfig) -> None:
     assert "sums" not in sys.modules
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("bad", "said"),
     [

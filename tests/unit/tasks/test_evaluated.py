@@ -24,6 +24,7 @@ def processes(config):
     return {row.name for row in planned_processes(config)}
 
 
+@pytest.mark.extension
 def test_by_default_the_runs_own_environments_are_evaluated_on_tasks_held_out_of_training():
     assert evaluated_environments(RUN) == {"sums": OWN}
     assert reason_not_evaluated(RUN) is None
@@ -40,6 +41,7 @@ def test_a_run_with_an_evaluation_of_its_own_holds_nothing_out():
     assert {"evaluator", "inference-eval"} <= processes(config)
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -58,6 +60,7 @@ def test_what_cannot_be_evaluated_by_default_says_why_and_how_to_get_it(changes,
     assert not {"evaluator", "inference-eval"} & processes(config)
 
 
+@pytest.mark.extension
 def test_a_policy_server_elsewhere_with_one_for_evaluation_is_evaluated():
     servers = {"policy": InferenceConfig(kind="vllm"), "eval": InferenceConfig(url="http://h:2")}
     config = msgspec.structs.replace(RUN, inference=servers)

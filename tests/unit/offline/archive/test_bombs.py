@@ -41,7 +41,7 @@ def test_an_archive_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeyp
     monkeypatch.setattr(reader, "MAX_READING_BYTES", LIMIT_BYTES)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.raises(ConfigError, match=r"bomb.parquet: reading its next rows takes more than 64 MiB"):
-        list(read_groups(bomb, "parquet", run="r", assumed=None))
+        list(read_groups(bomb, "parquet", run="r", foreign=None))
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
@@ -50,7 +50,7 @@ def test_a_line_that_asks_for_too_much_memory_is_refused(tmp_path: Path, monkeyp
     path = tmp_path / "bomb.jsonl"
     path.write_bytes(b'{"schema": "x", "tokens": [' + b"1000," * 5_000_000 + b"1]}\n")
     with pytest.raises(ConfigError, match=r"bomb.jsonl: reading its next rows takes more than 64 MiB"):
-        list(read_groups(path, "jsonl", run="r", assumed=None))
+        list(read_groups(path, "jsonl", run="r", foreign=None))
 
 
 def test_a_data_set_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def good(tmp_path: Path) -> Path:
 
 
 def groups(path: Path) -> list[PlacedGroup]:
-    return list(read_groups(path, "parquet", run="demo", assumed=None))
+    return list(read_groups(path, "parquet", run="demo", foreign=None))
 
 
 def changed(path: Path, column: str, value: Any, kind: Any) -> Path:
