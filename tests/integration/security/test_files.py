@@ -35,12 +35,13 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, kept_record
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.token import gateway_token
-from lachesis.pipeline.extensions.atropos.logic.lines import ImportAssumptions
+from lachesis.pipeline.extensions.atropos.logic.lines import from_line
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, write_weights
 from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter
+from lachesis.pipeline.offline.archive.logic.foreign_lines import ImportAssumptions
 from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import check_kind, read_groups
@@ -201,9 +202,9 @@ def archive(name: str) -> Callable[[World], None]:
     def read(world: World) -> None:
         path, atropos = world.folder / name, name == "atropos.jsonl"
         kind = "parquet" if name.endswith("parquet") else "jsonl"
-        check_kind(path, kind, atropos=atropos)
-        assumed = ImportAssumptions(run="demo", env="sums", longest=64, most=64) if atropos else None
-        for placed in read_groups(path, kind, run="demo", assumed=assumed):
+        check_kind(path, kind, foreign="atropos" if atropos else None)
+        assumed = ImportAssumptions(run="demo", env="sums", longest=64, most=64)
+        for placed in read_groups(path, kind, run="demo", foreign=(from_line, assumed) if atropos else None):
             assert placed.group is not None or name in placed.place
 
     return read
