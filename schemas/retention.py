@@ -4,7 +4,7 @@ It is one key, changed only by compare-and-set. So a hold and a trim can never m
 the first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -78,19 +78,36 @@ class Retention(Event, frozen=True, kw_only=True):
     def with_orphans(self, stream: str, seqs: Iterable[int]) -> "Retention":
         """Return the record that lists `seqs` too; of very many it says that they are not listed."""
         below = self.trimmed.get(stream, 1)
-        ranges: list[LostRange] = []
-        for one in sorted(
-            [*self.orphans.get(stream, ()), *(LostRange(seq, seq) for seq in seqs)], key=lambda one: one.first
-        ):
-            if one.last < below:
-                continue
-            if ranges and one.first <= ranges[-1].last + 1:
-                ranges[-1] = LostRange(ranges[-1].first, max(ranges[-1].last, one.last))
-            else:
-                ranges.append(one)
+        listed = [*self.orphans.get(stream, ()), *(LostRange(seq, seq) for seq in seqs)]
+        ranges = _joined(one for one in listed if one.last >= below)
         if len(ranges) > _MAX_ORPHAN_RANGES:
             return self.replace(swept=sorted({*self.swept, stream}), orphans={**self.orphans, stream: []})
         return self.replace(orphans={**self.orphans, stream: ranges})
+
+    def with_lists_of(self, other: "Retention") -> "Retention":
+        """Return the record with all that `other` lists as lost, trimmed, left out or deleted as orphans."""
+        if other == self:
+            return self
+        trimmed = {
+            stream: max(self.trimmed.get(stream, 1), other.trimmed.get(stream, 1))
+            for stream in {**self.trimmed, **other.trimmed}
+        }
+        swept = sorted({*self.swept, *other.swept})
+        orphans = {
+            stream: [one for one in ranges if one.last >= trimmed.get(stream, 1)]
+            for stream, ranges in _united(self.orphans, other.orphans).items()
+            if stream not in swept
+        }
+        return self.replace(
+            trimmed=trimmed,
+            lost=_united(self.lost, other.lost),
+            orphans=orphans | {stream: ranges for stream, ranges in self.orphans.items() if stream in swept},
+            swept=swept,
+            left_out={
+                stream: sorted({*self.left_out.get(stream, ()), *other.left_out.get(stream, ())})
+                for stream in {**self.left_out, **other.left_out}
+            },
+        )
 
     def standing(self, now_ns: int) -> dict[str, Hold]:
         """Return the holds that have not lapsed at `now_ns`, the server's time."""
@@ -100,3 +117,18 @@ class Retention(Event, frozen=True, kw_only=True):
         sequences = [*self.trimmed.values(), *(seq for hold in self.holds.values() for seq in hold.needs.values())]
         if any(seq < 0 for seq in sequences):
             raise SchemaError("trimmed, holds: a sequence must not be negative")
+
+
+def _united(one: Mapping[str, list[LostRange]], other: Mapping[str, list[LostRange]]) -> dict[str, list[LostRange]]:
+    return {stream: _joined([*one.get(stream, ()), *other.get(stream, ())]) for stream in {**one, **other}}
+
+
+def _joined(ranges: Iterable[LostRange]) -> list[LostRange]:
+    """Return the ranges in order, those that overlap or follow one another as one."""
+    found: list[LostRange] = []
+    for one in sorted(ranges, key=lambda one: one.first):
+        if found and one.first <= found[-1].last + 1:
+            found[-1] = LostRange(found[-1].first, max(found[-1].last, one.last))
+        else:
+            found.append(one)
+    return found

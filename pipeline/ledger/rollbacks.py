@@ -53,7 +53,7 @@ from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
-__all__ = ["RECOVERY_FILE", "find_contradictions", "refuse_rolled_back", "stage_marks"]
+__all__ = ["RECOVERY_FILE", "describe_rollback", "find_contradictions", "refuse_rolled_back", "stage_marks"]
 
 RECOVERY_FILE: Final = "recovery.json"
 """File in the run's folder: a recovery that was begun and is not completed."""
@@ -80,12 +80,28 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
     until = anyio.current_time() + (BELIEVE_LOSS_S if config.streams.replicas > 1 else 0.0)
     while found := await find_contradictions(bus, config, folder=config.path):
         if anyio.current_time() >= until:
-            raise HistoryLostError(
-                f"the streams of run {config.run} do not fit each other: {describe_contradictions(found)}. The broker "
-                "lost history that it had acknowledged, or a part of its store was replaced by an older copy. "
-                f"{recovery_hint(config.run)}"
-            )
+            raise HistoryLostError(f"{_describe(config.run, found)}. {recovery_hint(config.run)}")
         await anyio.sleep(ASK_AGAIN_S)
+
+
+async def describe_rollback(bus: NatsBus, config: RunConfig) -> str | None:
+    """Return how streams contradict the marks, or have holes, once the run has ended; None: they do not.
+
+    That takes milliseconds. `find_contradictions` looks at more.
+    """
+    try:
+        found = await find_rollbacks(bus, config.run, await read_marks(bus, config.run, config.path))
+    except NotFoundError:
+        return None  # a stream is not there, which is said elsewhere
+    found += await _holes(bus, config.run)
+    return f"{_describe(config.run, found)}. `lachesis runs recover {config.run}` says more" if found else None
+
+
+def _describe(run: str, found: list[Contradiction]) -> str:
+    return (
+        f"the streams of run {run} do not fit each other: {describe_contradictions(found)}. The broker lost history "
+        "that it had acknowledged, or a part of its store was replaced by an older copy"
+    )
 
 
 async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:

@@ -6,7 +6,6 @@ away. Only the trainer's report and the policy record are deleted, if they contr
 """
 
 from pathlib import Path
-from typing import Final
 
 import anyio
 import msgspec
@@ -18,18 +17,16 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, StreamLoss, copied_ends
+from lachesis.pipeline.retention.recovery_plan import copied_ends
+from lachesis.pipeline.retention.recovery_record import RECOVERIES, RecoveryPlan, StreamLoss, add_to_record
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import SchemaError, StartupError
-from lachesis.schemas.retention import LostRange, Retention
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, kind_of
 from lachesis.schemas.values import from_json
 
-__all__ = ["RECOVERIES", "apply_plan", "read_unfinished"]
+__all__ = ["apply_plan", "read_unfinished"]
 
-RECOVERIES: Final = "recoveries"
-"""Folder, inside a run's, of completed recoveries: what each did, and what it replaced."""
 _FILLERS_AT_ONCE = 64
 _RESCORED = ("scorer", "teacher")
 
@@ -56,7 +53,7 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     for seq in plan.copies:
         await _copy(bus, plan, seq)
     await _put_aside(bus, plan)
-    await update_record(bus, plan.run, lambda old: _with_losses(old, plan))
+    await update_record(bus, plan.run, lambda old: add_to_record(old, plan))
     if plan.rescore_from is not None:
         there = await bus.consumer_names(ROLLOUTS)  # without the stream the server does not answer
         for durable in (subjects.durable(stage, plan.run, config.revision) for stage in _RESCORED):
@@ -141,25 +138,6 @@ async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
     message = await bus.get(ROLLOUTS, seq)
     headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
     await bus.publish_large(message.subject, message.data, msg_id=f"recovery.{plan.id}.copy.{seq}", headers=headers)
-
-
-def _with_losses(old: Retention, plan: RecoveryPlan) -> Retention:
-    lost = {stream: list(ranges) for stream, ranges in old.lost.items()}
-    for loss in plan.losses:
-        ranges = lost.setdefault(loss.stream, [])
-        if LostRange(loss.first, loss.last) not in ranges:
-            ranges.append(LostRange(loss.first, loss.last))
-    for seq in plan.reports:
-        if LostRange(seq, seq) not in lost.setdefault(LEDGER, []):
-            lost[LEDGER].append(LostRange(seq, seq))
-    trimmed = {
-        **old.trimmed,
-        **{stream: max(below, old.trimmed.get(stream, 1)) for stream, below in plan.trimmed.items()},
-    }
-    left_out = dict(old.left_out)
-    for stream, seqs in plan.left_out.items():
-        left_out[stream] = sorted({*left_out.get(stream, ()), *seqs})
-    return old.replace(lost=lost, trimmed=trimmed, left_out=left_out)
 
 
 async def _set_training_back(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> None:

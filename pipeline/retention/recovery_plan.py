@@ -20,12 +20,14 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import NOTHING, LeftOut, leaving_out
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.ledger.audit import settled_rollouts
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
-from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.pipeline.retention.recovery_record import CheckpointChange, RecoveryPlan, StreamLoss, complete_record
+from lachesis.pipeline.runtime.retention_record import decode_record, read_record, reading_instead
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST
 from lachesis.schemas import keys, subjects
@@ -37,62 +39,9 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, kind_of
 
-__all__ = ["CheckpointChange", "RecoveryPlan", "StreamLoss", "UnusableState", "copied_ends", "make_plan"]
+__all__ = ["UnusableState", "copied_ends", "make_plan"]
 
 _MAX_EVENTS_READ = 4096
-
-
-class StreamLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Sequences `first` to `last` of a stream are lost. The stream ends at `end`."""
-
-    stream: str
-    first: int
-    last: int
-    end: int
-
-
-class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Training goes back from step `from_step` to `step`, to checkpoint `name`; None: to the starting model."""
-
-    from_step: int
-    step: int
-    name: str | None
-    previous: str | None
-    """The checkpoint that the pointer to the newest one named."""
-
-
-class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes that a recovery makes, and the values that it replaces.
-
-    `problems`: why it is needed. `groups`: the lost rollouts with known names, by sequence. `copies`: sequences of
-    ROLLOUTS that are stored again. `rescore_from`: the first rollout that is scored again. `report`: the trainer's
-    last report, which is deleted with all before it. `reports`: the sequences of the reports that stages read last.
-    `policy`: the record of the newest weights, which is deleted. `ends`: the ends of streams that have several
-    copies in a cluster, and `ended_ns` the times of the messages there; the copies are first made again from the
-    leaders', and then `has_new_copies` is set. `left_out`: messages that their services cannot use, by stream.
-    `keys`: keys of the bucket with values that are put aside, and those values. `elsewhere`: the checkpoint, not in
-    this folder, that the trainer reported last.
-    """
-
-    run: str
-    id: str
-    problems: list[str]
-    losses: list[StreamLoss] = []
-    bucket_went_back: bool = False
-    groups: dict[int, str] = {}
-    copies: list[int] = []
-    rescore_from: int | None = None
-    checkpoint: CheckpointChange | None = None
-    report: TrainReport | None = None
-    policy: PolicyRecord | None = None
-    trimmed: dict[str, int] = {}
-    reports: list[int] = []
-    ends: dict[str, int] = {}
-    ended_ns: dict[str, int] = {}
-    has_new_copies: bool = False
-    left_out: dict[str, list[int]] = {}
-    keys: dict[str, bytes] = {}
-    elsewhere: str | None = None
 
 
 class UnusableState(NamedTuple):
@@ -115,15 +64,36 @@ async def make_plan(
 
     Raises `StartupError` if the run cannot go on.
     """
-    with leaving_out(unusable.left_out):
-        return await _make_plan(bus, config, name, unusable)
+    record, lacks = await _whole_record(bus, config, unusable)
+    if lacks is not None:
+        unusable = unusable._replace(problems=[*unusable.problems, lacks])
+    with leaving_out(unusable.left_out), leaving_out(record.left_out), reading_instead(record):
+        return await _make_plan(bus, config, name, unusable, record if lacks is not None else None)
 
 
-async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: UnusableState) -> RecoveryPlan | None:
+async def _whole_record(bus: NatsBus, config: RunConfig, unusable: UnusableState) -> tuple[Retention, str | None]:
+    """Return the retention record with all that is known of it, and what the stored one lacks, in words."""
+    run, entry = config.run, await bus.value(keys.RETENTION)
+    stored = None
+    if entry is not None and keys.RETENTION not in unusable.keys:
+        try:
+            stored = decode_record(entry, run)
+        except SchemaError as error:
+            raise StartupError(str(error)) from error
+    record = await anyio.to_thread.run_sync(complete_record, stored, run, config.path)
+    if record == (stored or Retention(run=run)):
+        return record, None
+    state = "is not there" if entry is None else "cannot be read" if stored is None else "went back"
+    return record, f"the key {keys.RETENTION!r} {state}: it lacks what was known to be lost, left out or trimmed before"
+
+
+async def _make_plan(
+    bus: NatsBus, config: RunConfig, name: str, unusable: UnusableState, record: Retention | None
+) -> RecoveryPlan | None:
     found = await find_contradictions(bus, config, folder=config.path)
     losses = await _losses(bus, found)
     known = [one.marks.trimmed for one in await read_marks(bus, config.run, config.path)]
-    trimmed = {} if keys.RETENTION in unusable.keys else dict((await _record(bus, config.run)).trimmed)
+    trimmed = dict((await read_record(bus, config.run)).trimmed)
     for stream, below in ((stream, below) for marks in known for stream, below in marks.items()):
         trimmed[stream] = max(below, trimmed.get(stream, 1))
     try:
@@ -139,6 +109,7 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
     if not problems:
         return None
     rollouts = [loss for loss in losses if loss.stream == ROLLOUTS]
+    groups, settled = await _names(bus, config, rollouts) if rollouts else ({}, 0)
     copied = await copied_ends(bus, config) if losses else {}
     return RecoveryPlan(
         run=config.run,
@@ -146,7 +117,8 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
         problems=problems,
         losses=losses,
         bucket_went_back=any(one.stream == BUCKET for one in found),
-        groups=await _names(bus, config, rollouts) if rollouts else {},
+        groups=groups,
+        settled=settled,
         copies=[one.seq for loss in rollouts async for one in _rollouts(bus, config.run, loss)],
         rescore_from=await _unscored_from(bus, config, entry) if any(one.stream == EVENTS for one in losses) else None,
         checkpoint=change,
@@ -159,6 +131,7 @@ async def _make_plan(bus: NatsBus, config: RunConfig, name: str, unusable: Unusa
         left_out={stream: sorted(seqs) for stream, seqs in unusable.left_out.items()},
         keys=dict(unusable.keys),
         elsewhere=None if unusable.from_first_model else await _elsewhere(bus, config),
+        earlier=record,
     )
 
 
@@ -166,13 +139,6 @@ async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, StreamUsage]
     """Return the ends of the streams and the bucket that have, or should have, copies in a cluster."""
     found = {kind_of(one.name): one for one in await bus.describe_streams()}
     return {stream: one.usage for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
-
-
-async def _record(bus: NatsBus, run: str) -> Retention:
-    try:
-        return await read_record(bus, run)
-    except SchemaError as error:
-        raise StartupError(str(error)) from error
 
 
 async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
@@ -190,7 +156,18 @@ async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
             before_ns = min(one.before_ns for one in named)  # the stream may have gone back more than once
             first = min(first, await _first_lost(bus, stream, last, before_ns))
         losses.append(StreamLoss(stream=stream, first=first, last=last, end=end))
-    return losses
+    return _without_overlaps(losses)
+
+
+def _without_overlaps(losses: list[StreamLoss]) -> list[StreamLoss]:
+    """Return the losses of each stream in order, those that overlap as one."""
+    found: list[StreamLoss] = []
+    for loss in sorted(losses, key=lambda one: (one.stream, one.first)):
+        if found and found[-1].stream == loss.stream and loss.first <= found[-1].last:
+            found[-1] = msgspec.structs.replace(found[-1], last=max(found[-1].last, loss.last))
+        else:
+            found.append(loss)
+    return found
 
 
 async def _is_beyond_belief(bus: NatsBus, one: Contradiction) -> bool:
@@ -236,8 +213,8 @@ async def _rollouts(bus: NatsBus, run: str, loss: StreamLoss) -> AsyncIterator[S
             yield message
 
 
-async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> dict[int, str]:
-    """Return the lost rollouts that scores and rewards refer to, by sequence."""
+async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> tuple[dict[int, str], int]:
+    """Return the lost rollouts that scores, rewards and the ledger name, by sequence, and how many had an outcome."""
     found: dict[int, str] = {}
     start = max(1, (await bus.usage(EVENTS)).last - _MAX_EVENTS_READ)
     kinds: tuple[tuple[str, type[ScoreEvent | RewardEvent]], ...] = (
@@ -251,7 +228,24 @@ async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> d
                 with suppress(SchemaError):
                     event = decode(model, message.data)
                     found |= {one.seq: one.group for one in event.groups if _is_in(losses, one.seq)}
-    return dict(sorted(found.items()))
+    named, settled = await _settled(bus, config, losses)
+    return dict(sorted({**found, **named}.items())), settled
+
+
+async def _settled(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> tuple[dict[int, str], int]:
+    """Return the lost rollouts that the ledger names, by sequence, and how many it has given their outcome."""
+    named: dict[int, str] = {}
+    seqs: set[int] = set()
+    watermark = 0
+    with suppress(LedgerError):  # a ledger that is broken itself names those before that
+        async for entry in follow_ledger(bus, config.run, config.training.name, LedgerPosition(), follow=False):
+            watermark = entry.watermark
+            seqs.update(seq for seq in settled_rollouts(entry) if _is_in(losses, seq))
+            refs = [(ref.seq, ref.group) for ref in entry.batch.groups] if entry.batch else []
+            refs += [(one.seq, one.group) for one in entry.outcomes if one.group is not None]
+            named |= {seq: group for seq, group in refs if _is_in(losses, seq)}
+    below = sum(max(0, min(loss.last, watermark) + 1 - loss.first) for loss in losses)
+    return named, below + sum(1 for seq in seqs if seq > watermark)
 
 
 def _is_in(losses: list[StreamLoss], seq: int) -> bool:

@@ -8,7 +8,8 @@ from typing import Annotated
 import anyio
 import typer
 
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
+from lachesis.pipeline.retention.recovery_record import RecoveryPlan
+from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.recovery import recover_run
@@ -64,10 +65,10 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
     lines = ["this recovery was begun before, and is completed"] if begun else []
     lines += ["what is wrong:", *(f"  {problem}" for problem in plan.problems), "what that costs:"]
     costs = [_loss(one.stream, one.first, one.last) for one in plan.losses]
-    if plan.groups:
-        named = [f"{group} at {seq}" for seq, group in plan.groups.items()]
-        more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
-        costs.append(f"lost rollouts that are known by name: {', '.join(named[:_MAX_NAMED])}{more}")
+    if (lost := sum(one.last + 1 - one.first for one in plan.losses if one.stream == ROLLOUTS)) > 0:
+        costs.append(f"of these {lost} rollouts the ledger gives {plan.settled} their outcome, which stays; "
+                     f"{lost - plan.settled} never get one")  # fmt: skip
+        costs.append(_names(plan.groups, lost))
     if plan.copies:
         costs.append(f"{len(plan.copies)} rollouts that took lost sequences are stored once more, none is lost")
     if plan.rescore_from is not None:
@@ -77,7 +78,8 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
                      "and takes in once more what came since; if somebody forged it, make its key anew")  # fmt: skip
     if plan.keys:
         costs.append(f"what the keys {', '.join(sorted(plan.keys))} hold is put aside into the file of this recovery: "
-                     "their services begin anew there, held-out tasks from the copy in the run's folder")  # fmt: skip
+                     "their services begin anew there, held-out tasks and what was trimmed or lost before from the "
+                     "copies in the run's folder")  # fmt: skip
     change = plan.checkpoint
     if change is not None:
         where = f"checkpoint {change.name}" if change.name is not None else "the model that the run began with"
@@ -93,6 +95,14 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
     return [*lines, *(f"  {cost}" for cost in costs or ["nothing"])]
 
 
+def _names(groups: dict[int, str], lost: int) -> str:
+    """Name the lost rollouts that are known, and count the others."""
+    named = [f"{group} at {seq}" for seq, group in groups.items()]
+    more = f" and {len(named) - _MAX_NAMED} more, all in the file of this recovery" if len(named) > _MAX_NAMED else ""
+    unknown = f"; the names of {lost - len(named)} are not known" if lost > len(named) else ""
+    return f"lost rollouts that are known by name: {', '.join(named[:_MAX_NAMED]) or 'none'}{more}{unknown}"
+
+
 def _loss(stream: str, first: int, last: int) -> str:
     what = {
         "ROLLOUTS": "rollouts, which can never be trained on; batches go on without them",
@@ -103,4 +113,4 @@ def _loss(stream: str, first: int, last: int) -> str:
         "WEIGHTS": "published weights; the trainer publishes again",
         "KEYS": "the newest values of the bucket's keys; those before them hold until their writers store others",
     }[stream]
-    return f"{stream}, sequences {first} to {last}: {what}"
+    return f"{stream}, sequences {first} to {last} ({last + 1 - first}): {what}"

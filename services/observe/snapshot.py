@@ -21,6 +21,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers
+from lachesis.pipeline.ledger.rollbacks import describe_rollback
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
@@ -261,6 +262,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
             "lost": lambda: describe_lost_store(bus, config),
             "exhausted": lambda: find_exhaustion(bus, config, (*subjects.STREAMS, subjects.BUCKET)),
             **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
+            **({"rolled back": lambda: describe_rollback(bus, config)} if ended else {}),
         }
     )
     found = look.found
@@ -270,6 +272,8 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
     problems = look.problems
     if found.get("lost"):
         problems = [f"{found['lost']}. {ways_out(config.run)}", *problems]
+    if found.get("rolled back"):
+        problems = [found["rolled back"], *problems]
     silent = set(planned) - {beat.service for beat in beats}
     finished = bool(found.get("trained"))
     ended = ended or (not beats and finished)

@@ -25,7 +25,8 @@ from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.extension import extensions
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
-from lachesis.pipeline.retention.recovery import RECOVERIES
+from lachesis.pipeline.retention.recovery_record import RECOVERIES
+from lachesis.pipeline.runtime.retention_record import RETENTION_FILE
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.trainer.tracked_alerts import TRACKED_ALERTS_FILE
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
@@ -55,6 +56,7 @@ _ENTRIES = frozenset({
     SUPERVISOR_LOG, f"{SUPERVISOR_LOG}.old", f"{SUPERVISOR_LOG}.old.partial",
     STATE_FILE, f".{STATE_FILE}.partial", KEEPER_FILE, f".{KEEPER_FILE}.partial",
     MARKS_FILE, f".{MARKS_FILE}.partial", RECOVERY_FILE, f".{RECOVERY_FILE}.partial", RECOVERIES,
+    RETENTION_FILE, f".{RETENTION_FILE}.partial",
     "forkserver-plain.sock", "forkserver-torch.sock", STORE_FILE, f".{STORE_FILE}.partial",
     f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip

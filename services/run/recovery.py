@@ -10,7 +10,8 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, UnusableState, make_plan
+from lachesis.pipeline.retention.recovery_plan import UnusableState, make_plan
+from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
@@ -71,7 +72,8 @@ def _refuse_first_model(config: RunConfig, plan: RecoveryPlan) -> None:
             f"run {config.run} has trained {change.from_step} steps, and no checkpoint in {config.path / CHECKPOINTS} "
             f"is one that it can go on from.{reported} Nothing was changed. Put the checkpoints there (from the "
             "trainer's machine or volume, or a backup) and repeat this; or, if none is left, repeat it with "
-            "--from-first-model: training then begins with the run's first model, on the batches that the ledger holds"
+            "--from-first-model: training then begins with the run's first model, on the batches that the ledger "
+            "holds; or begin another run (--run NAME) whose `model` is a checkpoint of this one"
         )
 
 

@@ -45,6 +45,7 @@ from lachesis.pipeline.notices.silence import ends_recur
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.retention_record import RETENTION_FILE, follow_record
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow_marks
 from lachesis.schemas.access import OPERATOR
@@ -182,6 +183,7 @@ class Supervisor:
         self._pids = DeferredFile(config.path / _PIDS_FILE)
         self._state = SupervisorStateWriter(config.path)
         self._marks = DeferredFile(config.path / MARKS_FILE)
+        self._retention = DeferredFile(config.path / RETENTION_FILE)
         self._phase: Phase = "starting"
         self._verifying = anyio.CancelScope()
         self._notices = RunNotices(config, self._process_facts, lambda: self._server_pid)
@@ -265,8 +267,10 @@ class Supervisor:
         self.has_served = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flush_output)
-            tasks.start_soon(retry_until_room, self._pids, self._state.file, self._marks, self._notices.file)
+            copies = self._marks, self._retention
+            tasks.start_soon(retry_until_room, self._pids, self._state.file, *copies, self._notices.file)
             tasks.start_soon(follow_marks, bus, self._marks)
+            tasks.start_soon(follow_record, bus, self.config.run, self.config.path, self._retention)
             tasks.start_soon(self._notices.watch_server, bus)
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(keep_record, bus, self.config)

@@ -25,8 +25,10 @@ from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradiction
 from lachesis.pipeline.retention import recovery
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
-from lachesis.pipeline.retention.recovery_plan import make_plan
+from lachesis.pipeline.retention.recovery_plan import UnusableState, make_plan
+from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.pipeline.runtime.commitlog import CommitLog
+from lachesis.pipeline.runtime.retention_record import RETENTION_FILE
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
 from lachesis.pipeline.trainer.checkpoint_folder import write_checkpoint
 from lachesis.schemas import keys, subjects
@@ -36,6 +38,7 @@ from lachesis.schemas.errors import CheckpointError, HistoryLostError, LedgerErr
 from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.services.run.unusable_keys import find_unusable_keys
 
 from .conftest import SUMS
 
@@ -397,12 +400,59 @@ async def test_a_record_of_what_was_trimmed_that_cannot_be_read_is_mended_by_wha
         marks = await MarkWriter.open(bus, RUN, copies.folder)
         await marks.write(None, now=True)
         await bus.put(keys.RETENTION, record)
-        with pytest.raises(SchemaError, match=f"--subject '(.*)'`, and let `lachesis runs recover {RUN}`") as refused:
+        with pytest.raises(SchemaError, match=f"let `lachesis runs recover {RUN}` write it anew"):
             await read_record(bus, RUN)
-        subject = str(refused.value).partition("--subject '")[2].partition("'")[0]
-        await bus.delete_all(BUCKET, [subject])
-        plan = await make_plan(bus, config, "record")
-        assert plan is not None
-        await apply_plan(bus, config, plan)
-        await refuse_rolled_back(bus, config)
+        await recover(bus, config, "record")
         assert (await read_record(bus, RUN)).trimmed[ROLLOUTS] == 4
+
+
+async def recover(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan:
+    """Recover as the command does, and assert that all fits then."""
+    values, problems = await find_unusable_keys(bus, config)
+    plan = await make_plan(bus, config, name, UnusableState(keys=values, problems=problems))
+    assert plan is not None
+    await apply_plan(bus, config, plan)
+    await refuse_rolled_back(bus, config)
+    assert await make_plan(bus, config, "again") is None
+    return plan
+
+
+async def stored_groups(bus: NatsBus) -> list[str]:
+    async with bus.read(ROLLOUTS, [subjects.rollout(RUN)], headers_only=True, follow=False) as rollouts:
+        return [Plan.unpack(message.headers.get(PLAN_HEADER)).group async for message in rollouts]
+
+
+@pytest.mark.parametrize("harm", ["unreadable", "gone", "older", "the whole bucket is older"])
+async def test_what_an_earlier_recovery_noted_outlives_the_record_that_lists_it(copies, tmp_path, make_lab, harm):
+    """Otherwise the same loss would be found anew, and rollouts that were stored once more would be stored again."""
+    config, store = config_of(copies), replaced(copies, tmp_path / "regrown", ROLLOUTS)
+    async with serving(store) as bus:
+        lab = make_lab(bus)
+        lab.run = RUN
+        for number in range(30, 34):
+            await lab.store(lab.group(number))
+        await update_record(bus, RUN, lambda old: old.with_orphans(EVENTS, [3]).replace(left_out={LEDGER: [4]}))
+        before = (await bus.value(keys.RETENTION)).value
+        assert (await recover(bus, config, "first")).copies == [7, 8, 9, 10]
+        kept, groups = await read_record(bus, RUN), await stored_groups(bus)
+        (copies.folder / RETENTION_FILE).write_bytes(msgspec.json.encode(kept))  # as `lachesis up` does
+        match harm:
+            case "unreadable":
+                await bus.put(keys.RETENTION, b"no record")
+            case "gone":
+                await bus.delete_all(BUCKET, [subjects.value_subject(RUN, keys.RETENTION)])
+            case "older":
+                await bus.put(keys.RETENTION, before)
+    if harm == "the whole bucket is older":
+        replaced(copies, tmp_path / "again", BUCKET).rename(tmp_path / "older bucket")
+        bucket = f"streams/{subjects.stream_name(RUN, BUCKET)}"
+        shutil.rmtree(next(store.rglob(bucket)))
+        part = next((tmp_path / "older bucket").rglob(bucket))
+        shutil.copytree(part, store / part.relative_to(tmp_path / "older bucket"))
+    async with serving(store) as bus:
+        plan = await recover(bus, config, "second")
+        assert (plan.copies, [one for one in plan.losses if one.stream != BUCKET]) == ([], [])
+        record = await read_record(bus, RUN)
+        assert record.lost[ROLLOUTS] == kept.lost[ROLLOUTS]
+        assert (record.orphans, record.left_out) == (kept.orphans, kept.left_out)
+        assert await stored_groups(bus) == groups

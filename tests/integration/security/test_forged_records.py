@@ -25,7 +25,8 @@ from lachesis.pipeline.ledger.ledger_end import read_ledger_end
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.retention.recovery import apply_plan
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan, make_plan
+from lachesis.pipeline.retention.recovery_plan import make_plan
+from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
-from lachesis.pipeline.retention.recovery_plan import RecoveryPlan
+from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.pipeline.runtime import store_record
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import keys, subjects
