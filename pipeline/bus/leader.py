@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.replies import StreamInfo, StreamState, decode_answer, stored_message
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s
 from lachesis.schemas.errors import DamagedError, NotFoundError
+from lachesis.schemas.subjects import run_of_stream
 
 __all__ = ["by_sequence", "last", "last_readable", "newest_that_reads", "state"]
 
@@ -56,8 +57,9 @@ def damage(stream: str, subject: str, messages: int, readable: int) -> str:
     return (
         f"stream {stream} is damaged: it counts {messages} messages on {subject}, but the server cannot read the "
         f"newest ({upto}). Nothing was written. Stop the server and restore its store from a backup; in a cluster let "
-        f"another copy lead (`nats stream cluster step-down {stream}`) and have the damaged one made again; or start a "
-        "new run (a checkpoint's weights can be its `model`)"
+        f"another copy lead (`nats stream cluster step-down {stream}`) and have the damaged one made again; or "
+        f"start the server again, and `lachesis runs recover {run_of_stream(stream) or 'RUN'}` makes the run "
+        "go on with what can be read; or start a new run (a checkpoint's weights can be its `model`)"
     )
 
 

@@ -61,7 +61,7 @@ from lachesis.services.run.connect import (
     unknown_run,
 )
 from lachesis.services.run.notices_file import read_notices
-from lachesis.services.run.store import describe_lost_store, ways_out
+from lachesis.services.run.store import find_lost_store
 
 __all__ = [
     "ANSWER_S",
@@ -259,7 +259,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
             "trainer": lambda: _trainer(bus, config),
             "evaluations": reader.catch_up,
             "inference": lambda: registered_servers(bus),
-            "lost": lambda: describe_lost_store(bus, config),
+            "lost": lambda: find_lost_store(bus, config),
             "exhausted": lambda: find_exhaustion(bus, config, (*subjects.STREAMS, subjects.BUCKET)),
             **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
             **({"rolled back": lambda: describe_rollback(bus, config)} if ended else {}),
@@ -271,7 +271,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         raise unknown_run(config.run, found["others"])
     problems = look.problems
     if found.get("lost"):
-        problems = [f"{found['lost']}. {ways_out(config.run)}", *problems]
+        problems = [f"{found['lost'].text}. {found['lost'].mend}", *problems]
     if found.get("rolled back"):
         problems = [found["rolled back"], *problems]
     silent = set(planned) - {beat.service for beat in beats}

@@ -44,7 +44,7 @@ from lachesis.services.run.connect import (
     recent_heartbeats,
     server_version,
 )
-from lachesis.services.run.store import describe_lost_store, is_lost, ways_out
+from lachesis.services.run.store import find_lost_store, is_lost, ways_out
 
 __all__ = ["check_server", "clock_offset_s"]
 
@@ -139,9 +139,9 @@ async def _findings(bus: NatsBus, config: RunConfig, heard: HeartbeatLog) -> Asy
 async def _missing(bus: NatsBus, config: RunConfig, names: set[str]) -> DoctorFinding | None:
     """Return what of the run's streams is gone, or was never made; `names` do not answer."""
     with suppress(InfrastructureError):  # reported elsewhere: there is no leader to answer
-        lost = await describe_lost_store(bus, config)
+        lost = await find_lost_store(bus, config)
         if lost is not None:
-            return fail("streams", lost, ways_out(config.run))
+            return fail("streams", lost.text, lost.mend)
     return fail("streams", f"missing or unreadable: {', '.join(sorted(names))}", "lachesis init") if names else None
 
 

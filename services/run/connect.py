@@ -25,7 +25,7 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.services.run.known_runs import known_runs
-from lachesis.services.run.store import describe_lost_store, is_lost, make_streams, ways_out
+from lachesis.services.run.store import find_lost_store, is_lost, make_streams, ways_out
 
 __all__ = [
     "CONNECT_S",
@@ -230,9 +230,9 @@ async def open_run(
 async def _tell_lost(bus: NatsBus, config: RunConfig) -> None:
     """Say what is gone of the run's store. What is left of it can be read."""
     with suppress(InfrastructureError):
-        lost = await describe_lost_store(bus, config)
+        lost = await find_lost_store(bus, config)
         if lost is not None:
-            log.error("%s. %s", lost, ways_out(config.run))
+            log.error("%s. %s", lost.text, lost.mend)
 
 
 def _unanswering(config: RunConfig, in_use: StoreInUseError) -> StartupError:

@@ -12,12 +12,16 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import UnusableState, make_plan
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
+from lachesis.pipeline.runtime.store_marks import read_marks
+from lachesis.pipeline.runtime.store_record import find_streams
+from lachesis.pipeline.runtime.stream_marks import MAX_LOST
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
+from lachesis.schemas.errors import ConfigError, HistoryLostError, NotFoundError, StartupError
+from lachesis.schemas.subjects import BUCKET
 from lachesis.services.run.connect import SILENCE_S, open_run
 from lachesis.services.run.lease import RunLease, lock_folder
-from lachesis.services.run.store import describe_unknown_history, make_streams
+from lachesis.services.run.store import describe_unknown_history, find_lost_store, make_streams, ways_out
 from lachesis.services.run.unusable_states import find_unusable
 
 __all__ = ["recover_run"]
@@ -44,6 +48,7 @@ async def recover_run(
     with lock_folder(config.path, config.run):
         async with open_run(config, f"{config.run}.recover", OPERATOR) as history, background() as tasks:
             await _check_over(history.bus, config)
+            lost = await _make_lost_streams(history.bus, config)
             unknown = await describe_unknown_history(history.bus, config)
             lease = RunLease(history.bus, config.run, config.path, tasks.cancel_scope.cancel)
             await lease.acquire()
@@ -52,8 +57,8 @@ async def recover_run(
                 name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
                 unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
                 unusable = unusable._replace(from_first_model=from_first_model)
-                if unknown is not None:
-                    unusable = unusable._replace(problems=[unknown, *unusable.problems])
+                more = [text for text in (lost, unknown) if text is not None]
+                unusable = unusable._replace(problems=[*more, *unusable.problems])
                 plan = unfinished or await make_plan(history.bus, config, name, unusable)
                 if plan is not None and plan is not unfinished and not from_first_model:
                     _refuse_first_model(config, plan)
@@ -61,6 +66,29 @@ async def recover_run(
                     done = str(await apply_plan(history.bus, config, plan))
                     await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
     return plan, done
+
+
+async def _make_lost_streams(bus: NatsBus, config: RunConfig) -> str | None:
+    """Make empty streams in place of those that the server lost, and say which; None: it lost none.
+
+    Until the recovery is done they count as lost. Raises `HistoryLostError` where nothing is left, or where a stream
+    went too far for its sequences to be passed over.
+    """
+    lost = await find_lost_store(bus, config)
+    if lost is None:
+        return None
+    if not lost.is_partial:
+        raise HistoryLostError(f"{lost.text}. Nothing was changed. {lost.mend}")
+    await bus.ensure_streams(config.streams)
+    ends = {stream: usage.last for stream, usage in (await find_streams(bus)).items()}
+    for source, marks in await read_marks(bus, config.run, config.path):
+        for stream, mark in marks.ends.items():
+            if stream != BUCKET and mark.seq > ends.get(stream, 0) + MAX_LOST:
+                raise HistoryLostError(
+                    f"{lost.text}. {source} says that {stream} went to sequence {mark.seq}: so many cannot be passed "
+                    f"over. {ways_out(config.run)}"
+                )
+    return lost.text
 
 
 def _refuse_first_model(config: RunConfig, plan: RecoveryPlan) -> None:

@@ -8,6 +8,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -36,9 +37,10 @@ from lachesis.services.run.known_runs import has_stored
 
 __all__ = [
     "STORE_FILE",
+    "LostStore",
     "check_store",
-    "describe_lost_store",
     "describe_unknown_history",
+    "find_lost_store",
     "is_lost",
     "keep_record",
     "make_streams",
@@ -56,14 +58,24 @@ _KEEP_S = 1.0
 log = logging.getLogger("lachesis")
 
 
+class LostStore(NamedTuple):
+    """`text`: which streams of a run the server lacks. `is_partial`: it has others, from which the run can go on."""
+
+    text: str
+    is_partial: bool
+    mend: str
+
+
 async def make_streams(bus: NatsBus, config: RunConfig, *, takes_over: bool = False) -> list[str]:
     """Create or change the run's streams, and let folder and store remember them.
 
     See `NatsBus.ensure_streams`. A folder that knows nothing of what is there remembers it only if it `takes_over`.
+    Then what is there counts as the run's also in place of streams that are gone.
 
     Raises `HistoryLostError` where one that the run had is gone, and then changes nothing.
     """
-    await check_store(bus, config)
+    if not takes_over:
+        await check_store(bus, config)
     is_known = takes_over or await describe_unknown_history(bus, config) is None
     lines = await bus.ensure_streams(config.streams)
     record = to_record(config.run, await find_streams(bus))
@@ -125,21 +137,26 @@ async def keep_record(bus: NatsBus, config: RunConfig) -> None:
 
 async def check_store(bus: NatsBus, config: RunConfig) -> None:
     """Raise `HistoryLostError` where the server lacks a stream that the folder or the store remembers."""
-    lost = await describe_lost_store(bus, config)
+    lost = await find_lost_store(bus, config)
     if lost is not None:
-        raise HistoryLostError(f"{lost}. Nothing was changed. {ways_out(config.run)}")
+        raise HistoryLostError(f"{lost.text}. Nothing was changed. {lost.mend}")
 
 
-async def describe_lost_store(bus: NatsBus, config: RunConfig) -> str | None:
+async def find_lost_store(bus: NatsBus, config: RunConfig) -> LostStore | None:
     """Return which streams the server lacks that folder or store remember, None where it lacks none."""
     found = await find_streams(bus)
     of_store = await read_store_record(bus, config.run) if BUCKET in found else None
     for record in (_read(config), of_store):
         lost = None if record is None else describe_lost_streams(record, found)
-        if lost is not None:
-            return f"{_where(config)}: {lost}"
+        if record is not None and lost is not None:
+            is_partial = any(
+                usage.messages and usage.created == record.streams.get(kind) for kind, usage in found.items()
+            )
+            return LostStore(f"{_where(config)}: {lost}", is_partial, ways_out(config.run, is_partial=is_partial))
     if found and BUCKET not in found:  # it is made first and deleted last
-        return f"{_where(config)} has streams of run {config.run}, and not the bucket with its keys"
+        text = f"{_where(config)} has streams of run {config.run}, and not the bucket with its keys"
+        is_partial = any(usage.messages for usage in found.values())
+        return LostStore(text, is_partial, ways_out(config.run, is_partial=is_partial))
     return None
 
 
@@ -159,12 +176,17 @@ def refuse_lost_folder(config: RunConfig) -> None:
         )
 
 
-def ways_out(run: str) -> str:
-    """Return what a person can do where history of a run is gone."""
+def ways_out(run: str, *, is_partial: bool = False) -> str:
+    """Return what a person can do where history of a run is gone. `is_partial`: streams with messages are left."""
+    go_on = (
+        f"or `lachesis runs recover {run}` makes the run go on with what is left, and says before what that costs; "
+        if is_partial
+        else ""
+    )
     return (
-        "Put the store back (the disk, the server's own folder, a backup); or begin another run (--run NAME, its "
-        f"`model` may be a checkpoint of this one); or give this one up: `lachesis runs delete {run}` deletes what is "
-        "left of it, its checkpoints too, and then `lachesis up` begins anew"
+        f"Put the store back (the disk, the server's own folder, a backup); {go_on}or begin another run (--run NAME, "
+        f"its `model` may be a checkpoint of this one); or give this one up: `lachesis runs delete {run}` deletes what "
+        "is left of it, its checkpoints too, and then `lachesis up` begins anew"
     )
 
 

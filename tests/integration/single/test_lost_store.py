@@ -3,6 +3,7 @@
 import errno
 import shutil
 from collections.abc import AsyncIterator
+from itertools import cycle
 from pathlib import Path
 
 import anyio
@@ -19,12 +20,15 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.pipeline.runtime import store_record
 from lachesis.pipeline.runtime.service import open_service
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
 from lachesis.schemas import keys, subjects
+from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError, StartupError, StreamMissingError, leaves
+from lachesis.schemas.errors import HistoryLostError, NotFoundError, StartupError, StreamMissingError, leaves
 from lachesis.schemas.ledger import GENESIS, TrainReport
-from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
 from lachesis.services.cli.recover import describe_plan
+from lachesis.services.run import recovery
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.recovery import recover_run
 from lachesis.services.run.store import (
@@ -55,6 +59,22 @@ def config(tmp_path: Path, streams_config: StreamsConfig, fresh_server: Embedded
 
 
 @pytest.fixture
+def server_token(fresh_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file by which a command reaches the server; a recovery waits for no service here."""
+    monkeypatch.setattr(recovery, "SILENCE_S", 0.1)
+    token = tmp_path / "token"
+    token.write_text(fresh_server.token)
+    token.chmod(0o600)
+    return token
+
+
+def with_token(config: RunConfig, token: Path) -> RunConfig:
+    assert config.nats is not None
+    connection = ConnectionConfig(url=config.nats.url, token_file=str(token), connect_timeout_s=10.0)
+    return msgspec.structs.replace(config, nats=connection)
+
+
+@pytest.fixture
 async def bus(fresh_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
     async with await connect(fresh_server.url, run=RUN, name="tests", token=fresh_server.token) as connected:
         yield connected
@@ -78,6 +98,57 @@ async def test_what_is_gone_is_named_and_nothing_is_made_in_its_place(
     with pytest.raises(HistoryLostError, match=WAYS_OUT):
         await make_streams(bus, config)
     assert {one.name for one in await bus.describe_streams()} == before
+
+
+@pytest.mark.parametrize(("kind", "harm"), zip([*STREAMS, BUCKET], cycle(["deleted", "made again"])))
+async def test_a_run_goes_on_without_a_stream_that_is_gone_by_the_command_that_is_named(
+    bus: NatsBus, config: RunConfig, server_token: Path, kind: str, harm: str
+) -> None:
+    config = with_token(config, server_token)
+    await make_streams(bus, config)
+    rollouts = subjects.rollout(RUN, "words")
+    subject_of = {
+        ROLLOUTS: rollouts, EVENTS: subjects.event("eval", RUN, "live", "words"),
+        LEDGER: subjects.state(RUN, "governor", "live", "0"), TEACHER: subjects.logprobs(RUN, "live", "words"),
+        REPLAY: subjects.replay("rescore", RUN, "again", "words"), WEIGHTS: subjects.weights_heads(RUN),
+    }  # fmt: skip
+    for number in range(3):
+        for subject in subject_of.values():
+            await bus.publish(subject, b"x", msg_id=f"{subject}.{number}")
+    marks = await MarkWriter.open(bus, RUN)
+    newest = await bus.get_head(ROLLOUTS, 3)
+    await marks.write(StreamMark(3, newest.time_ns), now=True)
+    (config.path / MARKS_FILE).write_bytes(msgspec.json.encode(marks.newest))
+    await bus.delete_stream(kind)
+    if harm == "made again":
+        await bus.ensure_streams(config.streams)  # as `nats stream add` does
+    with pytest.raises(HistoryLostError, match=f"{subjects.stream_name(RUN, kind)}.*or `lachesis runs recover {RUN}`"):
+        await make_streams(bus, config)
+    assert await recover_run(config, lambda *_: False) is not None
+    with pytest.raises(HistoryLostError, match=f"or `lachesis runs recover {RUN}`"):
+        await make_streams(bus, config)  # nobody agreed
+    plan, _ = await recover_run(config, lambda *_: True)
+    assert plan is not None
+    assert subjects.stream_name(RUN, kind) in "\n".join(plan.problems)
+    assert [(one.stream, one.last) for one in plan.losses if kind != BUCKET] == ([] if kind == BUCKET else [(kind, 3)])
+    await make_streams(bus, config)
+    assert (await recover_run(config, lambda *_: False))[0] is None
+    if kind in subjects.fillers(RUN):
+        assert (await bus.publish(subject_of[kind], b"x", msg_id="later")).seq > 3, "a sequence would be used again"
+
+
+async def test_a_store_of_which_nothing_is_left_is_not_begun_anew_by_a_recovery(
+    bus: NatsBus, config: RunConfig, server_token: Path
+) -> None:
+    config = with_token(config, server_token)
+    await make_streams(bus, config)
+    for kind in (*STREAMS, BUCKET):
+        await bus.delete_stream(kind)
+    with pytest.raises(HistoryLostError, match=r"back \(.*backup\); or begin another run"):
+        await make_streams(bus, config)
+    with pytest.raises((HistoryLostError, NotFoundError)):
+        await recover_run(config, lambda *_: True)
+    assert await bus.describe_streams() == []
 
 
 async def test_a_stream_that_was_made_again_is_another(bus: NatsBus, config: RunConfig) -> None:
@@ -217,15 +288,10 @@ async def test_what_is_deleted_under_a_running_server_is_noticed(
 
 
 async def test_history_of_which_a_new_folder_knows_nothing_is_said_and_taken_over_by_one_command(
-    bus: NatsBus, config: RunConfig, fresh_server: EmbeddedServer, tmp_path: Path
+    bus: NatsBus, config: RunConfig, server_token: Path
 ) -> None:
     """Whether such a store is older than the run was cannot be known."""
-    token = tmp_path / "token"
-    token.write_text(fresh_server.token)
-    token.chmod(0o600)
-    config = msgspec.structs.replace(
-        config, nats=ConnectionConfig(url=fresh_server.url, token_file=str(token), connect_timeout_s=10.0)
-    )
+    config = with_token(config, server_token)
     await make_streams(bus, config)
     await refuse_unknown_history(bus, config)
     (config.path / STORE_FILE).unlink()
