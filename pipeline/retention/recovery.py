@@ -84,23 +84,35 @@ def _write(folder: Path, plan: RecoveryPlan) -> None:
 async def _renew_copies(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> RecoveryPlan:
     """Make each stream's copies again from the leader's: a copy could bring back what the leader lost.
 
-    Raises `StartupError` if the leader is no longer the copy for which the plan was made.
+    That deletes the other copies. So before each it is compared whether the copy that the plan was made for still
+    leads: another one, shorter or not, may have lost nothing. Raises `StartupError` if it does not.
     """
     folder, replicas = config.path, {kind_of(one.name): one.replicas for one in await bus.describe_streams()}
+    renewed: list[str] = []
     for stream in plan.ends:
+        await _refuse_moved(bus, config, plan, renewed)
         await bus.renew_copies(stream, max(config.streams.replicas, replicas.get(stream, 1)))
-    now = await copied_ends(bus, config)
-    if moved := [name for name in plan.ends if name != BUCKET and name in now and not _is_as_planned(plan, name, now)]:
-        (folder / RECOVERY_FILE).unlink()
-        fsync(folder)
-        raise StartupError(
-            f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
-            f"sequence {', '.join(str(now[name].last) for name in moved)} now. Nothing was changed but that all copies "
-            f"are the same again. Repeat `lachesis runs recover {plan.run}`, which looks at what is missing anew"
-        )
+        renewed.append(stream)
+    await _refuse_moved(bus, config, plan, renewed)
     plan = msgspec.structs.replace(plan, has_new_copies=True)
     _write(folder, plan)
     return plan
+
+
+async def _refuse_moved(bus: NatsBus, config: RunConfig, plan: RecoveryPlan, renewed: list[str]) -> None:
+    """Raise `StartupError`, and give the plan up, if another copy of a stream leads. `renewed`: those made again."""
+    now = await copied_ends(bus, config)
+    moved = [name for name in plan.ends if name != BUCKET and name in now and not _is_as_planned(plan, name, now)]
+    if not moved:
+        return
+    (config.path / RECOVERY_FILE).unlink()
+    fsync(config.path)
+    changed = f" but that all copies of {', '.join(renewed)} are the same again" if renewed else ""
+    raise StartupError(
+        f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
+        f"sequence {', '.join(str(now[name].last) for name in moved)} now. Nothing was changed{changed}. Repeat "
+        f"`lachesis runs recover {plan.run}`, which looks at what is missing anew"
+    )
 
 
 def _is_as_planned(plan: RecoveryPlan, stream: str, now: dict[str, StreamUsage]) -> bool:

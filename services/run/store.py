@@ -177,7 +177,7 @@ def refuse_lost_folder(config: RunConfig) -> None:
 
 
 def ways_out(run: str, *, is_partial: bool = False) -> str:
-    """Return what a person can do where history of a run is gone. `is_partial`: streams with messages are left."""
+    """Return what a person can do where history is gone. `is_partial`: streams with messages are left."""
     go_on = (
         f"or `lachesis runs recover {run}` makes the run go on with what is left, and says before what that costs; "
         if is_partial

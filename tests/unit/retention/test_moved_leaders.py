@@ -13,22 +13,29 @@ from lachesis.schemas.errors import StartupError
 from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS, stream_name
 
 
+def usage(last: int, last_ns: int) -> StreamUsage:
+    return StreamUsage(first=1, last=last, messages=last, bytes=9, max_bytes=99, last_ns=last_ns)
+
+
 class BusOfACluster:
     """Answers with what the leaders have, and counts what would change the streams."""
 
-    def __init__(self, last: int, last_ns: int) -> None:
-        self.usage = StreamUsage(first=1, last=last, messages=last, bytes=9, max_bytes=99, last_ns=last_ns)
+    def __init__(self, last: int, last_ns: int, *, planned: tuple[int, int] | None = None) -> None:
+        """`planned`: the end and its time until the first copies are made again; None: from the beginning."""
+        self.usages = [usage(*planned)] if planned is not None else []
+        self.usages.append(usage(last, last_ns))
         self.renewed: list[str] = []
 
     async def describe_streams(self) -> list[SimpleNamespace]:
         return [
-            SimpleNamespace(name=stream_name("r", kind), usage=self.usage, replicas=3)
+            SimpleNamespace(name=stream_name("r", kind), usage=self.usages[0], replicas=3)
             for kind in (ROLLOUTS, EVENTS, BUCKET)
         ]
 
     async def renew_copies(self, stream: str, copies: int) -> None:
         assert copies == 3
         self.renewed.append(stream)
+        del self.usages[:-1]
 
 
 @pytest.mark.parametrize(("last", "last_ns"), [(7, 100), (9, 100), (8, 101), (8, 99)])
@@ -36,11 +43,15 @@ async def test_a_leader_of_another_end_or_of_other_content_ends_the_recovery(tmp
     config = RunConfig(run="r", folder=str(tmp_path), environments={"sums": EnvironmentConfig(kind="x")})
     ends = {ROLLOUTS: 8, BUCKET: 3}
     plan = RecoveryPlan(run="r", id="1", problems=["p"], losses=[], ends=ends, ended_ns={ROLLOUTS: 100, BUCKET: 1})
-    bus = BusOfACluster(last, last_ns)
-    with pytest.raises(StartupError, match=rf"another copy of ROLLOUTS led .* they end at sequence {last} now.*Repeat"):
-        await apply_plan(bus, config, plan)
-    assert bus.renewed == [ROLLOUTS, BUCKET]
-    assert not (tmp_path / RECOVERY_FILE).exists(), "it would be taken up again"
+    for bus, renewed, but in (
+        (BusOfACluster(last, last_ns), [], "changed"),
+        (BusOfACluster(last, last_ns, planned=(8, 100)), [ROLLOUTS], "changed but that all copies of ROLLOUTS are"),
+    ):
+        told = rf"another copy of ROLLOUTS led .* they end at sequence {last} now\. Nothing was {but}.*Repeat"
+        with pytest.raises(StartupError, match=told):
+            await apply_plan(bus, config, plan)
+        assert bus.renewed == renewed, "copies that may be whole are not deleted"
+        assert not (tmp_path / RECOVERY_FILE).exists(), "it would be taken up again"
 
 
 async def test_the_leader_of_the_plan_is_gone_on_with(tmp_path):
