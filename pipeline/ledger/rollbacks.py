@@ -133,7 +133,11 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
     """
     missing = {stream: await bus.missing(stream) for stream in (ROLLOUTS, EVENTS, TEACHER)}
     try:
-        record = await read_record(bus, run)  # after the question: history is trimmed meanwhile
+        record = await read_record(bus, run)
+        for stream, ranges in missing.items():
+            if ranges is None and stream not in record.swept:
+                missing[stream] = await _gaps(bus, stream, record.trimmed.get(stream, 1))
+        record = await read_record(bus, run)  # after the questions: history is trimmed meanwhile
     except SchemaError:
         return []  # what was trimmed is not known; another check reports that
     found = []
@@ -144,6 +148,17 @@ async def _holes(bus: NatsBus, run: str) -> list[Contradiction]:
                 problem = f"and history was trimmed below sequence {below} alone"
                 found.append(Contradiction(stream, last, 0, f"stream {stream}", problem, first))
     return found
+
+
+async def _gaps(bus: NatsBus, stream: str, start: int) -> list[tuple[int, int]]:
+    """Return the sequences from `start` on without a message, of a stream of which very many are gone."""
+    last, following, found = (await bus.usage(stream)).last, start, list[tuple[int, int]]()
+    async with bus.read(stream, [], start=start, headers_only=True, follow=False) as messages:
+        async for message in messages:
+            if message.seq > following:
+                found.append((following, message.seq - 1))
+            following = message.seq + 1
+    return [*found, (following, last)] if following <= last else found
 
 
 async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:

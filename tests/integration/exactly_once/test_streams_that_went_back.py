@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from integration.servers import RUN
 
+from lachesis.pipeline.bus import streams
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -388,6 +389,24 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
         assert plan is not None
         assert sum(loss.last + 1 - loss.first for loss in plan.losses) >= 38 - usage.messages
         await apply_plan(bus, config, plan)
+        await refuse_rolled_back(bus, config)
+
+
+async def test_a_hole_is_found_beside_more_deleted_messages_than_the_server_lists(copies, monkeypatch):
+    """As in EVENTS of a long run, where alerts are kept and all around them is trimmed."""
+    monkeypatch.setattr(streams, "_MAX_LISTED", 2)
+    config = config_of(copies)
+    eval_, score = subjects.event("eval", RUN, "live", "sums"), subjects.event("score", RUN, "live", "sums")
+    async with serving(copies.newer) as bus:
+        for number in range(9):
+            await bus.publish(score, b"x", msg_id=f"score.{number}")
+        await bus.publish(eval_, b"x", msg_id="last")
+        last = (await bus.usage(EVENTS)).last
+        await bus.delete_all(EVENTS, [score])
+        assert await bus.missing(EVENTS) is None
+        found = await find_contradictions(bus, config, folder=copies.folder)
+        assert [(one.stream, one.first, one.seq) for one in found] == [(EVENTS, last - 9, last - 1)]
+        await update_record(bus, RUN, lambda old: old.replace(trimmed={EVENTS: last}))
         await refuse_rolled_back(bus, config)
 
 
