@@ -15,7 +15,7 @@ class StoreMarks(Event, frozen=True, kw_only=True):
     """`ends`: the last message of each stream, and of the bucket, by stream; none where nothing was ever stored.
 
     `count` rises with each of them. `rollout`: the newest rollout that the governor had read, whose loss is never
-    trimming. `trimmed`: as in the retention record at that time.
+    trimming. `trimmed`: as in the retention record at that time. `keys`: those that the bucket held a little before.
     """
 
     run: str
@@ -24,3 +24,4 @@ class StoreMarks(Event, frozen=True, kw_only=True):
     ends: dict[str, StreamMark]
     rollout: StreamMark | None = None
     trimmed: dict[str, Count] = {}
+    keys: list[str] = []

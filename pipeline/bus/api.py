@@ -274,6 +274,9 @@ class Bus(Protocol):
     async def server_time_ns(self) -> int:
         """Return the Unix time by the server's clock, as of its answer."""
 
+    async def stored_keys(self) -> list[str]:
+        """Return the keys in the run's bucket that have a value, or the mark of a deleted one, in order."""
+
     async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
         """Set a key of the run's bucket and return the new revision.
 

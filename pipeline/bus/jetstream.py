@@ -37,7 +37,7 @@ from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.server_waits import ServerStall
-from lachesis.schemas.subjects import BUCKET, stream_name
+from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
 __all__ = ["NatsBus"]
 
@@ -324,6 +324,10 @@ class NatsBus:
         return to_ns((await streams.stream_info(self._link, self._name(BUCKET))).ts)
 
     # -- key-value -----------------------------------------------------------------------------------------------
+
+    async def stored_keys(self) -> list[str]:
+        prefix = value_subject(self._link.run, "")
+        return [one.removeprefix(prefix) for one in await self.stored_subjects(BUCKET, [f"{prefix}>"])]
 
     async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
         return await kv.put(self._publisher, self._link.run, key, value, revision=revision)

@@ -52,6 +52,9 @@ log = logging.getLogger("lachesis")
 MARKS_FILE: Final = "store-marks.json"
 """In the run's folder: the newest marks that the supervisor saw."""
 _LEDGER_EVERY_S = 5.0
+_MAX_NAMED: Final = 8
+_PASSING: Final = keys.attempts("", "").partition(".")[0] + "."
+"""Begins keys that are deleted in the course of a run. No other key is."""
 _MAX_COUNT: Final = 1 << 53
 """Marks that a run never writes so many of: a higher count was forged."""
 
@@ -161,7 +164,7 @@ async def find_rollbacks(bus: Bus, run: str, found: Iterable[NamedMarks]) -> lis
             and (problem := await contradiction(bus, run, ROLLOUTS, marks.rollout)) is not None
         ):
             problems.append(Contradiction(ROLLOUTS, marks.rollout.seq, marks.rollout.stored_ns, source, problem))
-    return problems + await _find_old_bucket(bus, known)
+    return [*problems, *await _find_old_bucket(bus, known), *await _find_lost_keys(bus, known)]
 
 
 async def _find_old_bucket(bus: Bus, known: list[NamedMarks]) -> list[Contradiction]:
@@ -177,6 +180,20 @@ async def _find_old_bucket(bus: Bus, known: list[NamedMarks]) -> list[Contradict
     return found
 
 
+async def _find_lost_keys(bus: Bus, known: list[NamedMarks]) -> list[Contradiction]:
+    """Return which keys are gone: a server that lost a part of the bucket goes on with the rest without an error."""
+    named = {key for _, marks in known for key in marks.keys}
+    gone = named - set(await bus.stored_keys()) if named else set()
+    found = []
+    for source, marks in known:
+        end, missed = marks.ends.get(BUCKET), sorted(gone.intersection(marks.keys))
+        if end is not None and missed:
+            more = f" and {len(missed) - _MAX_NAMED} more" if len(missed) > _MAX_NAMED else ""
+            problem = f"of its keys these are gone: {', '.join(missed[:_MAX_NAMED])}{more}"
+            found.append(Contradiction(BUCKET, end.seq, end.stored_ns, source, problem))
+    return found
+
+
 class MarkWriter:
     """The writer of the marks. Use `open`."""
 
@@ -187,6 +204,7 @@ class MarkWriter:
         self._ends: dict[str, StreamMark] = {}
         self._own = 0  # the sequence in LEDGER of the marks written last
         self._ledger_s = float("-inf")
+        self._keys: list[str] = []
         self._is_pending = False  # LEDGER does not hold the newest marks
         self.newest: StoreMarks | None = None
         """What was written last."""
@@ -213,6 +231,8 @@ class MarkWriter:
         if not changed and not now and not (self._is_pending and is_due):
             return
         self._count += 1
+        if is_due:
+            self._keys = [key for key in await self._bus.stored_keys() if not key.startswith(_PASSING)]
         marks = StoreMarks(
             run=self._run,
             count=self._count,
@@ -220,6 +240,7 @@ class MarkWriter:
             ends=ends,
             rollout=rollout,
             trimmed=dict((await read_record(self._bus, self._run)).trimmed),
+            keys=self._keys,
         )
         data = encode(marks)
         await self._bus.put(keys.MARKS, data)  # first: LEDGER never holds a count that the bucket did not

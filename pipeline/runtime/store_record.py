@@ -39,7 +39,10 @@ _BELIEVE_S = 4.0
 """A stream that was missed for so long is gone: a cluster's new leader may not know all of them at once."""
 _TOPIC = "streams"
 _LOST = "deleted under the run, or its server runs on another store"
-_MEND = "stop the run, and restore the server's store; what was acknowledged in the meantime is not in it"
+_MEND = (
+    "stop the run, and restore the server's store; what was acknowledged in the meantime is not in it. If other "
+    "streams are left, `lachesis runs recover` makes the run go on with those"
+)
 _NEVER_EMPTY = (BUCKET, LEDGER)
 
 

@@ -87,7 +87,8 @@ def _describe(config: RunConfig, missed: list[Path]) -> str:
     return (
         f"{named} was deleted, moved or replaced under the running run: what it stored there is lost or elsewhere, so "
         "it ends here, before more is acknowledged. If it was moved, move it back, and `lachesis up` goes on; if it "
-        "was deleted, restore it from a backup, or begin another run (--run NAME), or give this one up: "
+        "was deleted, restore it from a backup; or, if other streams are left, `lachesis runs recover` makes the run "
+        "go on with those; or begin another run (--run NAME), or give this one up: "
         f"`lachesis runs delete {config.run}`"
     )
 

@@ -594,6 +594,7 @@ async def test_a_deleted_key_is_gone_and_takes_no_room(bus: Bus) -> None:
         await bus.put("run", b"3", revision=first)
     assert await bus.put("run", b"3", revision=0) > first
     assert await bus.value("other") is not None
+    assert await bus.stored_keys() == ["other", "run"]
     for bad in ("", "*", "a.>"):
         with pytest.raises(ConfigError):
             await bus.delete(bad)

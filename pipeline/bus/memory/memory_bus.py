@@ -364,6 +364,10 @@ class MemoryBus:
         await anyio.lowlevel.checkpoint()
         return time.time_ns()
 
+    async def stored_keys(self) -> list[str]:
+        await anyio.lowlevel.checkpoint()
+        return sorted(self._entries)
+
     async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
         check_key(key)
         self._check_open()

@@ -392,6 +392,36 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
         await refuse_rolled_back(bus, config)
 
 
+async def test_keys_that_a_damaged_bucket_lost_are_named_and_recovered_from(copies):
+    """The server starts without an error where a block of the bucket is gone, and the newest marks are in another."""
+    config = config_of(copies)
+    async with serving(copies.newer) as bus:
+        for _ in range(9):  # fill blocks
+            await bus.put(keys.gateway("posts"), bytes(4 << 20))
+        await bus.put(keys.epoch("sums"), b"x")
+        for _ in range(5):
+            await bus.put(keys.gateway("posts"), bytes(4 << 20))
+        marks = await MarkWriter.open(bus, RUN, copies.folder)
+        await marks.write(None, now=True)
+        await bus.put(keys.attempts("scorer", 3), b"x")
+        await refuse_rolled_back(bus, config)
+    blocks = sorted(
+        copies.newer.rglob(f"{subjects.stream_name(RUN, BUCKET)}/msgs/*.blk"), key=lambda one: int(one.stem)
+    )
+    assert len(blocks) > 1
+    for block in blocks[:-1]:
+        block.unlink()
+    async with serving(copies.newer) as bus:
+        assert await bus.value(keys.epoch("sums")) is None
+        with pytest.raises(HistoryLostError, match=r"KEYS, but of its keys these are gone: .*epoch\.sums"):
+            await refuse_rolled_back(bus, config)
+        plan = await recover(bus, config, "keys")
+        assert plan.bucket_went_back
+        await bus.put(keys.attempts("scorer", 4), b"x")
+        await bus.delete_all(BUCKET, [subjects.value_subject(RUN, keys.attempts("*"))])
+        await refuse_rolled_back(bus, config)
+
+
 async def test_a_hole_is_found_beside_more_deleted_messages_than_the_server_lists(copies, monkeypatch):
     """As in EVENTS of a long run, where alerts are kept and all around them is trimmed."""
     monkeypatch.setattr(streams, "_MAX_LISTED", 2)
