@@ -48,7 +48,7 @@ async def value(publisher: Publisher, run: str, key: str) -> Entry | None:
             f"key {key} of run {run}: there is a value, and the server cannot read it: its store is damaged. "
             "Restore it from a backup; in a cluster let another copy lead; or start the server again, and "
             f"`lachesis runs recover {run}` makes the run go on with what is left; or, to begin without what the key "
-            f"held, `nats stream purge {stream} --subject '{subject}'`"
+            f"held, `nats stream purge {stream} --subject '{subject}'`, and then that command"
         ) from error
     return None if message is None or _is_mark(message) else Entry(key, message.data, message.seq)
 

@@ -53,8 +53,8 @@ MARKS_FILE: Final = "store-marks.json"
 """In the run's folder: the newest marks that the supervisor saw."""
 _LEDGER_EVERY_S = 5.0
 _MAX_NAMED: Final = 8
-_PASSING: Final = keys.attempts("", "").partition(".")[0] + "."
-"""Begins keys that are deleted in the course of a run. No other key is."""
+_PASSING: Final = (keys.attempts("", "").partition(".")[0] + ".", keys.SUPERVISOR)
+"""Begin keys that may be deleted: in the course of a run, or by a person."""
 _MAX_COUNT: Final = 1 << 53
 """Marks that a run never writes so many of: a higher count was forged."""
 
