@@ -103,7 +103,7 @@ async def test_a_newest_message_that_nobody_read_is_missed_and_recovered_from(
                 plan = await make_plan(bus, config, f"cut-{stream}")
                 assert plan is not None
                 assert [(loss.stream, loss.last) for loss in plan.losses] == [(stream, end)]
-                assert f"  {stream}, sequences {end} to {end}: " in "\n".join(describe_plan(plan, begun=False))
+                assert f"  {stream}, sequences {end} to {end} (1): " in "\n".join(describe_plan(plan, begun=False))
                 await apply_plan(bus, config, plan)
                 await refuse_rolled_back(bus, config)
                 watch = EndWatch(bus, RUN, folder)
