@@ -84,7 +84,7 @@ class LeaseReply(Event, frozen=True, kw_only=True):
     """`granted` false comes with the reason and with how long to wait before the next request, seconds.
 
     `never`: the request can never be granted, as the run is configured. `closed`: nothing at all is granted to the
-    environment now, however much room there is.
+    environment now, however much room there is. `contended`: other environments request leases too.
     """
 
     granted: bool
@@ -94,6 +94,7 @@ class LeaseReply(Event, frozen=True, kw_only=True):
     reason: str | None = None
     never: bool = False
     closed: bool = False
+    contended: bool = False
 
 
 class AdmissionStatus(Event, frozen=True, kw_only=True):

@@ -36,6 +36,8 @@ class ProducerLeases:
         self._note = SharedNote(_NOTE)
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
+        self.is_contended = False
+        """Whether other environments requested leases too when the last request was answered."""
         self.renew_s = _FIRST_PAUSE_S
         """Seconds between two renewals; few until the lifetime of a lease is known."""
 
@@ -70,7 +72,7 @@ class ProducerLeases:
         except InfrastructureError as error:
             self._service.mark_waiting("waiting", f"governor: {error}")
             return None, _DEFAULT_RETRY_S
-        self.is_closed = reply.closed
+        self.is_closed, self.is_contended = reply.closed, reply.contended
         if reply.granted and reply.lease is not None:
             if self._service.draining.is_set():
                 await self.release(reply.lease)

@@ -4,9 +4,7 @@ Part of the capacity is split by weight: an environment that holds less than its
 more than theirs, and the part is kept free for it. If environments of equal standing want more than there is, they are
 granted sequences in proportion to their weights, to within one group. So each has at least its share of what is
 generated, as long as it requests that much and its part is enough for the groups it has under way. An environment that
-requests nothing reserves nothing, so a silent one blocks no other. An environment that generates before it requests a
-lease, and lost groups because there was no room, is away while it generates new ones: its turn is kept for as many
-groups as it lost, for about as long as it was away the last time.
+requests nothing reserves nothing, so a silent one blocks no other.
 """
 
 import math
@@ -26,19 +24,6 @@ class _WaitingEnv:
     sequences: int
     since_s: float
     refused_s: float
-
-
-@dataclass(slots=True)
-class _ReturningEnv:
-    """An environment that lost groups as outdated: it may bring `sequences` again, `group` of them at once.
-
-    `left_s`: when it lost the last of them; None: it has come back. `until_s`: how long its turn is kept.
-    """
-
-    sequences: int
-    group: int
-    left_s: float | None
-    until_s: float
 
 
 class EnvFairness:
@@ -61,11 +46,8 @@ class EnvFairness:
         self._granted: dict[str, float] = {}
         """Sequences granted to each, divided by its weight; `_turn` is this figure of the last one that was granted."""
         self._turn = 0.0
-        self._returning: dict[str, _ReturningEnv] = {}
         self._wanted_s: dict[str, float] = {}
         """When each was last refused."""
-        self._away_s: dict[str, float] = {}
-        """Seconds after which each came back when it had lost groups as outdated."""
 
     def hold(self, env: str, sequences: int) -> None:
         self._held[env] += sequences
@@ -77,15 +59,9 @@ class EnvFairness:
         """Return why `env` gets no `sequences` of the `free` ones; None if it gets them."""
         self._forget(now_s)
         self._asked_s[env] = now_s
-        self._mark_returned(env, now_s)
         claim = self._claim(env, sequences, free)
         if sequences <= claim:
-            start = self._start(env)
-            self._turn = max(self._turn, start)
-            self._granted[env] = start + sequences / self._weight(env)
-            if env in self._waiting:
-                self._waiting[env].since_s = now_s
-            self._settle_returned(env, sequences)
+            self.grant(env, sequences, now_s)
             return None
         self.keep_turn(env, sequences, now_s)
         used = self._capacity - free
@@ -96,6 +72,19 @@ class EnvFairness:
             "have less"
         )
 
+    def grant(self, env: str, sequences: int, now_s: float) -> None:
+        """Record that `env` was granted `sequences`."""
+        start = self._start(env)
+        self._turn = max(self._turn, start)
+        self._granted[env] = start + sequences / self._weight(env)
+        if env in self._waiting:
+            self._waiting[env].since_s = now_s
+
+    def is_contended(self, env: str, now_s: float) -> bool:
+        """Return whether other environments than `env` request leases too."""
+        self._forget(now_s)
+        return any(other != env for other in (*self._asked_s, *self._waiting))
+
     def keep_turn(self, env: str, sequences: int, now_s: float) -> None:
         """Record that `env` was refused `sequences`."""
         waiting = self._waiting.get(env)
@@ -105,32 +94,6 @@ class EnvFairness:
         else:
             waiting.sequences, waiting.refused_s = sequences, now_s
         self._wanted_s[env] = now_s
-
-    def lose_outdated(self, env: str, sequences: int, now_s: float) -> None:
-        """Record that a group of `env` is stored only to be dropped; the environment is about to make another."""
-        known = self._returning[env].sequences if env in self._returning else 0
-        until_s = now_s + self._patience_s(env)
-        lost = min(known + sequences, self._capacity)  # a group that came back and was lost again counts twice
-        self._returning[env] = _ReturningEnv(lost, sequences, now_s, until_s)
-
-    def _mark_returned(self, env: str, now_s: float) -> None:
-        one = self._returning.get(env)
-        if one is None:
-            return
-        if one.left_s is not None:
-            self._away_s[env], one.left_s = min(now_s - one.left_s, self._config.lease_s), None
-        one.until_s = now_s + self._patience_s(env)
-
-    def _settle_returned(self, env: str, sequences: int) -> None:
-        one = self._returning.get(env)
-        if one is not None:
-            one.sequences -= sequences
-            if one.sequences <= 0:
-                del self._returning[env]
-
-    def _patience_s(self, env: str) -> float:
-        """Return how long the turn of an environment that lost groups is kept, counted from its last request."""
-        return max(self._waits_s, 2 * self._away_s.get(env, self._waits_s))
 
     @property
     def _waits_s(self) -> float:
@@ -145,29 +108,21 @@ class EnvFairness:
         """
         below = self._is_below(env, sequences)
         if not below:
-            others = (other for other in self._asked_s if other != env)
+            others = (other for other in self._asked_s if other != env and not self._is_ahead(other, env))
             free -= sum(max(0.0, self._part(other) - self._held[other]) for other in others)
-        places: dict[str, tuple[float, int, float]]
-        places = {name: (one.left_s or 0.0, one.group, one.sequences) for name, one in self._returning.items()}
-        places |= {name: (one.since_s, one.sequences, math.inf) for name, one in self._waiting.items()}
         rivals = {
-            other: since_s
-            for other, (since_s, group, _) in places.items()
-            if other != env and group <= free and self._is_below(other, group) == below
+            other: one.since_s
+            for other, one in self._waiting.items()
+            if other != env
+            and one.sequences <= free
+            and (self._is_below(other, one.sequences) == below or self._is_ahead(env, other))
         }
         own = self._waiting.get(env)
         turn = (self._start(env), own.since_s if own else math.inf)
         if all(turn <= (self._start(other), since_s) for other, since_s in rivals.items()):
             return free
-        while True:
-            level = self._level([env, *rivals], free)
-            part = {name: (level - self._start(name)) * self._weight(name) for name in rivals}
-            few = [name for name in rivals if part[name] > places[name][2]]
-            if not few:
-                return max(0.0, (level - self._start(env)) * self._weight(env))
-            for name in few:  # it brings less than its share
-                del rivals[name]
-                free -= places[name][2]
+        level = self._level([env, *rivals], free)
+        return max(0.0, (level - self._start(env)) * self._weight(env))
 
     def _level(self, names: Iterable[str], free: float) -> float:
         """Return the level that `free` reaches if it is shared like water that fills a vessel of steps."""
@@ -183,6 +138,14 @@ class EnvFairness:
     def _is_below(self, env: str, sequences: int) -> bool:
         return self._held[env] == 0 or self._held[env] + sequences <= self._part(env)
 
+    def _is_ahead(self, env: str, other: str) -> bool:
+        """Return whether `env` was granted more than `other`, by their weights, and by more than its part.
+
+        Then it goes before none, and nothing is kept for it, however little it holds: an environment whose groups are
+        trained at once holds next to nothing.
+        """
+        return (self._start(env) - self._start(other)) * self._weight(env) > self._part(env)
+
     def _part(self, env: str) -> float:
         """Return the sequences reserved for `env`, which is one of those that request leases."""
         return self._most_reserved * self._weight(env) / sum(map(self._weight, self._asked_s))
@@ -193,7 +156,7 @@ class EnvFairness:
         Sequences that it did not request earlier are not made up for; sequences that it was refused in the last lease
         period are, up to the capacity.
         """
-        lag = self._capacity / self._weight(env) if env in self._wanted_s or env in self._returning else 0.0
+        lag = self._capacity / self._weight(env) if env in self._wanted_s else 0.0
         return max(self._granted.get(env, 0.0), self._turn - lag)
 
     def _weight(self, env: str) -> float:
@@ -204,10 +167,8 @@ class EnvFairness:
         for env, one in list(self._waiting.items()):
             if now_s - one.refused_s > self._waits_s:
                 del self._waiting[env]
-        self._returning = {env: one for env, one in self._returning.items() if now_s <= one.until_s}
         self._wanted_s = {env: at_s for env, at_s in self._wanted_s.items() if now_s - at_s <= self._config.lease_s}
         for env, asked_s in list(self._asked_s.items()):
             if now_s - asked_s > self._config.lease_s:
                 del self._asked_s[env]
                 self._granted.pop(env, None)
-                self._away_s.pop(env, None)

@@ -27,6 +27,8 @@ from lachesis.schemas.planning_header import Plan
 
 __all__ = ["Governor", "Lease"]
 
+_IDLE_RETRIES = 3.0
+"""Retries after which room that is kept for other environments is granted, if nothing at all is under way."""
 _MIN_AWAY_S = 2.0
 """Seconds without contact that no producer would notice, however long a lease lasts."""
 
@@ -91,6 +93,8 @@ class Governor:
         self._shares = EnvFairness(config, self.capacity, self.capacity - self._batch_size, batching.mix)
         self.budget = Budget(config)
         self._wanting = False
+        self._idle_s: float | None = None
+        """Since when requests have been refused for the shares alone, though nothing is under way."""
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
 
     # facts
@@ -117,14 +121,18 @@ class Governor:
 
     def _saw(self, seq: int) -> None:
         self._last_rollout = max(self._last_rollout, seq)
-        self._wanting = False
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Record that something happened, after which a refused request may be granted."""
+        self._wanting, self._idle_s = False, None
 
     def entry(self, entry: LedgerEntry) -> None:
         """Apply a new ledger entry: resolved groups stop counting, unless they wait in a batch."""
         self._resolved = ResolvedSet(entry.watermark, entry.resolved)
         self._last_rollout = max(self._last_rollout, entry.watermark)
         self._last_entry = entry.index
-        self._wanting = False
+        self._note_change()
         for seq in [seq for seq in self._stored if seq in self._resolved]:
             stored = self._stored.pop(seq)
             self._shares.release(stored.env, stored.sequences)
@@ -136,7 +144,7 @@ class Governor:
     def trained(self, step: int) -> None:
         """Record that the trainer's weights hold every batch below `step`, which may be lower after a restart."""
         self._trained = step
-        self._wanting = False
+        self._note_change()
         self._batches = {number: size for number, size in self._batches.items() if number >= step}
 
     def halt(self, env: str, reason: str | None) -> None:
@@ -209,12 +217,13 @@ class Governor:
         if reason is not None:
             self._counts["refused"] += 1
             retry_s, never = max(self.config.retry_s, self._wait_s(now_s)), self._never_reason(request) is not None
-            closed = self._closed(request.env) is not None
-            return LeaseReply(granted=False, retry_s=retry_s, reason=reason, never=never, closed=closed)
+            closed, contended = self._closed(request.env) is not None, self._shares.is_contended(request.env, now_s)
+            return LeaseReply(
+                granted=False, retry_s=retry_s, reason=reason, never=never, closed=closed, contended=contended
+            )
         self._counts["granted"] += 1
-        if self._is_outdated(request):
-            self._shares.lose_outdated(request.env, request.sequences, now_s)
-        return self._begin(f"{self._term}.{self._counts['granted']}", request, now_s)
+        reply = self._begin(f"{self._term}.{self._counts['granted']}", request, now_s)
+        return reply.replace(contended=self._shares.is_contended(request.env, now_s))
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         name = request.lease or ""
@@ -241,7 +250,7 @@ class Governor:
     def _begin(self, name: str, request: LeaseRequest, now_s: float) -> LeaseReply:
         outdated, expires_s = self._is_outdated(request), now_s + self.config.lease_s
         lease = Lease(name, request.env, request.sequences, request.bytes, expires_s, outdated)
-        self._wanting = False
+        self._note_change()
         self._leases[lease.env, name] = lease
         if not outdated:
             self._shares.hold(lease.env, lease.sequences)
@@ -253,7 +262,7 @@ class Governor:
         lease = self._leases.pop((env, name or ""), None)
         if lease is None:
             return None
-        self._wanting = False
+        self._note_change()
         if not lease.outdated:
             self._shares.release(lease.env, lease.sequences)
         self.budget.release(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
@@ -261,12 +270,9 @@ class Governor:
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
         """Return why the request cannot be granted; None if it can."""
-        never = self._never_reason(request)
-        if never is not None:
-            return never
-        closed = self._closed(request.env)
-        if closed is not None:
-            return closed
+        refusal = self._never_reason(request) or self._closed(request.env)
+        if refusal is not None:
+            return refusal
         if self.waits_for_old_leases:
             return f"the governor started again and waits {self._wait_s(now_s):.1f} s for leases it cannot know"
         if self.budget.is_blind(now_s):
@@ -276,15 +282,35 @@ class Governor:
             return "the group may still be trained on, so it waits for its environment's turn"
         room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
         reason = self.budget.refusal_reason(room)
-        if reason is None and not outdated:
-            reason = self._expected_age_reason(request)
-            if reason is not None:
-                self._shares.keep_turn(request.env, request.sequences, now_s)
-            else:
-                free = self.capacity - self.outstanding
-                reason = self._shares.refusal_reason(request.env, request.sequences, free, now_s)
-        self._wanting = reason is not None
-        return reason
+        if reason is not None or outdated:
+            self._wanting = reason is not None
+            return reason
+        return self._lack_of_room(request, now_s)
+
+    def _lack_of_room(self, request: LeaseRequest, now_s: float) -> str | None:
+        """Return why the capacity has no room for the request; None if it has."""
+        reason = self._expected_age_reason(request)
+        if reason is not None:
+            self._shares.keep_turn(request.env, request.sequences, now_s)
+            self._wanting |= self.accepted >= self._batch_size  # else it is outdated, and no batch makes room for it
+            return reason
+        free = self.capacity - self.outstanding
+        reason = self._shares.refusal_reason(request.env, request.sequences, free, now_s)
+        if reason is None or request.sequences > free:
+            self._wanting = reason is not None
+            return reason
+        return self._keep_share(request, reason, now_s)
+
+    def _keep_share(self, request: LeaseRequest, reason: str, now_s: float) -> str | None:
+        """Return why room that is kept for other environments is not granted; None: it is, as they do not come."""
+        if self._leases or self.untrained:
+            self._idle_s = None
+            return reason
+        self._idle_s = now_s if self._idle_s is None else self._idle_s
+        if now_s - self._idle_s < _IDLE_RETRIES * self.config.retry_s:
+            return reason
+        self._shares.grant(request.env, request.sequences, now_s)
+        return None
 
     def _expected_age_reason(self, request: LeaseRequest) -> str | None:
         """Return why an existing group should not use up room; None if it may, or is not generated yet.

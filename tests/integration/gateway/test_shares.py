@@ -1,9 +1,9 @@
-"""Two environments of different speed ask for minima: batches hold the shares of `batching.mix`."""
+"""Environments that post flat out, more than the run can train on: batches hold the shares of `batching.mix`."""
 
 from collections import Counter
-from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import httpx
@@ -17,42 +17,74 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 RUN = "g"
-BATCH_SIZE, GROUP_SIZE, WORKERS = 32, 4, 12
-GENERATES_S = {"words": 0.0, "sums": 0.25}
-ASKED = {"words": 0.25, "sums": 0.75}
+WORKERS, FULL_AFTER, BATCHES = 12, 6, 30
+"""The first batches are made of what there was before all posted."""
 
 
-async def test_the_slower_environment_has_the_larger_share_that_it_asked_for(
-    nats_bus: NatsBus, nats_server: EmbeddedServer, tmp_path: Path
+class Case(NamedTuple):
+    """`samples` of the environments without four in a group; `slow` takes a while for each."""
+
+    weights: dict[str, int]
+    batch_size: int
+    samples: dict[str, int] = {}
+    slow: str | None = None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case({"words": 1, "sums": 2, "code": 4}, 28),
+        Case({"words": 1, "sums": 3}, 32, slow="sums"),
+        Case({"words": 1, "sums": 10}, 44),
+        Case({"words": 1, "sums": 1, "code": 1}, 48, {"sums": 8, "code": 16}),
+    ],
+    ids=["1:2:4", "1:3-the-larger-is-slow", "1:10", "groups-of-4-8-16"],
+)
+async def test_environments_that_post_flat_out_have_their_shares_of_the_batches(
+    case: Case, nats_bus: NatsBus, nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    mix = "{ words = 1.0, sums = 3.0 }"
-    world = World(
-        nats_bus, nats_server, tmp_path, batch_size=BATCH_SIZE, mix=mix, before_step=partial(anyio.sleep, 1.0)
-    )
-    world.trains.set()
+    """The trainer takes no time, so all that is granted is soon trained: no wait of it evens the shares out."""
+    weights, batch_size, samples, slow = case
+    mix = f"{{ {', '.join(f'{env} = {weight}.0' for env, weight in weights.items())} }}"
+    world = World(nats_bus, nats_server, tmp_path, batch_size=batch_size, mix=mix, environments=list(weights))
     numbers = count()
-    async with world.running(), httpx.AsyncClient(base_url=world.url, timeout=150, trust_env=False) as http:
+    registered: list[str] = []
 
-        async def work(client: Client, env: str, env_id: int) -> None:
-            while True:
-                await anyio.sleep(GENERATES_S[env])
-                await client.post(next(numbers), n=GROUP_SIZE, env_id=env_id)
+    async def environment(env: str) -> None:
+        size = samples.get(env, 4)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=world.url, timeout=150, trust_env=False, limits=limits) as http:
+            client = Client(http)
+            share = weights[env] / sum(weights.values())
+            env_id = await client.register(env, group_size=size, min_batch_allocation=share)
+            registered.append(env)
 
-        async with anyio.create_task_group() as tasks:
-            for env, share in ASKED.items():
-                client = Client(http)
-                env_id = await client.register(env, min_batch_allocation=share)
+            async def work() -> None:
+                while True:
+                    await anyio.sleep(0.25 if env == slow else 0.0)
+                    await client.post(next(numbers), n=size, env_id=env_id)
+
+            async with anyio.create_task_group() as workers:
                 for _ in range(WORKERS):
-                    tasks.start_soon(work, client, env, env_id)
-            with anyio.fail_after(240):
-                while len(world.batches) < 15:  # noqa: ASYNC110 - another process trains on
-                    await anyio.sleep(0.1)
-            tasks.cancel_scope.cancel()
-        assert world.worst <= 3 * BATCH_SIZE
+                    workers.start_soon(work)
+
+    async with world.running(), anyio.create_task_group() as tasks:
+        for env in weights:
+            tasks.start_soon(environment, env)
+        with anyio.fail_after(240):
+            while len(registered) < len(weights):  # noqa: ASYNC110 - the gateway is another process
+                await anyio.sleep(0.02)
+            world.trains.set()
+            while len(world.batches) < BATCHES:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        outcomes = await world.outcomes()
+        tasks.cancel_scope.cancel()
+    assert world.worst <= 3 * batch_size
     trained = Counter[str]()
-    for batch in world.batches[4:]:  # what was there before the second one had begun is trained by then
-        assert batch.sequences == BATCH_SIZE
-        trained.update({env: sum(ref.sequences for ref in batch.groups if ref.env == env) for env in ASKED})
-    assert trained["sums"] / trained.total() == pytest.approx(ASKED["sums"], abs=0.05)
-    assert trained["words"] > 0
+    for batch in world.batches[FULL_AFTER:BATCHES]:
+        assert batch.sequences == batch_size, "groups waited, and it left without them"
+        trained.update({env: sum(ref.sequences for ref in batch.groups if ref.env == env) for env in weights})
+    for env, weight in weights.items():
+        assert trained[env] / trained.total() == pytest.approx(weight / sum(weights.values()), abs=0.05), trained
+    assert outcomes["stale"] <= 2 * WORKERS * len(weights), "what came before a lease was granted for it"
     assert "min_batch_allocation" not in world.log.read_text(), "the mix gives what they ask for"

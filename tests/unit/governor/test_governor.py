@@ -735,3 +735,57 @@ def test_the_turn_of_an_environment_that_lost_groups_is_kept_while_it_makes_new_
     it.trained(1)
     replies = [it.answer_request(acquire("fast"), 5.0 + away_s) for _ in range(2)]
     assert [reply.granted for reply in replies] == [True, not kept]
+
+
+def test_a_refusal_of_an_outdated_group_is_no_want_of_room() -> None:
+    """Seen: batches left with four sequences while the clients of outdated groups were about to make new ones."""
+    it = full_of_batches()
+    it.trained(3)
+    refused = it.answer_request(generated("a", 0), 0.0)
+    assert "too old for the batch 3" in (refused.reason or "")
+    assert not it.blocked
+    assert it.answer_request(generated("a", 1), 0.0).granted
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_room_that_is_kept_for_others_is_granted_once_nothing_is_under_way(idle: bool) -> None:
+    """Otherwise groups that do not add up to a batch would wait until the others are forgotten."""
+    it = governor(batching=BatchingConfig(batch_size=8, max_staleness=2))
+    first = it.answer_request(acquire("b", 3), 0.0)
+    it.answer_request(LeaseRequest(op="release", producer="p", env="b", lease=first.lease), 0.0)
+    for seq in range(1, 4):
+        lease = it.answer_request(acquire("a", 5), 0.0).lease
+        it.member(seq, "a", plan(5, lease), 0.0)
+    kept = it.answer_request(acquire("a", 5), 0.0)
+    assert "kept for environments that have less" in (kept.reason or "")
+    assert not it.blocked, "there is room"
+    assert not it.answer_request(acquire("a", 5), 0.5).granted
+    if not idle:
+        assert it.answer_request(acquire("b", 1), 0.6).granted
+    assert it.answer_request(acquire("a", 5), 1.5).granted is idle
+
+
+def test_one_whose_groups_are_trained_at_once_does_not_go_before_the_others() -> None:
+    """It holds nothing whenever it requests, and so less than its part; but it had more than its share."""
+    it = governor(batching=BatchingConfig(batch_size=8, max_staleness=2, mix={"a": 1.0, "b": 3.0}))
+
+    def granted_and_trained_at_once() -> bool:
+        reply = it.answer_request(acquire("a"), 0.0)
+        if reply.granted:
+            it.answer_request(LeaseRequest(op="release", producer="p", env="a", lease=reply.lease), 0.0)
+        return reply.granted
+
+    assert granted_and_trained_at_once()
+    for _ in range(5):
+        assert it.answer_request(acquire("b"), 0.0).granted
+    assert "kept for environments that have less" in (it.answer_request(acquire("b"), 0.0).reason or "")
+    assert sum(granted_and_trained_at_once() for _ in range(10)) <= 2
+    assert it.answer_request(acquire("b"), 0.0).granted, "nothing is kept for one that had more"
+
+
+def test_a_reply_says_whether_other_environments_request_leases_too() -> None:
+    it = governor()
+    assert not it.answer_request(acquire("a"), 0.0).contended
+    assert it.answer_request(acquire("b"), 1.0).contended
+    assert it.answer_request(acquire("a"), 2.0).contended
+    assert not it.answer_request(acquire("a"), 2.0 + FLOW.lease_s).contended, "the other one is silent"

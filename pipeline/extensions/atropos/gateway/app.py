@@ -145,6 +145,10 @@ class Gateway:
             if not self._intake.held_sequences[env] and self._heard.is_silent(env, now_s)
         ]
 
+    def is_silent(self, env: str) -> bool:
+        """Return whether an environment has sent no request for longer than is usual for it."""
+        return self._heard.is_silent(env, anyio.current_time())
+
     def was_heard(self, env: str) -> bool:
         """Return whether an environment has sent a request in this life of the gateway."""
         return self._heard.was_heard(env)
@@ -255,7 +259,8 @@ class Gateway:
         An environment ends by itself once enough groups wait for the last step. But not all of them will be trained on:
         groups with equal rewards will not, nor those that it cancels when it ends.
         """
-        waiting = (self.outstanding or 0) + self._intake.waiting_sequences(env)
+        stored = max(0, (self.outstanding or 0) - self._intake.generating_sequences())
+        waiting = stored + self._intake.waiting_sequences(env)
         steps = self._config.training.steps
         registered = self._trainers.registered if self._trainers else None
         if registered is not None:
@@ -346,9 +351,10 @@ class Gateway:
             body = unpacked(request, data, most)
             caller = parent_span(request.headers.get("traceparent", ""))
             items = await self._intake.convert_groups(body, several=several, caller=caller)
+        del data, body  # a request that is held holds its encoded groups alone
         for env in {item.env for item in items}:
             self._hear(env)
-        return await self._intake.store(items)
+        return await self._intake.store(items, request.is_disconnected)
 
     async def _small_body(self, request: Request) -> bytes:
         async with self._bodies.receive(request, _SMALL_BODY_BYTES) as data:

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -120,11 +120,21 @@ class Intake:
         buffered = sum(partial.sequences for env in envs for partial in self._store.buffers[env].waiting)
         return buffered + sum(self.held_sequences[env] for env in envs)
 
+    def generating_sequences(self) -> int:
+        """Return the sequences that clients have leases for and generate now."""
+        return sum(queue.unused_sequences for queue in self._queues.values())
+
+    async def give_back_overdue(self, silent: Callable[[str], bool]) -> None:
+        """Give back leases whose groups do not come; `silent` says of which environments nothing is heard."""
+        for env, queue in self._queues.items():
+            await queue.give_back_overdue(silent=silent(env))
+
     async def renew(self) -> None:
-        """Keep the leases of groups that are being published. Runs until cancelled."""
+        """Keep the leases of groups that are generated or published. Runs until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for leases in self._leases.values():
+            for env, leases in self._leases.items():
                 tasks.start_soon(leases.renew)
+                tasks.start_soon(self._queues[env].end_on_drain)
 
     async def convert_groups(self, body: bytes, *, several: bool, caller: SpanLink | None = None) -> list[IntakeGroup]:
         """Return the groups of a body, converted.
@@ -157,22 +167,44 @@ class Intake:
                 self._named_unused.add((env, text))
                 log.warning("environment %s: its %s", env, text)
 
-    async def store(self, items: list[IntakeGroup]) -> list[Answer]:
-        """Store every group and return the answer to each.
+    async def store(self, items: list[IntakeGroup], is_gone: Callable[[], Awaitable[bool]]) -> list[Answer]:
+        """Store every group, and return the answers once the client may generate its next group.
 
-        Raises `BusyError` when they cannot all be stored in time; those that were are recognised when they come again.
+        A client that `is_gone` gets no lease for that. Raises `BusyError` when they cannot all be stored in time; those
+        that were are recognised when they come again. Empties `items`, so that a client that waits holds no memory.
         """
-        with self._holding(items), anyio.move_on_after(settings_of(self._config).hold_s):
-            answers = [await self._once(item) for item in items]
+        answers: list[Answer] = []
+        with anyio.move_on_after(settings_of(self._config).hold_s) as patience:
+            with self._holding(items):
+                answers = [await self._once(item) for item in items]
             self.latest = self._example
-            return answers
-        raise BusyError(
-            f"the governor granted no lease in {settings_of(self._config).hold_s:g} s, so the group was not taken: "
-            f"{self._service.vitals.status_text or 'the trainer has to catch up'}"
-        )
+            following = self._following(items, answers)
+            items.clear()
+            for env, (owner, sequences) in following.items():
+                await self._queues[env].wait_for_next(owner, sequences, is_gone)
+        if patience.cancelled_caught and items:
+            raise BusyError(
+                f"the governor granted no lease in {settings_of(self._config).hold_s:g} s, so the group was not taken: "
+                f"{self._service.vitals.status_text or 'the trainer has to catch up'}"
+            )
+        return answers
+
+    def _following(self, items: list[IntakeGroup], answers: list[Answer]) -> dict[str, tuple[int | None, int]]:
+        """Return, for each environment of stored `items`, the client and the size of the group that it makes next."""
+        found = {}
+        for item, answer in zip(items, answers, strict=True):
+            if not answer.get("buffer_size"):
+                registered = self._registered(item.owner)
+                size = len(item.group.sequences) if registered is None else registered.request.group_size
+                found[item.env] = (item.owner, size)
+        return found
 
     async def release(self, owner: int, env: str) -> None:
-        """Publish the buffered groups that wait for groups that will not come. Raises `BusyError`."""
+        """Publish the buffered groups that wait for groups that will not come, and give back unused leases.
+
+        Raises `BusyError`.
+        """
+        await self._queues[env].give_back(owner)
         with anyio.move_on_after(settings_of(self._config).hold_s):
             async with self._locks[env]:
                 for partial in self._store.buffers[env].of(owner):
@@ -309,7 +341,9 @@ class Intake:
         return buffer
 
     async def forget(self) -> None:
-        """Drop the groups that wait in the buffers."""
+        """Drop the groups that wait in the buffers, and give back the leases of groups to come."""
+        for queue in self._queues.values():
+            await queue.give_back_all()
         for env, lock in self._locks.items():
             async with lock:
                 await self._set_buffer(env, Buffer())
@@ -390,6 +424,7 @@ class Intake:
         return {
             "gateway/held_sequences": self.held_sequences.total(),
             "gateway/held_bytes": self._held_bytes.total(),
+            "gateway/generating_sequences": self.generating_sequences(),
             "gateway/buffered_sequences": sum(partial.sequences for partial in waiting),
             "gateway/duplicates": self.duplicates,
         }

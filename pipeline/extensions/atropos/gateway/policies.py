@@ -24,8 +24,6 @@ class PolicyVersions:
     def __init__(self) -> None:
         self._records: list[PolicyRecord] = []  # by the time they were written
         self.known = anyio.Event()
-        self.changed = anyio.Event()
-        """Set, and replaced, when a version comes."""
 
     async def follow(self, bus: Bus, run: str) -> None:
         """Record every policy version from now on, first the newest existing one. Runs until cancelled."""
@@ -41,8 +39,6 @@ class PolicyVersions:
         self._records.sort(key=lambda other: other.written_ns)
         del self._records[:-_MAX_POLICY_VERSIONS]
         self.known.set()
-        self.changed.set()
-        self.changed = anyio.Event()
 
     @property
     def newest_version(self) -> PolicyRecord | None:

@@ -89,6 +89,7 @@ async def _serve(
         async with background() as tasks:
             tasks.start_soon(policies.follow, service.bus, service.run)
             tasks.start_soon(intake.renew)
+            tasks.start_soon(_give_back_overdue, gateway, intake)
             tasks.start_soon(posts.follow)
             tasks.start_soon(posts.save)
             for env in envs:
@@ -114,6 +115,12 @@ async def _follow_governor(service: Service, gateway: Gateway) -> None:
                 continue  # unreadable; the next one follows in a second
             if "flow/outstanding" in figures:
                 gateway.outstanding = int(figures["flow/outstanding"])
+
+
+async def _give_back_overdue(gateway: Gateway, intake: Intake) -> None:
+    while True:
+        await intake.give_back_overdue(gateway.is_silent)
+        await anyio.sleep(_FIGURES_S)
 
 
 async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:

@@ -48,6 +48,7 @@ class Governor:
 
     def __init__(self) -> None:
         self.open = True
+        self.contended = False
         self.closed: set[str] = set()
         self.granted: list[LeaseRequest] = []
         self.released: list[str | None] = []
@@ -57,15 +58,18 @@ class Governor:
         request = decode(LeaseRequest, data)
         if request.op == "acquire" and request.env in self.closed:
             self.refusals += 1
-            return encode(LeaseReply(granted=False, retry_s=0.01, reason="halted", closed=True))
+            return encode(
+                LeaseReply(granted=False, retry_s=0.01, reason="halted", closed=True, contended=self.contended)
+            )
         if request.op == "acquire" and not self.open:
             self.refusals += 1
-            return encode(LeaseReply(granted=False, retry_s=0.01, reason="closed"))
+            return encode(LeaseReply(granted=False, retry_s=0.01, reason="closed", contended=self.contended))
         if request.op == "acquire":
             self.granted.append(request)
         if request.op == "release":
             self.released.append(request.lease)
-        return encode(LeaseReply(granted=True, lease=request.lease or f"lease-{len(self.granted)}", expires_s=30.0))
+        lease = request.lease or f"lease-{len(self.granted)}"
+        return encode(LeaseReply(granted=True, lease=lease, expires_s=30.0, contended=self.contended))
 
 
 class World:

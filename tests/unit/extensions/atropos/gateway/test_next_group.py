@@ -1,0 +1,106 @@
+"""While environments compete, a client is answered once there is a lease for the group that it makes next."""
+
+from functools import partial
+
+import anyio
+import httpx
+import pytest
+from unit.extensions.atropos.gateway.test_stage import outstanding
+
+pytestmark = pytest.mark.outside
+
+
+async def stored(world, n=1):
+    async def there():
+        return len(await world.groups()) == n
+
+    await world.lab.until(there)
+
+
+async def test_the_answer_waits_for_the_next_lease_and_the_next_group_for_nothing(world, make_scored):
+    world.governor.contended = True
+    async with world.gateway() as http:
+        first = await http.post("/scored_data", json=make_scored(seed=1))
+        assert first.json() == {"status": "received"}
+        assert [request.policy_step for request in world.governor.granted] == [0, None], "one is not generated yet"
+        await world.until(lambda: world.service.vitals.metrics["gateway/generating_sequences"] == 4)
+        world.governor.open = False
+        answers = []
+
+        async def post():
+            answers.append(await http.post("/scored_data", json=make_scored(seed=2)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post)
+            await stored(world, 2)
+            await world.until(lambda: world.governor.refusals > 2)
+            assert not answers, "it is stored, and its client may not make the next one yet"
+            world.governor.open = True
+        assert answers[0].json() == {"status": "received"}
+        assert [group.lease for group in await world.groups()] == ["lease-1", "lease-2"]
+
+
+@pytest.mark.parametrize("why", ["alone", "halted"])
+async def test_a_client_that_need_not_wait_is_answered_at_once(world, make_scored, why):
+    world.governor.contended = True
+    async with world.gateway() as http:
+        async with anyio.create_task_group() as tasks:
+            world.governor.open = False
+            tasks.start_soon(partial(http.post, "/scored_data", json=make_scored()))
+            await world.until(lambda: world.governor.refusals > 2)
+            world.governor.open = True
+            await stored(world)
+            world.governor.open = False
+            if why == "alone":
+                world.governor.contended = False
+            else:
+                world.governor.closed = {"words"}
+        assert len(await world.groups()) == 1
+
+
+async def test_a_stored_group_is_answered_with_success_however_long_there_is_no_lease_for_the_next(world, make_scored):
+    world.governor.contended = True
+    async with world.gateway(world.config(hold_s=0.5)) as http:
+        assert (await http.post("/scored_data", json=make_scored(seed=1))).status_code == 200
+        world.governor.open = False
+        answer = await http.post("/scored_data", json=make_scored(seed=2))  # it has the lease that was kept for it
+        assert (answer.status_code, answer.json()) == (200, {"status": "received"})
+        assert (await http.post("/scored_data", json=make_scored(seed=3))).status_code == 503
+
+
+async def test_leases_of_clients_that_leave_are_given_back(world, make_scored):
+    world.governor.contended = True
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        await http.post("/scored_data", json=make_scored(seed=1, env_id=number))
+        assert (await http.post("/disconnect-env", json={"env_id": number})).json() == {"status": "success"}
+        assert world.governor.released == ["lease-2"]
+        await http.post("/scored_data", json=make_scored(seed=2))
+        await http.get("/reset_data")
+        assert world.governor.released == ["lease-2", "lease-4"]
+
+
+async def test_a_client_that_hung_up_gets_no_lease(world, make_scored):
+    world.governor.contended = True
+    async with world.gateway() as http:
+        await http.post("/scored_data", json=make_scored(seed=1))
+        world.governor.open = False
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/scored_data", json=make_scored(seed=2), timeout=1.0)
+        await stored(world, 2)
+        world.governor.open = True
+        await world.until(lambda: len(world.governor.released) == 1)
+        await world.until(lambda: world.service.vitals.metrics["gateway/generating_sequences"] == 0)
+
+
+async def test_leases_for_groups_to_come_do_not_count_as_waiting(world, make_scored):
+    """Environments end or throttle themselves by that figure; these groups are what they are about to make."""
+    world.governor.contended = True
+    async with world.gateway() as http:
+        await http.post("/scored_data", json=make_scored())
+
+        async def shown():
+            await outstanding(world, 8)  # one stored, one leased
+            return (await http.get("/status")).json()["queue_size"] == 4
+
+        await world.lab.until(shown)
