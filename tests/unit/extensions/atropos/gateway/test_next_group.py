@@ -104,3 +104,19 @@ async def test_leases_for_groups_to_come_do_not_count_as_waiting(world, make_sco
             return (await http.get("/status")).json()["queue_size"] == 4
 
         await world.lab.until(shown)
+
+
+async def test_the_lease_for_the_next_group_is_as_large_as_those_before_but_not_as_one_that_got_none(
+    world, make_scored
+):
+    world.governor.contended = True
+    async with world.gateway(world.config(hold_s=0.3)) as http:
+        await http.post("/scored_data", json=make_scored(seed=1))
+        usual = world.governor.granted[-1].bytes
+        await http.post("/scored_data", json=make_scored(seed=2, length=4))
+        assert usual > world.governor.granted[-1].bytes > 0.9 * usual
+        world.governor.open = False
+        assert (await http.post("/scored_data", json=make_scored(seed=3, length=60))).status_code == 503
+        world.governor.open = True
+        await http.post("/scored_data", json=make_scored(seed=4))
+        assert world.governor.granted[-1].bytes <= usual
