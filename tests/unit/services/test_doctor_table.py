@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
-from lachesis.pipeline.config.extended import run_config_type, training_config_type
-from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import added
@@ -177,7 +177,10 @@ OF_SERVICES: dict[str, Row] = {
     "environment": ({**TRAINED, "environments": {"e": {"kind": "spel_backward"}}}, TRAINED),
 }
 OF_MACHINE = {
-    "engine": (ENGINES, {*_choices(InferenceConfig, "kind"), *_choices(training_config_type(), "backend")} - {"torch"}),
+    "engine": (
+        ENGINES,
+        {*_choices(inference_config_type(), "kind"), *_choices(training_config_type(), "backend")} - {"torch"},
+    ),
     "transport": (TRANSPORTS, set(_choices(WeightsConfig, "transport"))),
     "tracker": (TRACKERS, {setting.rpartition(".")[2] for setting in added("trackers")}),
     "service": (OF_SERVICES, set(services())),
