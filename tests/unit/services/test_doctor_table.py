@@ -18,6 +18,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import added
+from lachesis.pipeline.inference.config import engines
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN as ESTIMATORS
 from lachesis.pipeline.scorer.raters import rater_places
@@ -177,10 +178,7 @@ OF_SERVICES: dict[str, Row] = {
     "environment": ({**TRAINED, "environments": {"e": {"kind": "spel_backward"}}}, TRAINED),
 }
 OF_MACHINE = {
-    "engine": (
-        ENGINES,
-        {*_choices(inference_config_type(), "kind"), *_choices(training_config_type(), "backend")} - {"torch"},
-    ),
+    "engine": (ENGINES, {*engines(), *added("trainers")}),
     "transport": (TRANSPORTS, set(_choices(WeightsConfig, "transport"))),
     "tracker": (TRACKERS, {setting.rpartition(".")[2] for setting in added("trackers")}),
     "service": (OF_SERVICES, set(services())),
