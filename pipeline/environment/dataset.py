@@ -9,8 +9,8 @@ row that cannot be used or scored is left out and reported, never guessed at. On
 
 import logging
 from array import array
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -18,18 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.tasks.answer_column import DEFAULT_ANSWER, AnswerColumn
+from lachesis.pipeline.tasks.choice_columns import ChoiceColumns
+from lachesis.pipeline.tasks.choices import AnswerChoice, AnswerForm, choice_lines
 from lachesis.pipeline.tasks.columns import braced_names, column, fill_template, is_missing, template_columns
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
 from lachesis.pipeline.tasks.item_keys import Keys, exact_key, prompt_key
 from lachesis.pipeline.tasks.labels import difficulty_in, skill_in
 from lachesis.pipeline.tasks.program_tests import program_tests
-from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.row_doubts import RowDoubts
 from lachesis.pipeline.tasks.row_index import RowIndex, index_file, load_index, save_index
 from lachesis.pipeline.tasks.row_report import RowReport, first_of_each, twins
-from lachesis.pipeline.tasks.row_stores import DatasetRow, LineRows
-from lachesis.pipeline.tasks.rows import read_file, read_named
-from lachesis.pipeline.tasks.shards import find_shards, read_shards
+from lachesis.pipeline.tasks.row_stores import DatasetRow
+from lachesis.pipeline.tasks.rows import read_named
+from lachesis.pipeline.tasks.shards import find_shards, read_files
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
@@ -38,8 +40,8 @@ __all__ = ["Dataset"]
 
 log = logging.getLogger("lachesis")
 
-_ANSWER = "answer"
-"""The column of the answer, unless `answer` names another."""
+_CHOICES = "choices"
+"""Stands for the choices in a template."""
 _PICTURES = {"<image>": ("images", "image"), "<video>": ("videos", "video")}
 """Marks in a prompt, and the columns that they stand for."""
 _MAX_EXAMPLES = 3
@@ -58,8 +60,11 @@ class Dataset(Environment):
         subset: str | None = None,
         split: str = "train",
         prompt: str = "prompt",
-        answer: str | None = _ANSWER,
+        answer: str | None = DEFAULT_ANSWER,
         answer_after: str | None = None,
+        answer_form: AnswerForm | None = None,
+        answer_words: dict[str, str] | None = None,
+        choices: str | list[str] | None = None,
         tests: str | None = None,
         template: str | None = None,
         system: str | None = None,
@@ -77,12 +82,16 @@ class Dataset(Environment):
         ("reward_model.ground_truth"). `answer` is "" or null where there is none, and may be missing beside `tests`; a
         list of answers means any of them. A prompt is text, a list of chat messages or ShareGPT's turns; an assistant's
         message at its end is not part of the prompt, and is the answer if there is no column for it. `answer_after`:
-        the answer is the text after the last occurrence of this text ("####" in GSM8K). `tests`: the column of tests
-        that the rater `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: the prompt, with columns
-        in braces: "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system message,
-        which may also have columns in braces. `metadata`: columns that raters get as well. `task`: columns that raters
-        get beside `answer`, by their names or, given a table, by others. `size`: use only the first rows. Raises
-        `ConfigError` if the data set or a column is missing or unfit.
+        the answer is the text after the last occurrence of this text ("####" in GSM8K). `answer_words`: the answers for
+        what the column holds, { true = "yes", false = "no" } say. `choices`: the column of a question's choices, or the
+        columns of one each. They are asked below the prompt, or for "{choices}" in the template, under the letters A,
+        B, C..., and the answer is the letter of the right one. `answer` says it by its place from 0 ("index") or 1
+        ("number"), its "label" or its "text"; `answer_form`: which of these, unless it is clear. `tests`: the column of
+        tests that the rater `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: the prompt, with
+        columns in braces: "{question}\\nAnswer with a number."; other braces stay as they are. `system`: a system
+        message, which may also have columns in braces. `metadata`: columns that raters get as well. `task`: columns
+        that raters get beside `answer`, by their names or, given a table, by others. `size`: use only the first rows.
+        Raises `ConfigError` if the data set or a column is missing or unfit.
         """
         if (path is None) == (name is None):
             raise ConfigError("dataset: give either path, a file, or name, a Hugging Face data set")
@@ -90,26 +99,26 @@ class Dataset(Environment):
         self._where = f"data set {name or (files[0] if len(files) == 1 else path)}"
         self._prompt = prompt
         self._answer = answer or None
+        if choices is None and answer_form is not None:
+            raise ConfigError("dataset: answer_form is for choices, and choices names no column")
+        self._choices = None if choices is None else ChoiceColumns(choices, self._answer, answer_form)
+        self._answers = AnswerColumn(answer or "", answer_after, answer_words)
         self._skill = skill
         self._difficulty = difficulty
-        self._answer_after = answer_after
         self._tests = tests
         self._template = template
         self._system = system
         self._metadata = metadata or []
         named = task or {}
         self._extra = named if isinstance(named, dict) else {one.rpartition(".")[2]: one for one in named}
-        if taken := sorted({"answer", "tests", "metadata"} & self._extra.keys()):
+        if taken := sorted({"answer", "choices", "tests", "metadata"} & self._extra.keys()):
             raise ConfigError(f"dataset: task names {taken[0]!r}, which has a parameter of its own")
         ours = {"self", "named", "taken", "files", "__class__"}
         given = {key: value for key, value in locals().items() if key not in ours and key != "ours"}
-        kept = index_file(files[0], given) if len(files) == 1 else None
-        index = load_index(kept)
-        if len(files) > 1:
-            self._rows = read_shards(files, self._named_columns())
-        elif files:
-            lines = None if index is None or not index.starts else (index.starts, index.lengths, index.numbers)
-            self._rows = read_file(files[0], self._named_columns(), lines)
+        kept = index_file(files, given)
+        index = load_index(kept, len(files))
+        if files:
+            self._rows = read_files(files, self._named_columns(), [] if index is None else index.lines)
         else:
             self._rows = read_named(str(name), subset, split)
         self._last = len(self._rows) if size is None else min(size, len(self._rows))
@@ -117,10 +126,11 @@ class Dataset(Environment):
             raise ConfigError(f"{self._where}: size is {size}; it must be at least 1")
         self._asked_columns = [] if template is None else self._columns_in(template, needed=True)
         self._system_columns = [] if system is None else self._columns_in(system, needed=False)
+        self._template_shows_choices = self._choices is not None and self._choices.are_in(self._asked_columns)
         self._refuse_repeated_columns()
         answered = True if index is None else index.answered
-        if tests is not None and answer == _ANSWER and index is None:
-            answered = any(_ANSWER in row for row in self._first_rows())
+        if tests is not None and answer == DEFAULT_ANSWER and index is None:
+            answered = any(DEFAULT_ANSWER in row for row in self._first_rows())
         self._answer = self._answer if answered else None
         if index is None:
             index = self._look_through()
@@ -146,8 +156,11 @@ class Dataset(Environment):
 
     def _columns_in(self, template: str, *, needed: bool) -> list[str]:
         """Return the columns that a text names in braces."""
+        rows = list(islice(self._first_rows(), _MAX_TEMPLATE_ROWS))
+        if self._choices is not None:
+            rows = [self._choices.filled_in(row, "") for row in rows]
         try:
-            return template_columns(template, list(islice(self._first_rows(), _MAX_TEMPLATE_ROWS)), needed=needed)
+            return template_columns(template, rows, needed=needed)
         except ConfigError as error:
             raise ConfigError(f"{self._where} row 1: {error}") from error
 
@@ -155,7 +168,7 @@ class Dataset(Environment):
         """Find the rows to use, their keys, and the messages about the others."""
         report = RowReport(self._where)
         places, keys, exact, answers = array("q"), array("Q"), array("Q"), array("Q")
-        hard, doubts = 0, RowDoubts(answer=self._answer, system=self._system is not None)
+        hard, doubts = 0, RowDoubts(self._answer, system=self._system is not None, choices=self._choices is not None)
         for number, (row, twice) in enumerate(islice(self._rows.with_repeats(self._read_columns()), self._last)):
             try:
                 task = self._task(row, "")
@@ -177,6 +190,8 @@ class Dataset(Environment):
                 continue
             hard += task.difficulty is not None
             doubts.check_row(row, task)
+            if self._choices is not None:
+                self._choices.count(task.task.get("answer"))
             places.append(number)
             keys.append(prompt_key(asked))
             exact.append(int(task.item, 16))
@@ -189,13 +204,13 @@ class Dataset(Environment):
                 f"{len(places) - hard} of {len(places)} rows have no {self._difficulty!r}, so the curriculum uses that "
                 "of none: fill it in, or leave those rows out"
             )
-        for text in doubts.texts():
-            report.say(text)
-        lines = self._rows.lines() if isinstance(self._rows, LineRows) else (b"", b"", b"")
+        try:
+            for text in chain(doubts.texts(), () if self._choices is None else self._choices.doubts()):
+                report.say(text)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where}: {error}") from error
         return RowIndex(
-            starts=lines[0],
-            lengths=lines[1],
-            numbers=lines[2],
+            lines=self._rows.lines(),
             places=array("q", (places[one] for one in kept)).tobytes(),
             keys=np.array(keys, np.uint64)[kept].tobytes(),
             answered=self._answer is not None,
@@ -251,9 +266,19 @@ class Dataset(Environment):
         named = [name for name in (self._answer, self._tests, *asked) if name is not None]
         return frozenset(part for name in named for part in {name, name.partition(".")[0]})
 
+    def _choice_columns(self) -> list[str]:
+        return [] if self._choices is None else self._choices.columns
+
     def _read_columns(self) -> list[str]:
         """Return the columns that are read, and the outermost ones that hold them."""
-        inner = [self._tests, self._skill, self._difficulty, *self._metadata, *self._extra.values()]
+        inner = [
+            *self._choice_columns(),
+            self._tests,
+            self._skill,
+            self._difficulty,
+            *self._metadata,
+            *self._extra.values(),
+        ]
         asked = [*(self._asked_columns or [self._prompt]), *self._system_columns]
         named = [name for name in (self._answer, *asked, *inner) if name is not None]
         return list(dict.fromkeys(part for name in named for part in {name, name.partition(".")[0]}))
@@ -271,7 +296,10 @@ class Dataset(Environment):
     def _asked(self, row: DatasetRow, task: Task) -> str:
         """Return a row's question, which stays the same with another template or system message."""
         if self._template is not None:
-            values = {name: column(row, name, "") for name in self._asked_columns}
+            shown = [] if self._choices is None else [_CHOICES, *self._choices.columns]
+            values = {name: column(row, name, "") for name in self._asked_columns if name not in shown}
+            if shown:
+                values[_CHOICES] = "\n".join(task.task[_CHOICES])
             if len(values) == 1:
                 return str(next(iter(values.values())))
             return "\n".join(str(value) for _, value in sorted(values.items()))
@@ -280,11 +308,14 @@ class Dataset(Environment):
         return "\n".join(text) if text else "\n".join(one.content for one in said)
 
     def _task(self, row: DatasetRow, where: str) -> Task:
-        asked = self._conversation(row, where)
+        choices = [] if self._choices is None else self._choices.read(row, where)
+        asked = self._conversation(row, choice_lines(choices), where)
         messages = [*self._system_message(row, where), *asked.messages]
         about: dict[str, Any] = {}
         if self._answer is not None:
-            about["answer"] = self._answer_of(row, asked, where)
+            about["answer"] = self._answer_of(row, asked, choices, where)
+        if choices:
+            about[_CHOICES] = [one.text for one in choices]
         if self._tests is not None:
             given = _plain(column(row, self._tests, where), where)
             if is_missing(given):
@@ -312,10 +343,12 @@ class Dataset(Environment):
         text = fill_template(self._system, row, where, self._system_columns) if self._system_columns else self._system
         return [Message(role="system", content=text)] if text.strip() else []
 
-    def _conversation(self, row: DatasetRow, where: str) -> Conversation:
+    def _conversation(self, row: DatasetRow, choices: str, where: str) -> Conversation:
+        below = f"\n\n{choices}" if choices and not self._template_shows_choices else ""
         if self._template is not None:
-            text = fill_template(self._template, row, where, self._asked_columns)
-            return Conversation([Message(role="user", content=text)])
+            filled = row if self._choices is None else self._choices.filled_in(row, choices)
+            text = fill_template(self._template, filled, where, self._asked_columns)
+            return Conversation([Message(role="user", content=text + below)])
         try:
             found = read_conversation(column(row, self._prompt, where))
         except ConfigError as error:
@@ -327,50 +360,17 @@ class Dataset(Environment):
                     f"{where}: its prompt has a picture, {mark}, which would be lost: an environment of kind dataset "
                     "asks in text alone"
                 )
-        return found
+        last = found.messages[-1]
+        shown = msgspec.structs.replace(last, content=last.content + below) if below else last
+        return msgspec.structs.replace(found, messages=[*found.messages[:-1], shown])
 
-    def _answer_of(self, row: DatasetRow, asked: Conversation, where: str) -> str | list[str]:
-        if self._answer == _ANSWER and _ANSWER not in row and asked.answer is not None:
-            value: Any = asked.answer
-        elif self._answer == _ANSWER and _ANSWER not in row and asked.is_chat:
-            raise ConfigError(
-                f"{where}: it has no column 'answer', and its prompt does not end in words of the assistant, which "
-                "would be the answer; name the column of the answer, or set answer = ''"
-            )
-        else:
-            value = column(row, str(self._answer), where)
-        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            value = _last_said(value, where)  # a completion, or a conversation, as chat messages
-        if is_missing(value) or (isinstance(value, str) and not value.strip()):
-            raise ConfigError(
-                f"{where}: its answer is {value!r} ({type(value).__name__}), which is missing. Mend it: drop the row, "
-                "or, if no rater needs answers, set answer = ''"
-            )
-        if isinstance(value, list):
-            known = [self._one_answer(one, where) for one in value if not is_missing(one)]
-            if not known:
-                raise ConfigError(f"{where}: its answer is {value!r:.60} (list), an empty list. Mend it: drop the row")
-            return known[0] if len(set(known)) == 1 else list(dict.fromkeys(known))
-        return self._one_answer(value, where)
-
-    def _one_answer(self, value: Any, where: str) -> str:
-        text = reference_text(value, where)
-        if self._answer_after is not None:
-            _, mark, text = text.rpartition(self._answer_after)
-            if not mark or not text.strip():
-                raise ConfigError(f"{where}: no answer follows {self._answer_after!r} in {str(value)[-60:]!r}")
-        return text.strip()
-
-
-def _last_said(turns: list[Any], where: str) -> str | None:
-    """Return the last text of the assistant in chat messages."""
-    if not any("content" in turn or "value" in turn for turn in turns):
-        raise ConfigError(f"{where}: its answer is {turns!r:.60} (list), of objects. Mend it: name the text in them")
-    user = {"role": "user", "content": "-"}
-    try:
-        return read_conversation([user, *turns]).answer
-    except ConfigError as error:
-        raise ConfigError(f"{where}: its answer: {error}") from error
+    def _answer_of(
+        self, row: DatasetRow, asked: Conversation, choices: Sequence[AnswerChoice], where: str
+    ) -> str | list[str]:
+        value = self._answers.value(row, asked, where)
+        if self._choices is None:
+            return self._answers.texts(value, where)
+        return self._choices.answer(self._answers.after_mark(value, where), choices, where)
 
 
 def _plain(value: Any, where: str) -> Any:

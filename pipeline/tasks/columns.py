@@ -12,7 +12,7 @@ from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["braced_names", "column", "fill_template", "is_missing", "template_columns"]
+__all__ = ["braced_names", "column", "fill_template", "is_missing", "opened", "template_columns"]
 
 _MAX_NAMES = 40
 _ABSENT: Final = object()
@@ -45,7 +45,7 @@ def _find(row: Mapping[str, Any], name: str) -> Any:
     found: Any = row
     parts = name.split(".")
     while parts:
-        found = _opened(found)
+        found = opened(found)
         if isinstance(found, Mapping):
             size = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in found), None)
             if size is None:
@@ -60,7 +60,7 @@ def _find(row: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def _opened(value: Any) -> Any:
+def opened(value: Any) -> Any:
     """Return the content of a JSON text, in which tables store columns that hold others; else the value."""
     found = literal_in(value) if isinstance(value, str) else None
     return value if found is None else found
@@ -69,7 +69,7 @@ def _opened(value: Any) -> Any:
 def _names(row: Mapping[str, Any]) -> Iterator[str]:
     for name, value in row.items():
         yield name
-        inner = _opened(value)
+        inner = opened(value)
         if isinstance(inner, Mapping):
             yield from (f"{name}.{key}" for key in inner)
 

@@ -58,12 +58,12 @@ def is_absent_text(text: str) -> bool:
 
 
 def holds_list(value: Any) -> bool:
-    """Return whether an answer is a text that holds a list of texts, in JSON or as Python prints it.
+    """Return whether an answer is the text of a list of texts or objects, as JSON or as printed.
 
     It is unclear then whether the list or its content is meant: '["a", "b"]' is the answer if the task requests JSON.
     """
     found = literal_in(value) if isinstance(value, str) else None
-    return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
+    return isinstance(found, list) and bool(found) and all(isinstance(one, str | dict) for one in found)
 
 
 def _refused(where: str, value: Any, cure: str) -> str:

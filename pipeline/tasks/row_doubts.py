@@ -6,28 +6,36 @@ Such rows stay: only the author of the data set knows whether a text is an answe
 from collections.abc import Iterator
 from typing import Any
 
+from lachesis.pipeline.tasks.choices import read_choices
 from lachesis.pipeline.tasks.references import holds_list
 from lachesis.pipeline.tasks.row_stores import DatasetRow
 from lachesis.pipeline.tasks.task import Task
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["RowDoubts"]
 
 _MISSING = frozenset({"null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "nil"})
 _SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NUM!", "#NULL!", "#ERROR!")
 _SYSTEM = "system"
+_CHOICES = ("choices", "options", "endings", "mc1_targets")
 _MAX_SHOWN = 60
 
 
 class RowDoubts:
-    """Doubts about the rows. `answer`: the column of the answers; `system`: whether a system message is given."""
+    """Doubts about the rows.
 
-    def __init__(self, *, answer: str | None, system: bool) -> None:
+    `answer`: the column of the answers. `system`, `choices`: whether the configuration names columns for them.
+    """
+
+    def __init__(self, answer: str | None, *, system: bool, choices: bool) -> None:
         self._answer = answer
         self._system = system
+        self._choices = choices
         self._rows = 0
         self._lists = (0, "")
         self._missing = (0, "")
         self._unread = 0
+        self._unasked = (0, "")
 
     def check_row(self, row: DatasetRow, task: Task) -> None:
         """Count a row that is used."""
@@ -39,13 +47,16 @@ class RowDoubts:
             self._missing = self._missing[0] + 1, self._missing[1] or said
         if not self._system and self._has_unread_system(row, task):
             self._unread += 1
+        if not self._choices and (name := _unasked_choices(row, task)) is not None:
+            self._unasked = self._unasked[0] + 1, self._unasked[1] or name
 
     def texts(self) -> Iterator[str]:
         """Yield the messages to report."""
         if self._lists[0]:
             yield (
                 f"{self._lists[0]} of {self._rows} answers are the text of a list, {self._lists[1]} say, and are "
-                f'compared as they stand. If what is in the list is the answer, give answer = "{self._answer}.0"'
+                f'compared as they stand, blanks included. If what is in the list is the answer, give answer = "'
+                f'{self._answer}.0"; a rater of your own can read all of it by task = ["{self._answer}"]'
             )
         if self._missing[0]:
             yield (
@@ -57,8 +68,26 @@ class RowDoubts:
                 f"{self._unread} of {self._rows} rows have a text in the column {_SYSTEM!r}, which the model does not "
                 f'see. To ask with it, give {_SYSTEM} = "{{{_SYSTEM}}}"'
             )
+        if self._unasked[0]:
+            yield (
+                f"{self._unasked[0]} of {self._rows} rows have choices in the column {self._unasked[1]!r}, which the "
+                f'model does not see. To ask with them, give choices = "{self._unasked[1]}"'
+            )
 
     def _has_unread_system(self, row: DatasetRow, task: Task) -> bool:
         said: Any = row.get(_SYSTEM)
         is_text = isinstance(said, str) and bool(said.strip())
         return is_text and all(one.role != "system" for one in task.messages)
+
+
+def _unasked_choices(row: DatasetRow, task: Task) -> str | None:
+    """Return the name of a column with choices of which the prompt shows none; None if there is none."""
+    for name in _CHOICES:
+        if row.get(name):
+            try:
+                choices = read_choices(row[name], "")
+            except ConfigError:
+                continue
+            if all(one.text not in message.content for one in choices for message in task.messages):
+                return name
+    return None

@@ -1,6 +1,6 @@
 """Keeps the index of a large data set for the other processes of a run.
 
-The index is in the user's cache folder, keyed by the file's path, size and times and the environment's parameters: a
+The index is in the user's cache folder, keyed by each file's path, size and times and the environment's parameters: a
 changed file has another index. Guarantees that a missing or damaged index, or a folder that cannot be written, costs
 only time.
 """
@@ -9,19 +9,20 @@ import hashlib
 import logging
 import os
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lachesis.pipeline.common.fsync import partial_of
+from lachesis.pipeline.tasks.row_stores import LinePlaces
 
 __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
 
 log = logging.getLogger("lachesis")
 
-_VERSION = 4
+_VERSION = 5
 """Increased whenever the same rows give another index."""
 _LARGE_BYTES = 4 << 20
 """A smaller file is read in a second or less."""
@@ -31,52 +32,55 @@ _MAX_KEPT = 16
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The rows to use, their keys, and the messages about the others.
 
-    For JSON lines it also has the start, length and number of each line. All numbers have the machine's byte order.
+    `lines`: the places of the lines of each file. All numbers have the machine's byte order.
     """
 
-    starts: bytes = b""
-    lengths: bytes = b""
-    numbers: bytes = b""
+    lines: list[LinePlaces]
     places: bytes
     keys: bytes
     answered: bool = True
     """Whether the rows have answers."""
     doubts: list[str]
 
-    def is_whole(self) -> bool:
-        """Whether its parts belong together."""
-        lines = len(self.starts) // array("q").itemsize
+    def is_whole(self, files: int) -> bool:
+        """Whether its parts belong together, and to so many files."""
         rows = len(self.places) // array("q").itemsize
-        sizes = len(self.lengths) // array("I").itemsize, len(self.numbers) // array("I").itemsize
-        return rows > 0 and len(self.keys) == 8 * rows and sizes == (lines, lines)
+        sizes = array("q").itemsize, array("I").itemsize, array("I").itemsize
+        return (
+            rows > 0
+            and len(self.keys) == 8 * rows
+            and len(self.lines) == files
+            and all(len({len(part) / size for part, size in zip(one, sizes, strict=True)}) == 1 for one in self.lines)
+        )
 
 
-def index_file(path: Path, params: Mapping[str, Any]) -> Path | None:
-    """Return the path of a file's index, for an environment with these parameters.
+def index_file(files: Sequence[Path], params: Mapping[str, Any]) -> Path | None:
+    """Return the path of the index of files, for an environment with these parameters.
 
-    None for a small or missing file, and if there is no folder for the index.
+    None if the files are small together or one is missing, and if there is no folder for the index.
     """
     folder = _folder()
     try:
-        found = path.stat()
+        found = [file.stat() for file in files]
     except OSError:
         return None
-    if folder is None or found.st_size < _LARGE_BYTES:
+    if folder is None or sum(one.st_size for one in found) < _LARGE_BYTES:
         return None
-    stamp = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    key = msgspec.json.encode([_VERSION, os.fspath(path.absolute()), stamp, dict(params)], order="deterministic")
+    stamps = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found]
+    names = [os.fspath(file.absolute()) for file in files]
+    key = msgspec.json.encode([_VERSION, names, stamps, dict(params)], order="deterministic")
     return folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.index"
 
 
-def load_index(file: Path | None) -> RowIndex | None:
-    """Return the index in a file; None if there is no complete one."""
+def load_index(file: Path | None, files: int) -> RowIndex | None:
+    """Return the index of so many files; None if there is no complete one."""
     if file is None:
         return None
     try:
         found = msgspec.msgpack.decode(file.read_bytes(), type=RowIndex)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.is_whole() else None
+    return found if found.is_whole(files) else None
 
 
 def save_index(file: Path | None, index: RowIndex) -> None:

@@ -18,7 +18,7 @@ from lachesis.pipeline.tasks.arrow_rows import ArrowRows, arrow_errors
 from lachesis.pipeline.tasks.csv_rows import CsvTable
 from lachesis.pipeline.tasks.json_files import read_json
 from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_other_kind, unpacked
-from lachesis.pipeline.tasks.row_stores import JsonRows, LineRows, Rows, SequenceRows, rows_of_lines
+from lachesis.pipeline.tasks.row_stores import JsonRows, LinePlaces, LineRows, Rows, SequenceRows, rows_of_lines
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["ENDINGS", "read_file", "read_named"]
@@ -28,7 +28,7 @@ _CSV = (".csv", ".tsv")
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 
 
-def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, bytes] | None = None) -> Rows:
+def read_file(path: Path, names: frozenset[str], lines: LinePlaces | None = None) -> Rows:
     """Return the rows of a file; the ending of its name gives its kind.
 
     A further ending such as `.gz` means that it is packed. `names`: columns that will be read. `lines`: the places of
@@ -46,7 +46,7 @@ def read_file(path: Path, names: frozenset[str], lines: tuple[bytes, bytes, byte
         _check_regular(path)
         with bounded_memory(most):
             rows = (
-                LineRows(path, lines) if lines is not None else _opened(path, ending, names, packed=packed, most=most)
+                LineRows(path, lines) if lines and lines[0] else _opened(path, ending, names, packed=packed, most=most)
             )
     except MemoryError as error:
         raise ConfigError(

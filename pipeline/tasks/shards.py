@@ -12,11 +12,11 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from lachesis.pipeline.tasks.packed_files import PACKINGS
-from lachesis.pipeline.tasks.row_stores import DatasetRow, Rows
+from lachesis.pipeline.tasks.row_stores import DatasetRow, LinePlaces, Rows
 from lachesis.pipeline.tasks.rows import ENDINGS, read_file
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["find_shards", "read_shards"]
+__all__ = ["find_shards", "read_files"]
 
 _SPLIT = re.compile(r"(?<![a-z])(train|test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
 _USE_GLOB = "name those that you mean by a glob, folder/train-*.jsonl say, or as a list"
@@ -35,9 +35,14 @@ def find_shards(path: str | list[str]) -> list[Path]:
     return found
 
 
-def read_shards(files: Sequence[Path], names: frozenset[str]) -> Rows:
-    """Return the rows of all files. Raises as `read_file`."""
-    return _ShardRows(files, [read_file(file, names) for file in files])
+def read_files(files: Sequence[Path], names: frozenset[str], lines: Sequence[LinePlaces] = ()) -> Rows:
+    """Return the rows of all files. Raises as `read_file`.
+
+    `lines`: the places of JSON lines in each, if known.
+    """
+    known: Sequence[LinePlaces | None] = lines or [None] * len(files)
+    shards = [read_file(file, names, places) for file, places in zip(files, known, strict=True)]
+    return shards[0] if len(shards) == 1 else _ShardRows(files, shards)
 
 
 def _files_of(path: str) -> list[Path]:
@@ -97,6 +102,9 @@ class _ShardRows(Rows):
 
     def with_repeats(self, names: Sequence[str]) -> Iterator[tuple[DatasetRow, str | None]]:
         return chain.from_iterable(shard.with_repeats(names) for shard in self._shards)
+
+    def lines(self) -> list[LinePlaces]:
+        return [places for shard in self._shards for places in shard.lines()]
 
     def name_of(self, index: int) -> str:
         shard, row = self._place(index)
