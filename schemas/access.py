@@ -318,7 +318,7 @@ def _services(scope: Scope) -> dict[str, Access]:
                 asks=(lease(env),),
                 rereads=((ROLLOUTS, chunks(env)),),
                 watches=(policy, keys.curriculum(revision, env), policy_server),
-                sets=(keys.epoch(env), keys.held_out(env)),
+                sets=(keys.epoch(env), keys.held_out(env), keys.prompts(env)),
                 by_key=True,
             )
             for env in scope.environments

@@ -27,6 +27,7 @@ __all__ = [
     "LeaseRequest",
     "PackedHistogram",
     "PolicyRecord",
+    "PromptsRecord",
     "StageIncident",
     "StageState",
     "StageVitals",
@@ -202,6 +203,18 @@ class HeldOutRecord(Event, frozen=True, kw_only=True):
 
     seed: int
     limit: Count
+
+
+class PromptsRecord(Event, frozen=True, kw_only=True):
+    """How an environment's prompts were made at its last start, by the key `prompts`.
+
+    `tokenizer_hash` covers the chat template and its parameters. `messages` is the SHA-256 of the messages of the task
+    with the key `item`: another one means that the same task is asked in another way. "": its code failed.
+    """
+
+    tokenizer_hash: str
+    item: str
+    messages: str
 
 
 class EpochRecord(Event, frozen=True, kw_only=True):

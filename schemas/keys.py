@@ -18,6 +18,7 @@ __all__ = [
     "gateway",
     "held_out",
     "inference",
+    "prompts",
     "resume",
     "webhook",
 ]
@@ -50,6 +51,11 @@ def epoch(env: str = "*") -> str:
 def held_out(env: str = "*") -> str:
     """Which of an environment's tasks may be held out: none that was ever drawn."""
     return f"held_out.{env}"
+
+
+def prompts(env: str = "*") -> str:
+    """How an environment's prompts were made at its last start."""
+    return f"prompts.{env}"
 
 
 def attempts(durable: str, seq: int | str = "*") -> str:

@@ -39,6 +39,7 @@ from lachesis.pipeline.environment.held_out import settle_held_out
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
+from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, describe_error
 from lachesis.pipeline.environment.sampler import Sampler
 from lachesis.pipeline.environment.traces import traced_if_abandoned
@@ -181,6 +182,9 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
                 await producer.learn_limits()
                 await tasks.start(producer.follow_policy)
                 await producer.compare_server()
+                if single is None and len(env):
+                    used = producer.guard.tokenizer_hash(settings.chat_template_kwargs)
+                    await note_changed_prompts(service, name, env, keys_of_items, used)
             service.vitals.slots = settings.concurrency
             async with anyio.create_task_group() as workers:
                 for _ in range(settings.concurrency):

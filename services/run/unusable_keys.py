@@ -12,7 +12,7 @@ from lachesis.pipeline.extension import extensions, load_place
 from lachesis.schemas import keys
 from lachesis.schemas.alerts import SentAlerts
 from lachesis.schemas.codec import Event, decode
-from lachesis.schemas.control import EpochRecord, HeldOutRecord
+from lachesis.schemas.control import EpochRecord, HeldOutRecord, PromptsRecord
 from lachesis.schemas.errors import DamagedError, SchemaError
 from lachesis.schemas.retention import Retention
 
@@ -41,6 +41,7 @@ def _keys(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], object]]]:
     yield keys.webhook(config.revision), _reads(SentAlerts)
     for env in dict.fromkeys((*config.environments, *config.evaluation)):
         yield keys.held_out(env), _reads(HeldOutRecord)
+        yield keys.prompts(env), _reads(PromptsRecord)
         yield keys.epoch(env), _reads(EpochRecord)
     for one in extensions().values():
         if one.stored_values is not None:

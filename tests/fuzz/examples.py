@@ -34,6 +34,7 @@ from lachesis.schemas.control import (
     LeaseRequest,
     PackedHistogram,
     PolicyRecord,
+    PromptsRecord,
     StageIncident,
     StageVitals,
     StatePart,
@@ -227,6 +228,7 @@ EXAMPLES: list[Event] = [
     CurriculumSnapshot(
         **_NAMES, id="1-ab", observed=1, strategy="sec", weights=as_bytes([0.5, 1.0, 2.0, 0.0], "float32")
     ),
+    PromptsRecord(tokenizer_hash="0" * 64, item="9", messages="a" * 64),
     EpochRecord(
         order="4-ab", epoch=1, next=2, claims=[EpochClaim(epoch=1, place=1, holder="p", life=1, since_ns=1, failures=1)]
     ),

@@ -45,7 +45,7 @@ _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
         "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "held_out.words",
-        "held_out.far", "inference.policy",
+        "held_out.far", "prompts.words", "prompts.far", "inference.policy",
         "inference.teacher", "inference.eval", "webhook.live",
         "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "store", "marks", "retention",
         "resume.words", "gateway.registry",

@@ -15,11 +15,13 @@ from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strateg
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback
 from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.stage import _Producer
 from lachesis.pipeline.evaluator import evaluated_env
 from lachesis.pipeline.evaluator import stage as evaluator_module
 from lachesis.pipeline.evaluator.stage import run_evaluator
 from lachesis.pipeline.inference.directory import InferenceDirectory
+from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.schemas import keys, subjects
@@ -27,6 +29,7 @@ from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
+from lachesis.schemas.rollout import Message
 
 pytestmark = pytest.mark.outside
 
@@ -352,3 +355,45 @@ async def test_an_evaluation_of_a_policy_that_there_never_was_stops_no_later_one
         await publish(lab, 30)
         await lab.until(evaluated(lab, 30, "sums", "words"))
     assert [event.policy_step for event in await measured(lab, "sums")] == [0, step, 30]
+
+
+# prompts that are made in another way
+
+
+class Asked(Pool):
+    def __init__(self, system, size=100):
+        self.system, self.size = system, size
+
+    def __len__(self):
+        return self.size
+
+    def task(self, index):
+        task = super().task(index)
+        return Task(item=task.item, prompt=[Message(role="system", content=self.system), *task.messages])
+
+    def item_keys(self):
+        return Pool().item_keys()[: self.size]
+
+
+@pytest.mark.parametrize(
+    ("env", "tokenizer", "named"),
+    [
+        (Asked("a"), "1+aa", None),
+        (Asked("a", 90), "1+aa", None),
+        (Asked("b"), "1+aa", "system message"),
+        (Asked("a"), "2+aa", "chat template changed"),
+        (Asked("a"), "1+bb", "chat_template_kwargs changed"),
+        (Asked("a"), "1", "chat_template_kwargs changed"),
+        (Asked("b"), "2", "prompts and the tokenizer or its chat template and chat_template_kwargs changed"),
+    ],
+)
+async def test_prompts_that_are_made_in_another_way_than_at_the_last_start_are_named(lab, env, tokenizer, named):
+    async def start(env, tokenizer):
+        service = Service(lab.bus, "environment", lab.run)
+        await note_changed_prompts(service, "sums", env, env.item_keys(), tokenizer)
+        return service.vitals.notes.get("sums prompts")
+
+    assert await start(Asked("a"), "1+aa") is None
+    note = await start(env, tokenizer)
+    assert note is None if named is None else named in note
+    assert await start(env, tokenizer) is None, "it is said at the start after the change"
