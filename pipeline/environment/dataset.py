@@ -23,7 +23,7 @@ from lachesis.pipeline.tasks.choice_columns import ChoiceColumns
 from lachesis.pipeline.tasks.choices import AnswerChoice, AnswerForm, choice_lines
 from lachesis.pipeline.tasks.columns import braced_names, column, fill_template, is_missing, template_columns
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
-from lachesis.pipeline.tasks.item_keys import Keys, exact_key, prompt_key
+from lachesis.pipeline.tasks.item_keys import Keys, exact_key, one_spelling, prompt_key
 from lachesis.pipeline.tasks.labels import difficulty_in, skill_in
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.pipeline.tasks.row_doubts import RowDoubts
@@ -241,15 +241,15 @@ class Dataset(Environment):
             shown = "; ".join(self._pair(places[kept[one]], places[kept[two]]) for one, two in alike[:_MAX_EXAMPLES])
             against_it = f", {other} of them with another answer" if other else ""
             report.say(
-                f"{len(alike)} prompts differ from an earlier one in blanks alone{against_it}; both are asked, on the "
-                f"same side of the held-out split: {shown}"
+                f"{len(alike)} prompts differ from an earlier one in blanks, case or codes of characters alone"
+                f"{against_it}; both are asked, on the same side of the held-out split: {shown}"
             )
         return kept
 
     def _have_one_text(self, one: int, two: int) -> bool:
-        """Return whether two rows differ only in blanks: different system messages count as a difference."""
+        """Return whether two rows have `one_spelling`: different system messages count as a difference."""
         first, second = [
-            " ".join(f"{one.role}: {one.content}" for one in self._task(self._rows[place], "").messages).split()
+            one_spelling(" ".join(f"{one.role}: {one.content}" for one in self._task(self._rows[place], "").messages))
             for place in (one, two)
         ]
         return first == second

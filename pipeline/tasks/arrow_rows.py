@@ -7,6 +7,8 @@ for each of them when the table is opened, within the bound on memory at that ti
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from lachesis.pipeline.tasks.row_stores import MAX_ROW_BYTES, DatasetRow, Rows
 from lachesis.schemas.errors import ConfigError
 
@@ -83,7 +85,23 @@ def _written_out(table: Any) -> Any:
     import pyarrow as pa
 
     schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in table.schema])
-    return table if schema.equals(table.schema.remove_metadata()) else table.cast(schema)
+    if not schema.equals(table.schema.remove_metadata()):
+        table = table.cast(schema)
+    for place, field in enumerate(table.schema):
+        if field.type in {pa.float16(), pa.float32()}:
+            table = table.set_column(place, field.name, _shortest(table.column(place)))
+    return table
+
+
+def _shortest(column: Any) -> Any:
+    """Return numbers of 16 or 32 bits as the shortest decimals that stand for them: 0.1, not 0.10000000149."""
+    import pyarrow as pa
+
+    numbers = [cell.as_py() for cell in column] if column.type == pa.float16() else None
+    if numbers is not None:
+        shown = [None if one is None else str(np.float16(one)) for one in numbers]
+        return pa.chunked_array([pa.array(shown, pa.string()).cast(pa.float64())])
+    return column.cast(pa.string()).cast(pa.float64())
 
 
 def _plain(kind: Any) -> Any:

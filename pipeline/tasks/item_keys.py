@@ -5,13 +5,16 @@ shuffled, extended or exchanged between two starts of a run.
 """
 
 import hashlib
+import re
 import unicodedata
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Keys", "exact_key", "mixed", "places_of", "prompt_key", "repeats", "unique_keys"]
+__all__ = ["Keys", "exact_key", "mixed", "one_spelling", "places_of", "prompt_key", "repeats", "unique_keys"]
 
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]")
+"""Hyphens that are not shown, spaces without width, marks of direction, variants of a character."""
 Keys = NDArray[np.uint64]
 """One key for each task, by its index."""
 
@@ -22,9 +25,15 @@ def exact_key(data: str | bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
+def one_spelling(text: str) -> str:
+    """Return a text without what people do not see: blanks, case, other codes of a character."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(_INVISIBLE.sub("", folded).split())
+
+
 def prompt_key(text: str) -> int:
-    """Return the key of a text; blanks and the encoding of accents do not change it."""
-    return exact_key(" ".join(unicodedata.normalize("NFC", text).split()))
+    """Return the key of a text, the same for all texts of `one_spelling`."""
+    return exact_key(one_spelling(text))
 
 
 def mixed(keys: Keys) -> Keys:

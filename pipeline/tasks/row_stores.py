@@ -235,7 +235,11 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
         if isinstance(found, dict):
             return found
         cure = ""
-        if data.lstrip()[:2] in {b"[{", b"[", b"[\n"}:
+        if data.lstrip()[:2] in {b'["', b"[["}:
+            cure = "; a row is an object with the names of its columns: from pandas, write orient='records'"
+        elif data.count(b"}\r") > 1 or b"}\r{" in data:
+            cure = "; its lines end in CR alone: write them with LF"
+        elif data.lstrip()[:1] == b"[":
             cure = "; a row is an object: if the file is one JSON list of them, its name must end in .json"
         elif "trailing characters" in str(error):
             cure = "; each object must stand in a line of its own, with nothing behind it"

@@ -249,7 +249,7 @@ def test_contradictions_are_told_with_their_rows(tmp_path: Path) -> None:
     contradiction, blanks = env.doubts
     assert "1 rows contradict an earlier one" in contradiction
     assert "rows 1 and 3, '12' and '13'" in contradiction
-    assert "1 prompts differ from an earlier one in blanks alone, 1 of them with another answer" in blanks
+    assert "1 prompts differ from an earlier one in blanks, case or codes of characters alone, 1 of them with another answer" in blanks
     keys = env.item_keys()
     assert keys[1] == keys[2] != keys[0], "on one side of the held-out split"
 
@@ -257,7 +257,7 @@ def test_contradictions_are_told_with_their_rows(tmp_path: Path) -> None:
 def test_blanks_alone_are_no_other_answer(tmp_path: Path) -> None:
     env = made(tmp_path, [*PAIRS, {"prompt": "six  and six?", "answer": "12"}])
     assert len(env) == 3
-    assert "1 prompts differ from an earlier one in blanks alone; both are asked" in env.doubts[0]
+    assert "1 prompts differ from an earlier one in blanks, case or codes of characters alone; both are asked" in env.doubts[0]
 
 
 def test_equal_repeats_are_no_contradiction(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -565,3 +565,37 @@ def test_a_file_that_is_written_to_while_it_is_in_use_is_refused_not_misread(tmp
     (tmp_path / "rows.jsonl").write_text('{"prompt": "other", "answer": "1"}\n' * 3)
     with pytest.raises(ConfigError, match="written to while it is in use"):
         env.task(0)
+
+
+def test_prompts_that_look_alike_are_named_and_on_one_side_of_the_split(tmp_path: Path) -> None:
+    asked = ["caf\u00e9 1+1?", "cafe\u0301 1+1?", "Caf\u00e9 \uff11+1?", "caf\u00e9\u200b 1+1?", "caf\u00e9 1-1?"]
+    env = made(tmp_path, [{"prompt": one, "answer": str(place)} for place, one in enumerate(asked)])
+    (doubt,) = env.doubts
+    assert "3 prompts differ from an earlier one in blanks, case or codes of characters alone, 3 of them with" in doubt
+    assert len(set(env.item_keys().tolist())) == 2
+    assert len(env) == 5, "all are asked"
+
+
+def test_numbers_of_32_bits_are_the_decimals_that_were_written(tmp_path: Path) -> None:
+    for kind, numbers in (
+        (pa.float32(), [0.1, 3.0, None, 1e-7]),
+        (pa.float16(), [np.float16(0.1), np.float16(3), None]),
+    ):
+        path = tmp_path / "rows.parquet"
+        asked = [f"q{place}" for place in range(len(numbers))]
+        pq.write_table(pa.table({"prompt": asked, "answer": pa.array(numbers, kind)}), path)
+        env = Dataset(path=str(path))
+        assert [env.task(i).task["answer"] for i in range(len(env))] == ["0.1", "3", "0.0000001"][: len(env)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cure"),
+    [
+        ("a.jsonl", '{"prompt": "q", "answer": 1}\r{"prompt": "r", "answer": 2}\r', "end in CR alone"),
+        ("a.json", '[["q", 1], ["r", 2]]', "orient='records'"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, name: str, content: str, cure: str) -> None:
+    (tmp_path / name).write_text(content, newline="")
+    with pytest.raises(ConfigError, match=cure):
+        Dataset(path=str(tmp_path / name))
