@@ -126,6 +126,8 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """This client's certificate, PEM, with its chain, where the server asks for one."""
     key_file: FilePath | None = None
     """Private key of cert_file, PEM; None: it is in cert_file."""
+    tls_first: bool = False
+    """Begin with TLS, before the server says anything: for servers with `tls { handshake_first: true }`."""
     domain: str | None = None
     """JetStream domain that holds the run's streams, where it is not that of the connected server but that of a leaf
     node or a hub. Default None: the connected server's JetStream."""
@@ -157,6 +159,8 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ConfigError(
                 f"nats.inbox_prefix is {self.inbox_prefix!r}: use words joined by dots, without wildcards and blanks"
             )
+        if self.tls_first and not self.needs_tls:
+            raise ConfigError("nats.tls_first is set without TLS: give a tls:// address in nats.url, or nats.ca_file")
         if self.key_file and not self.cert_file:
             raise ConfigError("nats.key_file is set without nats.cert_file, whose key it is")
 

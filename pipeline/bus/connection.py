@@ -45,6 +45,8 @@ MIN_PAYLOAD_BYTES = INLINE_BYTES + (1 << 20)
 _PENDING_BYTES = 4 << 20
 _RETRY_S = 0.2
 _CLOSE_S = 0.5
+_LISTENS_S = 1.0
+_DEFAULT_PORT = 4222
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
@@ -99,11 +101,7 @@ async def connect(
                     f"the server at {shown} hangs up whenever it is connected to: if it is because it refuses this "
                     "client's certificate, set nats.cert_file and nats.key_file to one it knows"
                 )
-            raise StartupError(
-                f"no nats-server answers at {shown} ({type(errors[-1]).__name__}: {without_secrets(str(errors[-1]))}); "
-                "start one (`nats-server -js`, with max_payload: 8MB in its configuration), or use the embedded one by "
-                "leaving out --nats"
-            )
+            raise StartupError(_no_answer(config, shown, errors[-1], listens=await _listens(config)))
         await anyio.sleep(_RETRY_S)
 
     async def dial(address: str) -> ServerLink | None:
@@ -118,6 +116,42 @@ async def connect(
         await link.close()
         raise
     return NatsBus(link, failover)
+
+
+async def _listens(config: ConnectionConfig) -> bool:
+    """Return whether anything accepts connections at the last address."""
+    place = urlparse(at if "://" in (at := split_addresses(config.url)[-1]) else f"nats://{at}")
+    with anyio.move_on_after(_LISTENS_S):
+        try:
+            async with await anyio.connect_tcp(place.hostname or "", place.port or _DEFAULT_PORT):
+                return True
+        except OSError:
+            return False
+    return False
+
+
+def _no_answer(config: ConnectionConfig, shown: str, error: Exception, *, listens: bool) -> str:
+    """Return why no server answered; `listens`: whether something accepts connections there."""
+    reason = without_secrets(str(error))
+    if listens and is_websocket(config.url):
+        return (
+            f"what listens at {shown} is no websocket of a nats-server ({reason:.80}): for its ordinary port write "
+            "nats:// or tls://"
+        )
+    if listens and (isinstance(error, TimeoutError) or "INFO message" in reason):
+        first = (
+            "; nats.tls_first is set, which only servers with `handshake_first` take"
+            if config.tls_first
+            else ", or begins with TLS (then set nats.tls_first = true)"
+        )
+        return (
+            f"what listens at {shown} does not greet as a nats-server does. Perhaps the server hangs, or this is its "
+            f"port for monitoring (8222), websockets (ws://, wss://), leaf nodes or its cluster{first}"
+        )
+    return (
+        f"no nats-server answers at {shown} ({type(error).__name__}: {reason}); start one (`nats-server -js`, with "
+        "max_payload: 8MB in its configuration), or use the embedded one by leaving out --nats"
+    )
 
 
 def _shuffled(config: ConnectionConfig) -> ConnectionConfig:
@@ -259,6 +293,7 @@ def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
         options["nkeys_seed_str"] = _seed(config.nkey_file)
     if config.needs_tls:
         options["tls"] = _tls(config)
+        options["tls_handshake_first"] = config.tls_first
     return options
 
 

@@ -115,6 +115,17 @@ async def test_an_inbox_that_the_account_does_not_allow_is_named(tmp_path: Path)
             await bus.ensure_streams(SMALL)
 
 
+async def test_a_port_that_does_not_greet_is_no_server_that_is_away(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    quick = ConnectionConfig(connect_timeout_s=0.1)
+    async with CustomServer(tmp_path / "store", with_jetstream(tmp_path, f"http: 127.0.0.1:{port}")):
+        with pytest.raises(StartupError, match=r"does not greet as a nats-server does.*monitoring.*tls_first = true"):
+            await connect(f"nats://127.0.0.1:{port}", run="run", name="test", config=quick)
+    with pytest.raises(StartupError, match="no nats-server answers"):
+        await connect(f"nats://127.0.0.1:{port}", run="run", name="test", config=quick)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("aiohttp") is not None, reason="aiohttp is installed")
 async def test_a_websocket_without_its_package_is_no_fault_of_the_server() -> None:
     with pytest.raises(StartupError, match=r"needs the package aiohttp: pip install aiohttp"):

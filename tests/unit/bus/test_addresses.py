@@ -78,6 +78,7 @@ def test_an_ipv6_address_stands_in_brackets_in_a_url() -> None:
         ({"user": "a"}, "nats.user and nats.password_file: set both"),
         ({"password_file": "/x"}, "nats.user and nats.password_file: set both"),
         ({"user": "a", "password_file": "/x", "token_file": "/y"}, "nats has user and token_file: give one of them"),
+        ({"tls_first": True}, "nats.tls_first is set without TLS"),
         ({"domain": "a.b"}, "nats.domain is 'a.b'"),
         ({"inbox_prefix": "_INBOX.>"}, "nats.inbox_prefix is '_INBOX.>'"),
         ({"inbox_prefix": "a b"}, "nats.inbox_prefix is 'a b'"),
