@@ -61,7 +61,7 @@ def check_endpoints(config: TelemetryConfig) -> None:
 def _check(source: str, address: str, protocol: str, *, is_base: bool) -> None:
     scheme, shown = address.partition("://")[0].lower(), _without_credentials(address)
     if "://" not in address or scheme not in {"http", "https"}:
-        written = shown.rpartition("://")[2]
+        written = shown.rpartition("://")[2].strip()
         raise ConfigError(
             f"{source} is {shown!r}: it begins with http:// or https:// (http://{written}), also for grpc"
         )
@@ -74,7 +74,7 @@ def _check(source: str, address: str, protocol: str, *, is_base: bool) -> None:
         raise ConfigError(f"{source} is {shown!r}: it names no host")
     path = parts.path.rstrip("/")
     if is_base and path.endswith(_ALL_PATHS):
-        base = shown.rstrip("/").removesuffix(next(one for one in _ALL_PATHS if path.endswith(one)))
+        base = shown.partition("?")[0].rstrip("/").removesuffix(next(one for one in _ALL_PATHS if path.endswith(one)))
         way = f"set it to {base}" if protocol == HTTP else f'set it to {base}, with protocol "{HTTP}" if that is meant'
         raise ConfigError(f"{source} is {shown!r}: the signal's own path is added to it, so {way}")
 

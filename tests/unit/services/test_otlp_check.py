@@ -2,6 +2,7 @@
 
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
+import trustme
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -146,3 +148,22 @@ def test_the_path_of_a_signal_is_added_to_a_base_alone() -> None:
     }
     found = list(otlp_endpoints(TelemetryConfig(endpoint="http://c:4317"), environ))
     assert [one.url for one in found] == ["http://a:4318/v1/traces", "http://b:4318/v1/metrics"]
+
+
+@pytest.mark.outside
+@pytest.mark.parametrize("protocol", [GRPC, HTTP])
+def test_tls_that_an_address_promises_or_leaves_out_is_named(
+    http_receiver: str, grpc_receiver: str, protocol: str
+) -> None:
+    for plain in (http_receiver, grpc_receiver):
+        level, text = levels(plain.replace("http://", "https://"), protocol)[0]
+        assert (level, "offers no TLS begin its address with http://" in text) == ("FAIL", True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trustme.CA().issue_cert("localhost").configure_cert(context)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        level, text = levels(f"http://127.0.0.1:{server.server_port}", protocol)[0]
+        server.shutdown()
+    assert (level, "takes TLS alone begin its address with https://" in text) == ("FAIL", True)
