@@ -127,7 +127,7 @@ class MlflowTracker:
         way = (
             "name a tracking server by training.mlflow.uri or MLFLOW_TRACKING_URI, http://localhost:5000 say"
             if not named
-            else f"training.mlflow.uri or MLFLOW_TRACKING_URI is {without_secrets(named)!r}"
+            else f"training.mlflow.uri or MLFLOW_TRACKING_URI is {without_secrets(named)!r}; a server's begins with http://"
         )
         return DataError(f"{way} (MLflow: {meant})")
 

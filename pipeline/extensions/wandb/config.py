@@ -30,6 +30,8 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"training.wandb.project is {self.project!r}: name it `project` or `entity/project`, without any of "
                 f"{' '.join(_NOT_IN_WANDB)} and with at most {_MAX_WANDB_CHARS} characters"
             )
+        if any(part != part.strip() for part in (team, name)):
+            raise ConfigError(f"training.wandb.project is {self.project!r}: leave out the blanks at its ends")
         if "/" in team:
             raise ConfigError(f"training.wandb.project is {self.project!r}: it has more parts than `entity/project`")
         if team and self.entity not in (None, team):

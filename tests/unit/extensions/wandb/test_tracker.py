@@ -29,6 +29,8 @@ def test_a_project_may_name_its_entity(given, place, tmp_path):
     ("given", "said"),
     [
         ({"project": "a/b/c"}, "more parts than"),
+        ({"project": " "}, "blanks at its ends"),
+        ({"project": "team/p "}, "blanks at its ends"),
         ({"project": "a%b"}, "without any of"),
         ({"project": "team/a:b"}, "without any of"),
         ({"project": "team/"}, "without any of"),
