@@ -2,8 +2,8 @@
 
 Text that cannot be written is kept, and written when there is room.
 
-Guarantees that a log line never ends a process, that memory for what waits is bounded in bytes, and that lines which
-had to be dropped are counted in the log itself.
+Guarantees that a log line never ends a process, also not when the reader of the output is gone (`| head`); that memory
+for what waits is bounded in bytes; and that lines which had to be dropped are counted in the log itself.
 """
 
 import errno
@@ -44,7 +44,7 @@ class BufferedOutput(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: object) -> int:
-        """Write, or keep what there is no room for. Raises `OSError` for every other reason than a full disk."""
+        """Write, or keep what there is no room for. Raises `OSError` unless the disk is full or the reader gone."""
         content = bytes(data)  # type: ignore[call-overload]
         with self._lock:
             self._buffer(content)
@@ -91,7 +91,7 @@ class BufferedOutput(io.RawIOBase):
             while written < len(content):
                 written += os.write(self._descriptor, content[written:])
         except OSError as error:
-            if error.errno == errno.EIO and self._is_terminal:  # the terminal is gone, and its reader too
+            if error.errno == errno.EPIPE or (error.errno == errno.EIO and self._is_terminal):  # the reader is gone
                 return len(content)
             if not is_disk_full(error):
                 raise

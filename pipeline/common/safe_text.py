@@ -113,4 +113,6 @@ def _open_missing() -> None:
             os.dup2(opened, descriptor)
             os.close(opened)
         os.set_inheritable(descriptor, True)
-        setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        mode = "r" if name == "stdin" else "w"
+        stream = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - another may replace it
+        setattr(sys, name, stream)

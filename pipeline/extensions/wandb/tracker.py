@@ -29,8 +29,8 @@ _COLUMNS = ["item", "prompt", "completion", "advantage"]
 class WandbTracker:
     """A run of wandb whose step is the optimizer step; wandb takes no figure of a step twice.
 
-    `name` is the run's id and name in wandb, `folder` where wandb keeps its files, `settings` what it shows as the
-    run's configuration. Raises `StartupError` where the package is missing.
+    `name` is the run's id and name in wandb, `folder` where wandb keeps its files unless WANDB_DIR says it, `settings`
+    what it shows as the run's configuration. Raises `StartupError` where the package is missing.
     """
 
     name = "wandb"
@@ -44,17 +44,18 @@ class WandbTracker:
             os.environ["WANDB_MODE"] = "offline"  # without a key a run is kept on disk, to be synced later
         self._wandb = wandb
         entity, project = config.place()
+        kept = Path(os.environ.get("WANDB_DIR") or folder)
         self._arguments: dict[str, Any] = {
             "entity": entity,
             "project": project,
             "id": re.sub(r"[^A-Za-z0-9_-]", "-", name),
             "name": name,
             "resume": "allow",
-            "dir": folder,
+            "dir": kept,
             "config": dict(settings),
         }
         self._run: Any = None
-        self._last_step_file = folder / "wandb" / f"{self._arguments['id']}.last-step"
+        self._last_step_file = kept / "wandb" / f"{self._arguments['id']}.last-step"
         self._sent_step = 0
 
     def check(self) -> str:

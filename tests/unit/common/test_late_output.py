@@ -67,6 +67,15 @@ def test_other_errors_are_raised(drive: Disk) -> None:
         BufferedOutput(1).write(b"one\n")
 
 
+def test_a_reader_that_is_gone_ends_no_process(drive: Disk) -> None:
+    drive.room, drive.error = 0, errno.EPIPE
+    output = BufferedOutput(1)
+    assert output.write(b"one\n") == 4
+    drive.room = 1 << 30
+    output.flush()
+    assert drive.written == b"", "nothing waits for it"
+
+
 def test_a_process_that_was_forked_does_not_write_what_its_parent_kept(drive: Disk) -> None:
     output = BufferedOutput(1)
     drive.room = 0

@@ -101,10 +101,11 @@ def test_what_an_encoding_lacks_is_spelled_out_and_ends_no_process(encoding: str
 
 @pytest.mark.outside
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_a_process_without_a_standard_stream_prints_nowhere_else(closed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["", "from lachesis.pipeline.common.late_output import keep_output; keep_output(); "])
+def test_a_process_without_a_standard_stream_prints_nowhere_else(closed: str, then: str, tmp_path: Path) -> None:
     file = tmp_path / "opened.txt"
     code = (
-        f"{_PRINTED}import os, sys; opened = open({str(file)!r}, 'w'); "
+        f"{_PRINTED}{then}import os, sys; opened = open({str(file)!r}, 'w'); "
         "print('out'); print('err', file=sys.stderr); sys.stdout.flush(); os.system('echo child; echo child >&2'); "
         "opened.write(f'{opened.fileno() > 2} {sys.stdin.read()!r} {sys.stdout.isatty()}')"
     )

@@ -72,6 +72,15 @@ def test_what_an_earlier_life_has_is_not_written_again(tmp_path, monkeypatch, ca
     assert "from step 4 on: `wandb sync` the oldest first, and the others with --append" in caplog.text
 
 
+def test_wandb_keeps_its_files_where_its_own_variable_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert f"kept in {tmp_path}/wandb" in WandbTracker(WandbConfig(project="p"), "run", tmp_path, {}).check()
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "mine"))
+    tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
+    assert f"kept in {tmp_path}/mine/wandb" in tracker.check()
+    assert tracker._last_step_file.parent == tmp_path / "mine" / "wandb"
+
+
 def test_what_wandb_says_of_settings_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
