@@ -48,15 +48,14 @@ def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
         return None
     return (
         f"the same tasks are asked in another way than at the last start: {' and '.join(found)} changed. They keep "
-        "what the curriculum learned of them, and earlier evaluations are of the former prompts; for a fresh start, "
-        "give the run another name"
+        "what the curriculum learned of them, and earlier evaluations are of the former prompts"
     )
 
 
 async def note_changed_prompts(
     service: Service, name: str, env: Environment, item_keys: Keys, tokenizer_hash: str
 ) -> None:
-    """Compare with the last start of the run, raise a note if something changed, and store how it is now."""
+    """Compare with the last start of the run, raise a notice if something changed, and store how it is now."""
     key = keys.prompts(name)
     entry: Entry | None = await service.retrying(f"read {key}")(service.bus.value, key)
     before = decode_value(PromptsRecord, entry, key)
@@ -66,5 +65,9 @@ async def note_changed_prompts(
     text = None if before is None else describe_change(before, now)
     if text is not None:
         log.warning("environment %s: %s", name, text)
-        service.set_note(f"{name} prompts", f"environment {name}: {text}")
+        service.set_problem(
+            f"{name} prompts",
+            f"environment {name}: {text}",
+            mend="if that was not meant, set it back; for a fresh start, give the run another name",
+        )
     await service.retrying(f"store {key}")(service.bus.put, key, encode(now))

@@ -5,6 +5,7 @@
 Each command is a module: its options, its help and its work. `commands` is the table that names them.
 """
 
+import os
 import sys
 from contextlib import nullcontext
 
@@ -28,6 +29,11 @@ def main() -> None:
     """Run the command line and exit. As with `python -m`, modules in the current folder can be named."""
     protect_output()
     make_files_private()
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        print("lachesis: the current folder was deleted; change to one that is there: cd", file=sys.stderr)
+        sys.exit(2)
     if "" not in sys.path:
         sys.path.insert(0, "")
     with guard_own_code() if runs_own_code(sys.argv[1:]) else nullcontext():

@@ -190,14 +190,20 @@ def read_params(text: str) -> dict[str, Any]:
         raise ConfigError(f"--params {text!r} is no JSON object: {error}") from error
 
 
+def _run_name(given: str | None) -> str | None:
+    """Return a run's name, or its folder if it was given as a path."""
+    if given is None or "/" not in given or not Path(given).is_dir():
+        return given
+    return str(Path(given).absolute())
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command`, whose first parameter is an `Options`, the shared options in its place."""
 
     @wraps(command)
     def wrapper(**given: Any) -> None:
-        options = Options(
-            given.pop("config_file"), tuple(given.pop("sets") or ()), given.pop("nats"), given.pop("run_name")
-        )
+        run = _run_name(given.pop("run_name"))
+        options = Options(given.pop("config_file"), tuple(given.pop("sets") or ()), given.pop("nats"), run)
         command(options, **given)
 
     shared = {"config_file": _ConfigFile, "sets": _Sets, "nats": _Nats, "run_name": _Run}

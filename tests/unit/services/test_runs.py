@@ -12,6 +12,7 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.notices import Notice
+from lachesis.services.cli.options import _run_name
 from lachesis.services.observe.run_logs import follow_logs, log_files, newest_lines
 from lachesis.services.observe.run_results import EnvRates, held_out_rates, results_of
 from lachesis.services.observe.runs import look_at_folder, look_at_runs, state_of_run
@@ -230,3 +231,13 @@ def test_a_run_that_goes_on_shows_what_its_supervisor_says_and_that_it_says_noth
     assert said.what == "supervisor is silent"
     (tmp_path / STATE_FILE).write_bytes(msgspec.json.encode(state("ended")))
     assert look_at_folder("r", tmp_path).notices == []
+
+
+def test_a_run_may_be_named_by_the_path_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moved" / "one").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "moved" / "one")
+    assert _run_name("moved/one") == f"{tmp_path}/moved/one"
+    assert _run_name("./link") == f"{tmp_path}/link"
+    assert _run_name("moved") == "moved", "a name stays a name"
+    assert _run_name("no/where") == "no/where"
