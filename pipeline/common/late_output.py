@@ -44,7 +44,10 @@ class BufferedOutput(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: object) -> int:
-        """Write, or keep what there is no room for. Raises `OSError` unless the disk is full or the reader gone."""
+        """Write, or keep what there is no room for.
+
+        Raises `OSError` unless the disk is full or the reader gone.
+        """
         content = bytes(data)  # type: ignore[call-overload]
         with self._lock:
             self._buffer(content)

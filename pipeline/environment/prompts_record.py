@@ -55,7 +55,7 @@ def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
 async def note_changed_prompts(
     service: Service, name: str, env: Environment, item_keys: Keys, tokenizer_hash: str
 ) -> None:
-    """Compare with the last start of the run, raise a notice if something changed, and store how it is now."""
+    """Compare with the last start of the run, raise a notice of a change, and store how it is now."""
     key = keys.prompts(name)
     entry: Entry | None = await service.retrying(f"read {key}")(service.bus.value, key)
     before = decode_value(PromptsRecord, entry, key)
