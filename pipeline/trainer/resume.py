@@ -18,6 +18,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
 from lachesis.pipeline.model.context import check_positions
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
+from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.trainer.adapters import load_trainable_model
 from lachesis.pipeline.trainer.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.trainer.config import learner_on_record
@@ -50,6 +51,7 @@ async def resume(
     if config.training.sharding == "full":  # whole where memory is plenty; the device gets its share
         setup = replace(setup, device=torch.device("cpu"))
     if path is not None:
+        setup = await anyio.to_thread.run_sync(_with_tokenizer_of_model, config, setup)
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
         check_positions(config, checkpoint.policy.model.config)
@@ -64,6 +66,21 @@ async def resume(
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
     check_positions(config, policy.model.config)
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
+
+
+def _with_tokenizer_of_model(config: RunConfig, setup: ModelSetup) -> ModelSetup:
+    """Return a setup with the tokenizer beside `model`, as the inference servers have it.
+
+    The one in a checkpoint has the chat template of its time, which may have been changed since.
+    """
+    if config.model is None or setup.tokenizer is not None:
+        return setup
+    try:
+        load_tokenizer(config.model, config.chat_template)
+    except ConfigError as error:
+        log.info("takes the tokenizer of the checkpoint, since that of the model cannot be loaded: %s", error)
+        return setup
+    return replace(setup, tokenizer=config.model)
 
 
 def _keep_fit(checkpoint: Checkpoint) -> None:

@@ -20,7 +20,7 @@ from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_che
 from lachesis.pipeline.ledger.checksums import write_sums
 from lachesis.pipeline.model import host_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
-from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.pipeline.runtime.service import Service
@@ -736,6 +736,22 @@ async def test_a_drain_checkpoints_and_reports_what_was_trained(lab, model, conf
     assert (service.vitals.handled, service.vitals.emitted) == (6, 6)  # groups, two a step
     assert [report.step for report in await reports(lab)] == [2, 3]
     assert weights_after(config)[0] == 3
+
+
+async def test_a_trainer_that_goes_on_has_the_template_of_its_servers_not_that_of_its_checkpoint(lab, model, config):
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    before = load_model(model[0], ModelSetup(chat_template=template)).tokenizer_hash
+    assert before != model[1]
+    await lab.extend_ledger(*(a_batch(lab, (model[0], before), number) for number in range(2)))
+    first = msgspec.structs.replace(config, chat_template=template)
+    async with lab.running(lambda service: run_trainer(service, first), "trainer") as service:
+        await lab.until(lambda: handled(service, 2))
+    assert weights_after(config)[0] == 2
+    assert decode(PolicyRecord, (await lab.bus.value("policy")).value).tokenizer_hash == before
+    await lab.extend_ledger(a_batch(lab, model, 2))
+    async with lab.running(lambda service: run_trainer(service, config), "trainer") as service:
+        await lab.until(lambda: handled(service, 1))
+    assert decode(PolicyRecord, (await lab.bus.value("policy")).value).tokenizer_hash == model[1]
 
 
 async def handled(service, count):
