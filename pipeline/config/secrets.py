@@ -1,90 +1,40 @@
 """Keeps secrets out of what people, agents and other services see.
 
-Only this module decides which parts of a configuration are secret. Every output uses it: logs, errors, status, pages,
-`config show`, agents' tools, promotions and experiment trackers.
+Every output uses this module: logs, errors, status, pages, `config show`, agents' tools, promotions and trackers.
 
-A value is secret if its name says so, wherever it stands; so are the credentials in addresses, texts in the form of the
-usual providers' keys, and every value that this process has loaded as a secret or has in a variable of such a name,
-wherever it turns up again.
+A value is secret if its name says so (`secret_names`), wherever it stands; so is a text that looks like a secret
+(`secret_texts`), and whatever this process has loaded as a secret or has in a variable, wherever it turns up again.
 """
 
+import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
+from urllib.parse import quote, unquote
 
 from lachesis.pipeline.common.safe_text import MASK, hide, without_hidden
+from lachesis.pipeline.config.secret_names import is_ambiguous, is_plain_number, is_secret_name
+from lachesis.pipeline.config.secret_texts import mask_header, mask_secrets, secrets_in
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MASK", "is_secret_name", "key_in_variable", "masked", "remember_secrets", "without_secrets"]
 
-_NAMES = (
-    r"(?:(?:api|access|private|secret|signing|encryption|shared|master|subscription|account|license|service|host|admin"
-    r"|auth|client|deploy|ssh|tls|ssl|hmac|aes|rsa|webhook|server|judge|gateway|azure|openai|anthropic|google|gemini"
-    r"|mistral|groq|together|openrouter|deepseek|wandb|hf|aws)_?keys?|(?<!per_)tokens?"
-    r"|pass(?:word|wd|phrase|code)?s?|pwd|pw|secrets?|cred(?:ential)?s?|auth|authorization|cookies?|bearer|jwts?|otp|hmac"
-    r"|nkey|seed_phrase|mnemonic|signature|sas|dsn|connection_string)"
-)
-_SECRET = re.compile(rf"(?:^|_){_NAMES}(?:_?v?\d+|_(?:value|text|string|pem|der|hash|b64|base64|header))*$")
-_COUNTED = re.compile(
-    r"(?:^|_)(?:max|min|longest|n|num|per|total|new|stop|top|pad|eos|bos|unk|sep|cls|mask|begin|end|image|think|thinking"
-    r"|special|prompt|completion|response)_(?:[a-z]+_)*tokens?$|^tokens$"
-)
-"""Names of numbers and kinds of a model's tokens."""
-_WORKING_FOLDER = "PWD"
-"""The shells' variable, which holds no password; a setting of that name may."""
-_USERINFO = re.compile(r"(?<=://)[^/\s,]*@")  # up to the last @ of the address: passwords may hold one, too
-_QUERY = re.compile(
-    r"(?<=[?&;#])([^=&\s?#;]*(?:key|token|secret|passw(?:or)?d|pwd|sig|signature|auth|credential)s?)=[^&#;\s'\"]+",
-    re.IGNORECASE,
-)
-_OPTION = re.compile(
-    r"((?<![\w-])--?[A-Za-z0-9_-]*(?:key|token|secret|password|passwd|credentials?)(?:=|\s+))(?!-)[^\s'\"]+",
-    re.IGNORECASE,
-)
-_HEADER = re.compile(r"(\bBearer|[:=]\s*['\"]?(?:Basic|Token))(\s+|%20)(?!\*)[A-Za-z0-9._~+/=%-]{8,}", re.IGNORECASE)
-_NAMED = re.compile(
-    r"""(?<![\w-])(?P<name>[A-Za-z][\w-]{0,63})(?P<between>=|['"]:\s*(?=['"]))"""
-    r"""(?P<value>"[^"]+"|'[^']+'|[^\s'"&,;()\[\]{}]+)"""
-)
-"""A name with its value, as programs are given it and as dictionaries are printed."""
-_NO_SECRETS = re.compile(r"[-+.\deE]+|True|False|None|null|true|false|.*\*\*\*.*", re.DOTALL)
-_FIELD = re.compile(
-    r"((?<![\w-])(?:[\w-]{1,64}-Key|(?:Set-)?Cookie|Authorization):\s*)(?!\*|(?:Basic|Bearer|Token)\s)[^\s'\",]+",
-    re.IGNORECASE,
-)
-_KEYS = re.compile(
-    r"\b(?:sk-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
-    r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
-    r"(?:\.[A-Za-z0-9_-]*)?|S[UANOC][A-Z2-7]{56})"
-)
-_HOOKS = re.compile(
-    r"((?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org/bot))[^\s'\"?#]+"
-)
-
-
-def is_secret_name(name: str) -> bool:
-    """Return whether a setting, parameter, header or variable of this name holds a secret."""
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
-    plain = re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_")
-    return _SECRET.search(plain) is not None and _COUNTED.search(plain) is None
+_OTHER_VARIABLES = frozenset({"PWD", "OLDPWD", "DESKTOP_SESSION", "GDMSESSION"})
+"""Variables of shells and desktops whose names look like those of secrets."""
+_NAMED_BY_USERS = frozenset({"environments"})
+"""Tables whose keys are names that users chose; they say nothing of the values."""
+_NAME_FIELDS = ("name", "key", "header", "variable", "env", "option")
+_VALUE_FIELDS = ("value", "val", "default", "content", "text")
+"""How a table says a name and its value: `{name = "API_KEY", value = "..."}`."""
+_MIN_LINE_CHARS = 16
+"""A shorter line of a secret is not looked for by itself."""
+_MAX_WORD_CHARS = 16
 
 
 def without_secrets(text: str) -> str:
     """Return the text without credentials of addresses, headers and options, and without known secrets."""
-    text = _QUERY.sub(rf"\1={MASK}", _USERINFO.sub(f"{MASK}@", text))
-    text = _OPTION.sub(rf"\1{MASK}", _HEADER.sub(rf"\1\2{MASK}", text))
-    text = _HOOKS.sub(rf"\1/{MASK}", _KEYS.sub(MASK, text))
-    text = _FIELD.sub(rf"\1{MASK}", _NAMED.sub(_masked_pair, text))
-    return without_hidden(text)
-
-
-def _masked_pair(found: re.Match[str]) -> str:
-    value = found["value"]
-    quote = value[0] if value[0] in "'\"" else ""
-    if not is_secret_name(found["name"]) or _NO_SECRETS.fullmatch(value.strip("'\"")):
-        return found[0]
-    return f"{found['name']}{found['between']}{quote}{MASK}{quote}"
+    return without_hidden(mask_secrets(text))
 
 
 def remember_secrets(tree: Any, name: str = "") -> None:
@@ -93,10 +43,9 @@ def remember_secrets(tree: Any, name: str = "") -> None:
     With them those of this process's variables: a configuration may take them from there.
     """
     for variable, value in os.environ.items():
-        if is_secret_name(variable) and variable != _WORKING_FOLDER:
-            hide(value)
-    for value in _secret_texts(name, tree, secret=False):
-        hide(value)
+        if variable not in _OTHER_VARIABLES:
+            _remember(variable, value, secret=False)
+    _remember(name, tree, secret=False)
 
 
 def key_in_variable(variable: str) -> str:
@@ -118,34 +67,85 @@ def masked(name: str, value: Any) -> Any:
 
     A value is secret if its name says so, with all that is in it.
     """
-    counts = isinstance(value, bool) or (isinstance(value, int | float) and name.endswith("tokens"))
-    if is_secret_name(name) and value is not None and not counts:
+    number = isinstance(value, int | float) and is_plain_number(name)
+    if _is_secret_path(name) and value is not None and not isinstance(value, bool) and not number:
         return _all_masked(value)
-    if isinstance(value, dict):
-        return {key: masked(str(key), inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked(name, inner) for inner in value]
-    return without_secrets(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return _masked_table(value, named_by_users=name in _NAMED_BY_USERS)
+    if isinstance(value, list | tuple | AbstractSet):
+        return _masked_list(name, list(value))
+    return without_secrets(mask_header(value)) if isinstance(value, str) else value
+
+
+def _is_secret_path(name: str) -> bool:
+    """Whether the last part of a path says so, or one above it that lies in parameters."""
+    _, params, inner = name.partition(".params.")
+    return is_secret_name(name) or (params != "" and any(map(is_secret_name, inner.split("."))))
+
+
+def _masked_table(table: Mapping[Any, Any], *, named_by_users: bool) -> dict[Any, Any]:
+    found = {_shown_key(key): masked("" if named_by_users else str(key), inner) for key, inner in table.items()}
+    named = next((table[field] for field in _NAME_FIELDS if isinstance(table.get(field), str)), "")
+    if is_secret_name(named):
+        found |= {field: _all_masked(table[field]) for field in _VALUE_FIELDS if field in table}
+    return found
+
+
+def _shown_key(key: Any) -> Any:
+    return without_secrets(key) if isinstance(key, str) else key
+
+
+def _masked_list(name: str, values: Sequence[Any]) -> list[Any]:
+    """Mask a list, in which a secret may follow its name: as an option of a command, or in a list of pairs."""
+    found: list[Any] = []
+    for value, before in zip(values, ("", *values), strict=False):
+        pair = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(one, str) for one in value)
+        if pair and is_secret_name(value[0]):
+            found.append([value[0], MASK])
+        elif isinstance(value, str) and _is_option(before):
+            found.append(MASK)
+        else:
+            found.append(masked(name, value))
+    return found
+
+
+def _is_option(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith("-") and "=" not in text and is_secret_name(text)
 
 
 def _all_masked(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _all_masked(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | AbstractSet):
         return [_all_masked(inner) for inner in value]
     return None if value is None else MASK
 
 
-def _secret_texts(name: str, value: Any, *, secret: bool) -> Iterator[str]:
+def _remember(name: str, value: Any, *, secret: bool) -> None:
+    for found in _secret_values(name, value, secret=secret):
+        for text in (found, *(line for line in found.splitlines() if len(line) >= _MIN_LINE_CHARS)):
+            for spelling in {text, json.dumps(text)[1:-1], repr(text)[1:-1], quote(text, safe=""), unquote(text)}:
+                hide(spelling)
+
+
+def _secret_values(name: str, value: Any, *, secret: bool) -> Iterator[str]:
     secret = secret or is_secret_name(name)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _secret_texts(str(key), inner, secret=secret)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _secret_texts(name, inner, secret=secret)
-    elif isinstance(value, str) and secret:
-        yield value
+            yield from _secret_values("" if name in _NAMED_BY_USERS else str(key), inner, secret=secret)
+        table = _masked_table(value, named_by_users=False)
+        yield from (
+            value[field] for field in _VALUE_FIELDS if table.get(field) == MASK and isinstance(value[field], str)
+        )
+    elif isinstance(value, list | tuple | AbstractSet):
+        shown = _masked_list("", list(value))
+        for inner, after in zip(value, shown, strict=True):
+            if isinstance(inner, list | tuple) and after == [*inner[:1], MASK]:
+                yield inner[1]
+            yield from _secret_values(name, inner, secret=secret or after == MASK)
     elif isinstance(value, str):
-        for found in _USERINFO.findall(value):
-            yield from found.removesuffix("@").split(":")[-1:]
+        if secret and not (is_ambiguous(name) and value.isalpha() and len(value) < _MAX_WORD_CHARS):
+            yield value
+        yield from secrets_in(value)
+    elif secret and isinstance(value, int) and not isinstance(value, bool) and not is_plain_number(name):
+        yield str(value)

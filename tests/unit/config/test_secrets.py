@@ -37,6 +37,23 @@ from lachesis.schemas.errors import ConfigError
         ("incorrect key sk-abcdefghijklmnop0123", "incorrect key ***"),
         ("basic training, bearer of news, token ring", "basic training, bearer of news, token ring"),
         ("the per-token loss of a multi-token stop", "the per-token loss of a multi-token stop"),
+        ("nats://u:pa/s,s@h:1/x", "nats://***@h:1/x"),
+        ("http://h:80/a@b", "http://h:80/a@b"),
+        ("nats://u:p1@h1:4222,u:p2@h2:4222", "nats://***@h2:4222"),
+        ("proxy me:k1@10.0.0.1:8 refused", "proxy ***@10.0.0.1:8 refused"),
+        ("img:1.2@sha256:ab, kind a:B", "img:1.2@sha256:ab, kind a:B"),
+        (
+            "https://h/f?code=k1&X-Amz-Security-Token=k2&n=2&pat=4",
+            "https://h/f?code=***&X-Amz-Security-Token=***&n=2&pat=***",
+        ),
+        ("Authorization: Bearer k1", "Authorization: Bearer ***"),
+        ("Cookie: a=k1; b=k2", "Cookie: ***"),
+        ("X-Auth-Token: k1, api_key: k2, an unknown token: x", "X-Auth-Token: ***, api_key: ***, an unknown token: x"),
+        ("curl -u me:k1 https://h", "curl -u *** https://h"),
+        ("password = 'k1 k2', pin=1", "password = '***', pin=1"),
+        ("api_key='cut at the e", "api_key='***"),
+        ('{\\"api_key\\": \\"k1 k2\\", \\"n\\": 1}', '{\\"api_key\\": \\"***\\", \\"n\\": 1}'),
+        ("Server=x;User Id=y;Password=k1;", "Server=x;User Id=y;Password=***;"),
     ],
 )
 def test_addresses(text: str, shown: str) -> None:
@@ -75,6 +92,36 @@ def test_values_by_their_name() -> None:
             (name, True)
             for name in ("db_pass", "passcode", "jwt", "creds", "secret_value", "hmacKey", "private_key_pem")
         ),
+        *(
+            (name, True)
+            for name in ("PAT", "github_pat", "pem", "access_key_id", "AWS_ACCESS_KEY_ID", "passphrase", "dsn")
+        ),
+        *(
+            (name, True)
+            for name in ("sas", "private_key", "cookie", "session", "session_id", "sessionKey", "webhook_url")
+        ),
+        *((name, True) for name in ("apikey1", "tokenA", "api_key_prod_eu", "openai_api_key_for_judge", "mypassword")),
+        *((name, True) for name in ("service_account_json", "secret_id", "userToken", "oauth", "csrf_token", "hf_tok")),
+        *(
+            (name, True)
+            for name in ("connectionString", "recovery_phrase", "id_rsa", "dbPass", "x-session-token", "totp")
+        ),
+        *(
+            (name, False)
+            for name in ("monkey_path", "pattern", "compact", "path", "patience", "session_timeout_s", "sessions")
+        ),
+        *(
+            (name, False)
+            for name in ("first_pass", "n_pass", "separator_token", "vocab_tokens", "turns_per_session", "seed")
+        ),
+        *(
+            (name, False)
+            for name in ("password_min_length", "secret_name", "auth_url", "session_length", "token_type", "pass")
+        ),
+        *(
+            (name, False)
+            for name in ("secretary", "author", "dissent", "pass_rate", "tokenizer_path", "passage", "item")
+        ),
         *((name, False) for name in ("sort_key", "answer_key", "key", "bypass", "compass", "token_value_file")),
     ],
 )
@@ -89,6 +136,74 @@ def test_all_that_a_secret_holds_is_one() -> None:
         "headers": {"X-Api-Key": "***"},
         "password": "***",
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("sk-proj-canary-abcdefghij", "sk-ant-api03-1", "sk-canary12", "npm_" + "a" * 36,
+          "hf_abcDEF1234", "ghp_" + "a" * 36, "AKIAIOSFODNN7EXAMPLE"),
+        *("ASIA" + "B" * 16, "glpat-" + "a" * 20, "sk_live_" + "a" * 24, "SG." + "a" * 22 + "." + "b" * 43),
+        *("github_pat_" + "a" * 30, "eyJhbGciOiJI.eyJzdWIiOiIx.abc-_", "xoxb-12345-abcdef",
+          "gsk_" + "a" * 40, "hvs." + "a" * 24),
+        *("Bearer k1", "Basic dXNlcjpwYXNz", "Token a1", "SU" + "A" * 56, "AIza" + "a" * 35, "ya29.a0" + "a" * 20),
+    ],
+)  # fmt: skip
+def test_the_form_of_a_key_under_an_innocent_name(text: str) -> None:
+    assert masked("hint", {"note": [text]})["note"][0].split(" ")[-1] == "***"
+    kept = "sk-learn, hf_hub, task-1234567890abcdefgh, Bearer of news, Basic math, eyJust kidding, npm_config_registry"
+    assert masked("hint", kept) == kept
+    assert masked("hint", "Basic math") == "Basic math"
+
+
+@pytest.mark.parametrize("kind", ["PRIVATE KEY", "RSA PRIVATE KEY", "OPENSSH PRIVATE KEY", "PGP PRIVATE KEY BLOCK"])
+@pytest.mark.parametrize("line", ["\n", "\\n", " "])
+def test_a_private_key_is_masked_whole_or_cut(kind: str, line: str) -> None:
+    begin, end = f"-----BEGIN {kind}-----", f"-----END {kind}-----"
+    for text in (f"a {begin}{line}k1{line}k2{line}{end} b", f"{begin}{line}k1{line}k2"):
+        shown = masked("hint", text)
+        assert "k1" not in shown
+        assert "k2" not in shown
+        assert shown.endswith(f"{end} b") or end not in text
+
+
+def test_where_else_a_secret_has_a_name() -> None:
+    given = {
+        "headers": [["Authorization", "k1"], ["Accept", "v"]],
+        "lines": ["X-Api-Key: k1 k2", "Accept: v w"],
+        "env": [{"name": "API_KEY", "value": "k1"}, {"key": "n", "value": "v"}],
+        "command": ["serve", "--api-key", "k1", "--port", "1"],
+        "deep": [[{"a": [{"pat": ["k1", ["k2"]]}]}], ("b",)],
+        "https://u:k1@h": {"https://v"},
+        "settings": '{"api_key": "k1", "n": 1}',
+    }
+    assert masked("params", given) == {
+        "headers": [["Authorization", "***"], ["Accept", "v"]],
+        "lines": ["X-Api-Key: ***", "Accept: v w"],
+        "env": [{"name": "API_KEY", "value": "***"}, {"key": "n", "value": "v"}],
+        "command": ["serve", "--api-key", "***", "--port", "1"],
+        "deep": [[{"a": [{"pat": ["***", ["***"]]}]}], ["b"]],
+        "https://***@h": ["https://v"],
+        "settings": '{"api_key": "***", "n": 1}',
+    }
+    assert masked("environments.x.params.credentials.user", "u") == "***"
+    assert masked("environments.credentials.samples", 4) == 4
+    assert masked("", {"environments": {"auth": {"samples": 4}}}) == {"environments": {"auth": {"samples": 4}}}
+    assert masked("", {"session": 3, "password": 3}) == {"session": 3, "password": "***"}
+
+
+def test_each_secret_in_a_configuration_is_masked_wherever_a_text_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_text, "_HIDDEN", [])
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:variable-77@h/d")
+    params = (
+        "{headers=[['Authorization', 'Bearer pair-1234']], hint='sk-canary-12345678', u='https://h?sig=query-12%2B34', "
+        "env=[{name='API_KEY', value='table-1234'}], session='evaluation', pin=87654321, password=12345678, "
+        "command=['-x', '--token', 'option-1234'], u2='http://me:user:info-1@h'}"
+    )
+    load(RunConfig, sets=["run=r", f"environments.x={{kind='a:B', params={params}}}"])
+    said = "variable-77 pair-1234 12345678 query-12+34 table-1234 option-1234 user:info-1"
+    assert set(without_secrets(said).split()) == {"***"}
+    assert without_secrets("an evaluation, 87654321") == "an evaluation, 87654321"
 
 
 def test_a_secret_that_was_loaded_is_masked_wherever_a_text_repeats_it(
@@ -119,6 +234,24 @@ def test_what_a_refused_setting_says() -> None:
         assert "=k3" not in str(caught.value)
 
 
-@pytest.mark.parametrize("part", ["a-", "--", "a_key-", "x='", "-Key: ", "?key", "://", "eyJaaaaaaaa."])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a-",
+        "--",
+        "a_key-",
+        "x='",
+        "-Key: ",
+        "?key",
+        "://",
+        "eyJaaaaaaaa.",
+        "xai-a",
+        "sk-a",
+        "-----BEGIN PRIVATE KEY-----",
+        "u:p@",
+        "Bearer ",
+        '{"api_key": "',
+    ],
+)
 def test_a_long_text_is_read_at_once(part: str) -> None:
     assert without_secrets(part * (200_000 // len(part)))
