@@ -8,6 +8,7 @@ from lachesis.pipeline.bus.last_event import Newer, decode_owned
 from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
+from lachesis.pipeline.ledger.misfits import describe_misfit, describe_reach
 from lachesis.pipeline.runtime.stream_marks import is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
@@ -35,6 +36,7 @@ __all__ = [
     "follow_ledger",
     "newest_entry",
     "position_before",
+    "refuse_misfit",
 ]
 
 READ_BEFORE_TRAINERS = ("batcher", "normalizer", "scorer", "teacher")
@@ -44,9 +46,11 @@ Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
 
 async def follow_ledger(
-    bus: Bus, run: str, trainer: str, position: LedgerPosition, *, follow: bool = True
+    bus: Bus, run: str, trainer: str, position: LedgerPosition, *, follow: bool = True, refuse_misfits: bool = False
 ) -> AsyncGenerator[LedgerEntry]:
     """Yield the entries after `position`, for ever unless `follow` is false.
+
+    `refuse_misfits`: raise `LedgerError` for an entry in the chain that the batcher cannot have written.
 
     Messages that are no entries are skipped. The generator holds a reader open: a caller that may stop early closes it
     in the same task (`contextlib.aclosing`).
@@ -54,6 +58,9 @@ async def follow_ledger(
     Raises `LedgerError` if the chain does not hold, and if the ledger is shorter than `position` says.
     """
     seq, left_out = await find_position(bus, run, trainer, position), await read_left_out(bus)
+    before = (
+        await _entry_at(bus, subjects.ledger(run, trainer), seq, position.entries) if seq and refuse_misfits else None
+    )
     async with bus.read(subjects.LEDGER, [subjects.ledger(run, trainer)], start=seq + 1, follow=follow) as entries:
         async for message in entries:
             entry = await _entry(
@@ -61,7 +68,22 @@ async def follow_ledger(
             )
             if entry is not None:
                 position = position.after(entry)
+                if refuse_misfits:
+                    await refuse_misfit(bus, entry, message.seq, before)
+                before = entry
                 yield entry
+
+
+async def refuse_misfit(bus: Bus, entry: LedgerEntry, seq: int, before: LedgerEntry | None) -> None:
+    """Raise `LedgerError` if the batcher cannot have written the entry at `seq` of LEDGER after the entry `before`."""
+    misfit = describe_reach(entry, 0, 0)
+    if misfit is not None:  # streams may be that long
+        misfit = describe_reach(entry, *[(await bus.usage(name)).last for name in (subjects.ROLLOUTS, subjects.EVENTS)])
+    if (misfit := misfit or describe_misfit(entry, before)) is not None:
+        raise LedgerError(
+            f"entry {entry.index} of the ledger, at sequence {seq} of LEDGER, {misfit}: the batcher did not write it. "
+            f"{recovery_hint(entry.run)}"
+        )
 
 
 async def newest_entry(

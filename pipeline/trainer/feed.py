@@ -151,10 +151,12 @@ class BatchFeed:
     async def batches(self) -> AsyncGenerator[LedgerBatch]:
         """Yield the batches from the position on, for ever; an outage of the broker is waited out.
 
-        Raises `LedgerError` where the chain does not hold. It holds a reader open: a caller that may stop early closes
+        Raises `LedgerError` where the chain does not hold, and for an entry that the batcher cannot have written: what
+        it names may have been trained on already. It holds a reader open: a caller that may stop early closes
         it in the same task (`contextlib.aclosing`).
         """
-        async with aclosing(follow_ledger(self._bus, self._run, self._trainer, self.position)) as entries:
+        entries_ahead = follow_ledger(self._bus, self._run, self._trainer, self.position, refuse_misfits=True)
+        async with aclosing(entries_ahead) as entries:
             async for entry in entries:
                 if entry.batch is None:
                     continue

@@ -29,6 +29,24 @@ from lachesis.services.registry import services
 STEPS = 3
 CANARY = "canary-71d0b3"
 """Every planted secret holds it; no two are equal, so that a leak says which one it is."""
+PLAIN = CANARY.replace("-", "")
+"""The same where a key holds letters and digits alone."""
+LIKE_KEYS = (
+    f"""{{
+    note = "sk-{CANARY}-form", hub = "hf_{PLAIN}form1", git = "ghp_{PLAIN}form2", cloud = "AKIA{PLAIN.upper()}",
+    jwt_like = "eyJhbGciOiJIUzI1NiJ9.{PLAIN}form3.sig", block = "-----BEGIN PRIVATE KEY-----\\n{CANARY}-pem\\n-----END \
+PRIVATE KEY-----", pat = "{CANARY}-pat", access_key_id = "{CANARY}-id", dsn = "{CANARY}-dsn", sas = "{CANARY}-sas",
+    session = "{CANARY}-session", headers = [["Authorization", "{CANARY}-pair"]], deep = [[{{ pem = ["{CANARY}-deep"] }}]],
+    lines = ["X-Api-Key: {CANARY}-line"], options = ["serve", "--api-key", "{CANARY}-option"],
+    variables = [{{ name = "API_KEY", value = "{CANARY}-variable" }}], passphrase = "{CANARY}-phrase", cookie = "{CANARY}-cookie",
+    link = "https://me:{CANARY}-info@h/x?api_key={CANARY}-in-query&sig={CANARY}-sig", bearer = "{CANARY}-bearer",
+}}""".replace("\n    ", " ")
+    .replace("\n}", "}")
+    .replace(",}", " }")
+)
+"""Parameters that hold secrets by their names, by their forms, and by what stands beside them."""
+SHAPES = (CANARY, f"{PLAIN}form", PLAIN.upper())
+"""Each secret of `LIKE_KEYS` and of what else is planted holds one of these."""
 ENVIRON = {
     "WANDB_MODE": "offline",
     "WANDB_API_KEY": f"{CANARY}-wandb" + "0" * 40,
@@ -147,18 +165,24 @@ def leaks_in_telemetry(received: Received, secrets: Sequence[str]) -> list[str]:
 def configure(run: Run, judge: str) -> None:
     """Put secrets wherever the run's configuration takes them: parameters, addresses, files."""
     environment = run.folder / "keyed.py"
-    keyed = SUMS.read_text().replace("largest: int = 99", "api_key: str, service: str, largest: int = 99")
+    keyed = SUMS.read_text().replace(
+        "largest: int = 99", "api_key: str, service: str, settings: dict, largest: int = 99"
+    )
+    keyed = keyed.replace("self.numbers = ", "print('keyed with', api_key, service, settings)\n        self.numbers = ")
     environment.write_text(keyed)
     (run.folder / "raters.py").write_text(
         "from lachesis import Sample, rater\n\n\n@rater(bounds=(0.0, 1.0), inline=True)\n"
-        "def keyed(sample: Sample, api_key: str, service: str) -> float:\n"
+        "def keyed(sample: Sample, api_key: str, service: str, settings: dict) -> float:\n"
+        "    print(f'rated with {settings}')\n"
+        "    if sum(map(ord, sample.completion)) % 5 == 0:\n"
+        "        raise ValueError(f'{service} refused {api_key!r}: {settings}')\n"
         "    return float(len(sample.completion) % 3) / 2\n"
     )
     (run.folder / "token").write_text(f"{CANARY}-gateway\n")
     (run.folder / "webhook").write_text(f"http://me:{CANARY}-webhook@127.0.0.1:9/{CANARY}-hook?token={CANARY}-hooked\n")
     (run.folder / "webhook").chmod(0o600)  # a run does not start otherwise
-    params = f'{{ api_key = "{CANARY}-param", service = "https://me:{CANARY}-service@host/x" }}'
-    rated = f'{{ api_key = "{CANARY}-rater", service = "https://me:{CANARY}-rater-service@host/x" }}'
+    params = f'{{ api_key = "{CANARY}-param", service = "https://me:{CANARY}-service@host/x", settings = {LIKE_KEYS} }}'
+    rated = f'{{ api_key = "{CANARY}-rater", service = "https://me:{CANARY}-rater-service@host/x", settings = {LIKE_KEYS} }}'
     parts = run.config.read_text().replace(str(SUMS), str(environment)).split(':Sums"\n')
     run.config.write_text(
         f':Sums"\nparams = {params}\n'.join(parts)
@@ -177,7 +201,9 @@ SHOWN = (
     ["status", "--json"], ["status"], ["config", "show"], ["config", "show", "--json"], ["doctor"],
     ["doctor", "--json"], ["health"], ["dead", "list"], ["dead", "list", "--json"], ["trace", "0" * 32], ["gc"],
     ["rollouts"], ["rollouts", "--json", "--text", "a"],
-    ["auth", "show"], ["run", "scorer", "--set=scoring.timeout=1"],
+    ["health", "--json"], ["plan"], ["plan", "--json"], ["runs", "list"],
+    ["runs", "show", RUN], ["runs", "show", RUN, "--json"], ["env", "verify", "--env", "sums"], ["runs", "logs", RUN], ["runs", "results", RUN], ["reproduce"], ["top", "--once"],
+    ["shadow", "list"], ["eval"], ["verify"], ["auth", "show"], ["run", "scorer", "--set=scoring.timeout=1"],
 )  # fmt: skip
 """Commands whose output is looked through after the run, the last one for what it says of a setting that is none."""
 
@@ -191,7 +217,7 @@ async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
     authorized = CONFIG.format(sums=SUMS, steps=STEPS) + '[environments.far]\nkind = "gateway"\n'
     auth_init(folder, "--run", RUN, *map(str, tls), config=authorized)
     async with Planted(folder, RUN) as server:
-        secrets, asked = [CANARY, *server.secrets], []
+        secrets, asked = [*SHAPES, *server.secrets], []
         with receiving("grpc") as received, judging(asked) as judge:
             environ = {
                 **ENVIRON,

@@ -179,6 +179,34 @@ async def test_a_forged_entry_is_refused_by_name_and_passed_over_by_all_once_it_
     assert read == list(range(ENTRIES + 1))
 
 
+async def batch_again(bus: NatsBus) -> None:
+    """A batch of rollouts that are in a batch already, with the right number and place in the chain."""
+    entries = [entry async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)]
+    first, newest = next(entry.batch for entry in entries if entry.batch is not None), entries[-1]
+    again = msgspec.structs.replace(first, number=newest.next_batch)
+    await append(bus, await following(bus, batch=again, next_batch=newest.next_batch + 1))
+
+
+@pytest.mark.parametrize("more", [0, 2])
+async def test_the_trainer_refuses_a_forged_batch_before_it_trains_on_it(
+    bus: NatsBus, config: RunConfig, more: int
+) -> None:
+    await write_ledger(bus)
+    newest, first, _ = await newest_entry(bus, RUN, "main")
+    assert newest is not None
+    await batch_again(bus)
+    for _ in range(more):  # these follow the forged entry as they should
+        await append(bus, await following(bus))
+    at = LedgerPosition(newest.index + 1, newest.digest())
+    feed = BatchFeed(bus, RUN, "main", term="t")
+    feed.position = at
+    with pytest.raises(LedgerError, match=f"entry {newest.index + 1} of the ledger.*second outcome.*runs recover"):
+        await anext(feed.batches())
+    plan = await recover(bus, config)
+    assert plan.left_out == {LEDGER: list(range(first + 1, first + 2 + more))}
+    assert [entry async for entry in follow_ledger(bus, RUN, "main", at, follow=False)] == []
+
+
 async def test_an_entry_that_settles_rollouts_behind_the_end_is_recovered_from(bus: NatsBus, config: RunConfig) -> None:
     await write_ledger(bus)
     end = (await bus.usage(ROLLOUTS)).last
